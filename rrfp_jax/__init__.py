@@ -16,9 +16,8 @@ if TYPE_CHECKING:
     from rrfp_jax.errors import TrainingError, UsageError
     from rrfp_jax.runs.config import RunConfig
     from rrfp_jax.runtime.mesh.topology import Mesh
-    from rrfp_jax.runtime.model.layer_kinds import layer
-    from rrfp_jax.runtime.model.layers import EvaluationBatch, Loss
-    from rrfp_jax.runtime.model.metrics import Max, Mean, Sum
+    from rrfp_jax.runtime.model.layers import EvaluationBatch, layer
+    from rrfp_jax.runtime.model.metrics import Loss, Max, Mean, Sum
     from rrfp_jax.runtime.model.pipeline import Pipeline
     from rrfp_jax.train.exporting import export
     from rrfp_jax.train.join import join
@@ -51,7 +50,7 @@ __all__ = [
 
 _MODULES = {
     "EvaluationBatch": "runtime.model.layers",
-    "Loss": "runtime.model.layers",
+    "Loss": "runtime.model.metrics",
     "Max": "runtime.model.metrics",
     "Mean": "runtime.model.metrics",
     "Mesh": "runtime.mesh.topology",
@@ -65,7 +64,7 @@ _MODULES = {
     "compare": "views.timeline",
     "export": "train.exporting",
     "join": "train.join",
-    "layer": "runtime.model.layer_kinds",
+    "layer": "runtime.model.layers",
     "simulate": "commands.simulation",
 }
 """Where each name is defined; `data`, `loggers`, `schedules` and `weights` are modules themselves."""

@@ -95,7 +95,7 @@ class ModelCosts:
             whole = None if optimizer is None else WholeOptimizer.trace(optimizer, updated)
             flows = {b: gradient_flow(pipe, own, specs_of(b), roles) for b, own in shapes.items()}
             if optimizer is not None:
-                refuse_untrained(roles.trained(params), [*flows.values()])
+                refuse_untrained([*flows.values()])
             layers = {
                 b: layer_costs(pipe, b, own, roles, flows[b].borders, kinds, remat)
                 for b, own in shapes.items()

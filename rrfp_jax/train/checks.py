@@ -136,8 +136,7 @@ def check_model(
         check_metrics(pipe, library.examine(bucket), specs_of(bucket))
         flows.append(library.flow(bucket))
     if optimizer is not None:
-        trained = library.roles.trained(library.params)
-        refuse_untrained(trained, flows)
+        refuse_untrained(flows)
     keyed(engine.library.params, "params")
     if isinstance(engine.spec.init, ModelCheckedInit):
         engine.spec.init.check_model(leaf_paths(engine.library.params), engine.library.roles.owners)

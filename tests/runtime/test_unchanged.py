@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from rrfp_jax.runtime.model.unchanged import inputs_of_outputs
+from rrfp_jax.runtime.autodiff.traced import inputs_of_outputs
 
 W, X = jnp.ones((3, 3)), jnp.ones(3)
 

@@ -1,9 +1,12 @@
-"""Traced programs that read a part of an argument list, and which of their equations are cheap."""
+"""Traced programs: what they read, which equations are cheap, on which inputs each value depends."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from operator import or_
 from typing import Any, TypeAlias
 
 import jax
@@ -12,7 +15,7 @@ from jax.extend.core import ClosedJaxpr, DropVar, JaxprEqn, Literal, Var, jaxpr_
 
 from rrfp_jax.errors import UsageError
 from rrfp_jax.random_keys import as_key, is_key, plain
-from rrfp_jax.runtime._jax import live_part
+from rrfp_jax.runtime._jax import live_part, scan_counts
 
 Specs: TypeAlias = Sequence[jax.ShapeDtypeStruct]
 
@@ -126,12 +129,11 @@ def dependence(closed: ClosedJaxpr) -> dict[Var, int]:
     follows from more than the inputs.
     """
     jaxpr = closed.jaxpr
-    known: dict[Var, int] = {var: 1 << i for i, var in enumerate(jaxpr.invars)}
-    known.update((var, 0) for var in jaxpr.constvars)
-    host = 1 << len(jaxpr.invars)
+    known: dict[Var, int] = dict.fromkeys(jaxpr.constvars, 0)
+    known |= {var: 1 << i for i, var in enumerate(jaxpr.invars)}
     for equation in jaxpr.eqns:
-        more = host if runs_once(equation) else 0
-        masks = [mask | more for mask in _outputs(jaxpr, equation, known)]
+        host = runs_once(equation) << len(jaxpr.invars)
+        masks = [mask | host for mask in _masks(jaxpr, equation, known)]
         known.update(zip(equation.outvars, masks, strict=True))
     return known
 
@@ -142,30 +144,18 @@ def output_dependence(closed: ClosedJaxpr) -> list[int]:
     return [0 if isinstance(atom, Literal) else known[atom] for atom in closed.jaxpr.outvars]
 
 
-def _outputs(jaxpr: Any, equation: Any, known: dict[Var, int]) -> list[int]:
+def _masks(jaxpr: Any, equation: JaxprEqn, known: Mapping[Var, int]) -> list[int]:
     """The masks of an equation's outputs; of a call or loop, each output's own."""
     read = list(dict.fromkeys(atom for atom in equation.invars if not isinstance(atom, Literal)))
-    together = _union(known[var] for var in read)
-    outputs = equation.outvars
-    distinct = {known[var] for var in read if known[var]}
-    if len(outputs) == 1 or len(distinct) < 2 or not any(True for _ in jaxprs_in_params(equation.params)):
-        return [together] * len(outputs)
+    of, outputs = [known[var] for var in read], equation.outvars
+    if len(outputs) == 1 or len({*of} - {0}) < 2 or not calls_programs(equation):
+        return [functools.reduce(or_, of, 0)] * len(outputs)
     masks = []
     for var in outputs:
-        if isinstance(var, DropVar):
-            masks.append(0)
-            continue
         alone = jaxpr.replace(constvars=[], invars=read, outvars=[var], eqns=[equation])
-        _, live = live_part(ClosedJaxpr(alone, []), [True])
-        masks.append(_union(known[read[i]] for i in live))
+        live = [] if isinstance(var, DropVar) else live_part(ClosedJaxpr(alone, []), [True])[1]
+        masks.append(functools.reduce(or_, (of[k] for k in live), 0))
     return masks
-
-
-def _union(masks: Iterable[int]) -> int:
-    union = 0
-    for mask in masks:
-        union |= mask
-    return union
 
 
 BARRIER = "optimization_barrier"
@@ -274,9 +264,26 @@ def check_pure(closed: ClosedJaxpr) -> None:
     Raises:
         UsageError: what it does, and what to do instead.
     """
-    for equation in closed.jaxpr.eqns:
-        for inner in _with_inner(equation):
-            _check(inner)
+    for equation in chain.from_iterable(map(_with_inner, closed.jaxpr.eqns)):
+        name = equation.primitive.name
+        if name == "rng_uniform":
+            raise UsageError(
+                "draws random numbers by lax.rng_uniform, which gives others when a backward computes it "
+                "again; draw them from mb.key: jax.random.uniform(mb.key, shape)"
+            )
+        if name == "io_callback" and equation.outvars:
+            raise UsageError(
+                "takes values from io_callback, which may give others when a backward computes it again; "
+                "make them part of the data, draw random numbers from mb.key, or take jax.pure_callback for "
+                "a function whose results follow from its arguments"
+            )
+        atoms = (*equation.invars, *equation.outvars)
+        if any(type(atom.aval).__name__ == "AbstractRef" for atom in atoms):
+            raise UsageError(
+                "reads or writes a mutable reference (jax.new_ref), which a backward cannot repeat; compute "
+                "with plain arrays, array.at[index].set(value), and pass on in the carry what later layers "
+                "need"
+            )
 
 
 def check_repeatable(names: Sequence[str], traced: Sequence[ClosedJaxpr], remat: str) -> None:
@@ -293,26 +300,6 @@ def check_repeatable(names: Sequence[str], traced: Sequence[ClosedJaxpr], remat:
             )
 
 
-def _check(equation: JaxprEqn) -> None:
-    name = equation.primitive.name
-    if name == "rng_uniform":
-        raise UsageError(
-            "draws random numbers by lax.rng_uniform, which gives others when a backward computes it again; "
-            "draw them from mb.key: jax.random.uniform(mb.key, shape)"
-        )
-    if name == "io_callback" and equation.outvars:
-        raise UsageError(
-            "takes values from io_callback, which may give others when a backward computes it again; make "
-            "them part of the data, draw random numbers from mb.key, or take jax.pure_callback for a "
-            "function whose results follow from its arguments"
-        )
-    if any(_is_reference(atom) for atom in (*equation.invars, *equation.outvars)):
-        raise UsageError(
-            "reads or writes a mutable reference (jax.new_ref), which a backward cannot repeat; compute "
-            "with plain arrays, array.at[index].set(value), and pass on in the carry what later layers need"
-        )
-
-
 def _with_inner(equation: JaxprEqn) -> Iterator[JaxprEqn]:
     """An equation and those of the programs that it calls."""
     yield equation
@@ -322,5 +309,111 @@ def _with_inner(equation: JaxprEqn) -> Iterator[JaxprEqn]:
                 yield from _with_inner(inner)
 
 
-def _is_reference(atom: Any) -> bool:
-    return type(atom.aval).__name__ == "AbstractRef"
+Value: TypeAlias = Any
+"""Stands for what a variable holds; two that are equal hold the same."""
+
+
+def inputs_of_outputs(closed: ClosedJaxpr) -> list[int | None]:
+    """For each output the index of the input that it is; None if it may differ from every input."""
+    values = _values(closed, range(len(closed.jaxpr.invars)))
+    return [value if isinstance(value, int) else None for value in values]
+
+
+def _values(program: Any, inputs: Sequence[Value]) -> list[Value]:
+    """What a program gives, closed or not."""
+    jaxpr = getattr(program, "jaxpr", program)
+    known = dict(zip(jaxpr.invars, inputs, strict=True))
+
+    def held(atom: Any) -> Value:
+        return object() if isinstance(atom, Literal) else known.get(atom, ("constant", atom))
+
+    for equation in jaxpr.eqns:
+        made = _RULES.get(equation.primitive.name, _called)(equation, [*map(held, equation.invars)])
+        known.update(zip(equation.outvars, made, strict=True))
+    return [*map(held, jaxpr.outvars)]
+
+
+def _new(equation: JaxprEqn, read: Sequence[Value]) -> Sequence[Value]:
+    return [object() for _ in equation.outvars]
+
+
+def _called(equation: JaxprEqn, read: Sequence[Value]) -> Sequence[Value]:
+    """What the one program gives that has the equation's inputs and outputs; new values if there is none."""
+
+    def kinds(program: Any) -> Any:
+        avals = [[atom.aval for atom in atoms] for atoms in (program.invars, program.outvars)]
+        return [[(getattr(a, "shape", a), getattr(a, "dtype", a)) for a in some] for some in avals]
+
+    bodies = list(jaxprs_in_params(equation.params))
+    fits = len(bodies) == 1 and kinds(bodies[0]) == kinds(equation)
+    return _values(bodies[0], read) if fits else _new(equation, read)
+
+
+def _copied(equation: JaxprEqn, read: Sequence[Value]) -> Sequence[Value]:
+    """What the equation gets, unless in another dtype."""
+    kept = zip(equation.invars, equation.outvars, read, strict=True)
+    return [value if given.aval == out.aval else object() for given, out, value in kept]
+
+
+def _cond(equation: JaxprEqn, read: Sequence[Value]) -> Sequence[Value]:
+    outputs = zip(*(_values(branch, read[1:]) for branch in equation.params["branches"]), strict=True)
+    return [first if all(first == value for value in rest) else object() for first, *rest in outputs]
+
+
+def _while(equation: JaxprEqn, read: Sequence[Value]) -> Sequence[Value]:
+    skipped = equation.params["cond_nconsts"]
+    constants, carried = equation.params["body_nconsts"], len(equation.outvars)
+    return _looped(equation.params["body_jaxpr"], read[skipped:], constants, carried)
+
+
+def _scan(equation: JaxprEqn, read: Sequence[Value]) -> Sequence[Value]:
+    constants, carried = scan_counts(equation)
+    end = constants + carried
+    rows = [("row", id(equation), value) for value in read[end:]]
+    given = _looped(equation.params["jaxpr"], [*read[:end], *rows], constants, carried)
+    return [*given[:carried], *(value[2] if value in rows else object() for value in given[carried:])]
+
+
+def _looped(body: Any, read: Sequence[Value], constants: int, carried: int) -> list[Value]:
+    """What a loop's body leaves in what it carries, and what else it gives."""
+    values, changing = list(read), set[int]()
+    while True:
+        given = _values(body, values)
+        changed = {i for i in range(carried) if given[i] != values[constants + i]}
+        if changed <= changing:
+            kept = [object() if i in changing else read[constants + i] for i in range(carried)]
+            return [*kept, *given[carried:]]
+        for i in changed - changing:
+            values[constants + i] = ("changing", object())
+        changing |= changed
+
+
+def _transposed(equation: JaxprEqn, read: Sequence[Value]) -> Sequence[Value]:
+    """What is transposed back is itself."""
+    value, permutation = read[0], tuple(equation.params["permutation"])
+    if isinstance(value, tuple) and value[0] == "transposed":
+        _, value, before = value
+        permutation = tuple(before[axis] for axis in permutation)
+    in_place = permutation == tuple(range(len(permutation)))
+    return [value if in_place else ("transposed", value, permutation)]
+
+
+def _unwrapped(equation: JaxprEqn, read: Sequence[Value]) -> Sequence[Value]:
+    return [read[0][1] if isinstance(read[0], tuple) and read[0][0] == "key" else object()]
+
+
+_RULES: Mapping[str, Callable[[JaxprEqn, Sequence[Value]], Sequence[Value]]] = {
+    "copy": _copied,
+    "copy_p": _copied,
+    BARRIER: _copied,
+    "sharding_constraint": _copied,
+    "convert_element_type": _copied,
+    "transpose": _transposed,
+    "random_wrap": lambda equation, read: [("key", read[0], equation.params["impl"])],
+    "random_unwrap": _unwrapped,
+    "cond": _cond,
+    "while": _while,
+    "scan": _scan,
+    "shard_map": _new,  # its program sees parts
+}
+"""By primitive, what an equation gives, of what it reads; all others call a program, or compute."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from threading import RLock
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -21,10 +21,10 @@ from jax.sharding import AbstractMesh
 from rrfp_jax.errors import UsageError
 from rrfp_jax.random_keys import as_key, is_key, plain
 from rrfp_jax.runtime._jax import live_part
+from rrfp_jax.runtime.autodiff.traced import inputs_of_outputs
 from rrfp_jax.runtime.model.layers import Call, LayerKind, LayerSpec, MicrobatchView, Params, abstractly
 from rrfp_jax.runtime.model.roles import leaf_paths
-from rrfp_jax.runtime.model.unchanged import unchanging
-from rrfp_jax.runtime.model.user_errors import building, called, instead_of_layer, kind_of, signature_of
+from rrfp_jax.runtime.model.user_errors import building, called, instead_of_layer, kind_of, takes
 
 
 def layer_of(
@@ -38,40 +38,21 @@ def layer_of(
     """
     if kind_of(factory) in ("NNX module", "nnx.Optimizer", "TrainState"):
         raise UsageError(f"layer({name}): {instead_of_layer(factory)}")
-    own: _NNXLayer | _LinenLayer
     if isinstance(factory, linen.Module):
         if factory.scope is not None:
             raise UsageError(
                 f"layer({name}): this Linen module is bound to variables, which a layer has none of; give "
                 f"the module without them, rrfp.layer(module.unbind()[0])"
             )
-        own = _LinenLayer(factory, call)
-    elif isinstance(factory, type) and issubclass(factory, linen.Module):
+        return LinenLayer(name=name, repeat=repeat, call=call, module=factory)
+    if isinstance(factory, type) and issubclass(factory, linen.Module):
         with building(factory, args, kwargs, f"layer({name}): "):
-            own = _LinenLayer(factory(*args, **kwargs), call)
-    elif issubclass(factory, nnx.Module) if isinstance(factory, type) else _takes_rngs(factory):
+            return LinenLayer(name=name, repeat=repeat, call=call, module=factory(*args, **kwargs))
+    if issubclass(factory, nnx.Module) if isinstance(factory, type) else takes(factory, "rngs"):
         if any(isinstance(value, nnx.Rngs) for value in (*args, *kwargs.values())) or "rngs" in kwargs:
             raise UsageError(f"layer({name}): do not pass rngs: each stage makes its own")
-        own = _NNXLayer(factory, args, kwargs, call)
-    else:
-        return None
-    return LayerSpec(
-        name=name,
-        init=own.init,
-        apply=unchanging(own.run, own.is_constant),
-        fill=own.fill,
-        repeat=repeat,
-        kind=own.kind,
-        partition=own.partition,
-        is_constant=own.is_constant,
-    )
-
-
-def _takes_rngs(factory: Any, unnamed: bool = False) -> bool:
-    """Whether a class or function takes `rngs`, by name or, if that counts, among whatever keywords come."""
-    signature = signature_of(factory) if callable(factory) else None
-    parameters = signature.parameters.values() if signature else ()
-    return any(p.name == "rngs" or (unnamed and p.kind is p.VAR_KEYWORD) for p in parameters)
+        return NNXLayer(name=name, repeat=repeat, call=call, factory=factory, args=args, kwargs=kwargs)
+    return None
 
 
 def _without_mesh() -> Any:
@@ -79,8 +60,53 @@ def _without_mesh() -> Any:
     return jax.sharding.use_abstract_mesh(AbstractMesh((), ()))
 
 
-@dataclass(frozen=True)
-class _ModuleParts:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class FlaxLayer(LayerSpec):
+    """A layer of a module, which must leave its parameters as they are, or is refused when it is called."""
+
+    call: Call | None
+    checked: set[Any] = field(default_factory=set, init=False)  # what it has been called with
+
+    def run(self, params: Params, carry: Any, mb: MicrobatchView) -> tuple[Any, Params]:
+        """What the layer gives, and its parameters afterwards."""
+        raise NotImplementedError
+
+    def apply(self, params: Params, carry: Any, mb: MicrobatchView) -> Any:
+        out, after = self.run(params, carry, mb)
+        before, now = _by_name(params), _by_name(after)
+        doubtful = [name for name, leaf in before.items() if now.get(name) is not leaf]
+        leaves, structure = jax.tree.flatten((carry, mb))
+        kind = structure, tuple(map(jax.typeof, leaves))
+        if doubtful and kind not in self.checked:
+            if lost := [name for name in doubtful if name not in now]:
+                raise UsageError(f"removes its parameter {lost[0]} when it is called")
+            # Transforms of flax return each variable of a module, changed or not.
+            traced = jax.make_jaxpr(lambda *given: _by_name(self.run(*given)[1]))(params, carry, mb)
+            same = dict(zip(sorted(now), inputs_of_outputs(traced), strict=True))
+            for place, name in enumerate(before):
+                if name in doubtful and same[name] != place:
+                    raise UsageError(self._changes(name))
+            self.checked.add(kind)
+        return out
+
+    def _changes(self, name: str) -> str:
+        if self.is_constant(name):
+            return (
+                f"changes its variable {name} when it is called, but layers keep no state from call to call. "
+                f"In place of running statistics take those of a trained model (use_running_average=True), "
+                f"or LayerNorm, RMSNorm or GroupNorm"
+            )
+        return (
+            f"changes its parameter {name} when it is called; only the optimizer changes parameters: compute "
+            f"with a local value"
+        )
+
+
+def _by_name(tree: Params) -> dict[str, Any]:
+    return dict(zip(leaf_paths({"": tree}), jax.tree.leaves(tree), strict=True))
+
+
+class _ModuleParts(NamedTuple):
     """What an NNX module consists of, without values.
 
     Attributes:
@@ -96,14 +122,13 @@ class _ModuleParts:
     constants: frozenset[str]
 
 
-@dataclass(frozen=True, eq=False)
-class _NNXLayer:
-    """What is computed of an NNX class, or of a function that returns a module."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class NNXLayer(FlaxLayer):
+    """A layer of an NNX class, or of a function that returns a module."""
 
     factory: Any
     args: Any
     kwargs: Any
-    call: Call | None
     kind: ClassVar[LayerKind] = "nnx"
 
     def init(self, key: jax.Array, carry: Any, mb: MicrobatchView) -> Params:
@@ -119,7 +144,6 @@ class _NNXLayer:
         return self._filled(params, jax.random.key(0), training=False)
 
     def run(self, params: Params, carry: Any, mb: MicrobatchView) -> tuple[Any, Params]:
-        """What the layer gives, and its parameters afterwards."""
         module = self._filled(params, mb.key, mb.training)
         out = called(module, carry, mb, self.call)
         made = leaf_paths({"": nnx.to_pure_dict(nnx.state(module, nnx.Param))})
@@ -131,10 +155,19 @@ class _NNXLayer:
         return out, _plain(nnx.state(module, nnx.Not(nnx.RngState)))
 
     def _filled(self, params: Params, key: jax.Array, training: bool) -> Any:
-        """The module with these parameters; its random streams begin with the key."""
+        """The module with these parameters; each of its random streams begins with a key of its own."""
         specs, structure = jax.tree.flatten(self._parts.kept)
         kept = jax.tree.unflatten(structure, map(as_key, specs, jax.tree.leaves(params)))
-        module = nnx.merge(self._parts.graph, _started(self._parts.streams, key), kept)
+
+        def started(number: int, leaf: Any) -> jax.Array:
+            if not is_key(leaf):
+                return jnp.zeros(leaf.shape, leaf.dtype)
+            own = jax.random.fold_in(key, number)
+            return jax.random.split(own, leaf.shape) if leaf.shape else own
+
+        streams, structure = jax.tree.flatten(self._parts.streams)
+        begun = jax.tree.unflatten(structure, [started(*pair) for pair in enumerate(streams)])
+        module = nnx.merge(self._parts.graph, begun, kept)
         if not training:
             module.eval()
         return module
@@ -146,19 +179,15 @@ class _NNXLayer:
 
     def _split(self, key: jax.Array) -> tuple[nnx.State, _ModuleParts]:
         """A new module's arrays and its parts."""
-        graph, streams, params, others = nnx.split(self._build(key), nnx.RngState, nnx.Param, ...)
-        constants = frozenset(leaf_paths({"": nnx.to_pure_dict(others)}))
-        kept = nnx.merge_state(params, others)
-        return kept, _ModuleParts(graph, streams, jax.tree.map(jax.typeof, kept), constants)
-
-    def _build(self, key: jax.Array) -> Any:
-        takes_rngs = _takes_rngs(self.factory, unnamed=True)
-        kwargs = self.kwargs | ({"rngs": nnx.Rngs(key)} if takes_rngs else {})
+        kwargs = self.kwargs | ({"rngs": nnx.Rngs(key)} if takes(self.factory, "rngs", or_any=True) else {})
         # Where parameters go is the stage's to say, which may have one device and no mesh.
         with nnx.use_eager_sharding(False), building(self.factory, self.args, kwargs):
             module = self.factory(*self.args, **kwargs)
         _own_traced(module)
-        return module
+        graph, streams, params, others = nnx.split(module, nnx.RngState, nnx.Param, ...)
+        constants = frozenset(leaf_paths({"": nnx.to_pure_dict(others)}))
+        kept = nnx.merge_state(params, others)
+        return kept, _ModuleParts(graph, streams, jax.tree.map(jax.typeof, kept), constants)
 
 
 def _plain(state: nnx.State) -> Params:
@@ -167,28 +196,12 @@ def _plain(state: nnx.State) -> Params:
 
 
 def _own_traced(module: nnx.Module) -> None:
-    """Have arrays count as such that were computed in `__init__` and are plain attributes.
-
-    Flax takes an array that is being traced for none.
-    """
+    """Have arrays that `__init__` computed count as such; flax takes one that is being traced for none."""
     for _, node in nnx.iter_graph(module):
         if isinstance(node, nnx.Pytree):
             for name, value in list(vars(node).items()):
                 if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value)):
                     setattr(node, name, nnx.data(value))
-
-
-def _started(streams: nnx.State, key: jax.Array) -> nnx.State:
-    """Random streams at their beginning, each with a key of its own."""
-
-    def started(leaf: Any, number: int) -> jax.Array:
-        if not is_key(leaf):
-            return jnp.zeros(leaf.shape, leaf.dtype)
-        own = jax.random.fold_in(key, number)
-        return jax.random.split(own, leaf.shape) if leaf.shape else own
-
-    leaves, structure = jax.tree.flatten(streams)
-    return jax.tree.unflatten(structure, map(started, leaves, range(len(leaves))))  # type: ignore[no-any-return]
 
 
 Variables: TypeAlias = dict[str, Any]
@@ -212,21 +225,19 @@ def variables_of(params: Params) -> Variables:
 
 def _params_of(variables: Mapping[str, Any]) -> Params:
     """The inverse of `variables_of`."""
-    own = variables.get(_PARAMS, {})
-    marked = {key: tree for key, tree in own.items() if str(key).startswith(_COLLECTION)}
-    others = {key: tree for key, tree in variables.items() if key != _PARAMS}
-    others |= {_PARAMS: marked} if marked else {}
-    return {key: tree for key, tree in own.items() if key not in marked} | {
-        f"{_COLLECTION}{key}": tree for key, tree in others.items()
+    params = variables.get(_PARAMS, {})
+    marked = {key: tree for key, tree in params.items() if str(key).startswith(_COLLECTION)}
+    others = {**variables, _PARAMS: marked}
+    return {key: tree for key, tree in params.items() if key not in marked} | {
+        f"{_COLLECTION}{key}": tree for key, tree in others.items() if marked or key != _PARAMS
     }
 
 
-@dataclass(frozen=True, eq=False)
-class _LinenLayer:
-    """What is computed of a Linen module without variables."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LinenLayer(FlaxLayer):
+    """A layer of a Linen module without variables."""
 
     module: linen.Module
-    call: Call | None
     kind: ClassVar[LayerKind] = "linen"
 
     def init(self, key: jax.Array, carry: Any, mb: MicrobatchView) -> Params:
@@ -242,7 +253,6 @@ class _LinenLayer:
         return self.module.bind(variables_of(params), rngs={_PARAMS: jax.random.key(0)})
 
     def run(self, params: Params, carry: Any, mb: MicrobatchView) -> tuple[Any, Params]:
-        """What the layer gives, and its parameters afterwards."""
         out, written = self._apply(variables_of(params), carry, mb)
         return out, {**params, **_params_of(written)}
 
@@ -285,7 +295,7 @@ class _LinenLayer:
         if any(i < len(jax.tree.leaves(own)) for i in read):
             return True
         try:
-            jax.eval_shape(lambda *given: out({}, *given), others, carry, mb)
+            jax.eval_shape(partial(out, {}), others, carry, mb)
         except FlaxError:  # the module reads or writes it, though nothing follows
             return True
         return False
@@ -323,43 +333,39 @@ def _with_streams(function: Callable[[Mapping[str, jax.Array]], Any], key: jax.A
     """
     rngs = dict.fromkeys((_PARAMS, _DROPOUT) if training else (_PARAMS,), key)
     while True:
-        with _asked_for() as (made, looked_for):
+        with _streams_asked_for(training) as asked:
             try:
-                out, error = function(rngs), None
-            except InvalidRngError as lacking:
-                out, error = None, lacking
-        missing = (made | looked_for if training else made) - rngs.keys()
-        if error is not None and not missing:
-            raise error
-        if not missing:
+                out = function(rngs)
+            except InvalidRngError:
+                if asked <= rngs.keys():
+                    raise
+        if asked <= rngs.keys():
             return out
-        rngs |= {name: _key_of(name, key) for name in missing}
-
-
-def _key_of(stream: str, key: jax.Array) -> jax.Array:
-    return key if stream == _DROPOUT else jax.random.fold_in(key, zlib.crc32(stream.encode()))
+        for name in asked - rngs.keys():
+            own = zlib.crc32(name.encode())
+            rngs[name] = key if name == _DROPOUT else jax.random.fold_in(key, own)
 
 
 _LOCK = RLock()
 
 
 @contextmanager
-def _asked_for() -> Iterator[tuple[set[str], set[str]]]:
-    """Names of streams of which keys are made inside, and those that are looked for; flax tells nobody."""
-    made, looked_for = set[str](), set[str]()
+def _streams_asked_for(looking: bool) -> Iterator[set[str]]:
+    """Names of streams of which keys are made inside, or that are looked for; flax tells nobody."""
+    asked = set[str]()
     make_rng, has_rng = Scope.make_rng, Scope.has_rng
 
     def making(scope: Scope, name: str = _PARAMS) -> Any:
-        made.add(name)
+        asked.add(name)
         return make_rng(scope, name)
 
     def having(scope: Scope, name: str) -> bool:
-        looked_for.add(name)
+        asked.update([name] if looking else [])
         return bool(has_rng(scope, name))
 
     with _LOCK:
         Scope.make_rng, Scope.has_rng = making, having  # type: ignore[method-assign]
         try:
-            yield made, looked_for
+            yield asked
         finally:
             Scope.make_rng, Scope.has_rng = make_rng, has_rng  # type: ignore[method-assign]

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import reduce
 from itertools import groupby
 from operator import or_
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -56,11 +56,13 @@ class Flow:
         borders: for each layer, which leaves of the carry that it gets have a gradient; last ().
         reached: names of the trained parameters that have one; of tied ones, the owner's and all aliases'.
         cuts: by layer without any, why.
+        trained: by layer, names of all parameters that are trained.
     """
 
     borders: Sequence[Border]
     reached: frozenset[str]
     cuts: Mapping[int, str]
+    trained: Sequence[Sequence[str]]
 
 
 @dataclass(frozen=True)
@@ -68,9 +70,10 @@ class _Step:
     """A layer, or last the loss: parameters, carry, the rest -> carry, and total and weight if it has `sums`.
 
     Attributes:
-        trained: indices of the parameters that have a gradient.
+        paths: names of the parameters.
+        trained: indices of those that have a gradient.
         arriving: number of leaves of the carry that it gets.
-        leaves: names of those that it gives.
+        leaves: names of those that it gives, after which the total comes.
     """
 
     name: str
@@ -80,11 +83,6 @@ class _Step:
     arriving: int
     leaves: Sequence[str]
     sums: bool
-
-    @property
-    def gives(self) -> int:
-        """The number of leaves of the carry that it gives, after which the total comes."""
-        return len(self.leaves)
 
     def inputs(self, params: Iterable[int], carry: Iterable[int]) -> list[bool]:
         """Flags of its inputs: of these parameters, and these leaves of the carry."""
@@ -100,33 +98,40 @@ def gradient_flow(pipe: Pipeline, shapes: Sequence[LayerShapes], fields: Specs, 
     """
     steps = _steps(pipe, shapes, fields, roles)
     known: dict[Any, Mapping[int, frozenset[int]]] = {}  # repeats of a layer are alike
-    after: list[int] = []  # the flags of the carry that a step gives
-    sources, origin, reaching = [], "", [after]
-    reached: set[str] = set()  # names of owners
+    sources: list[Mapping[int, frozenset[int]]] = []
+    reaching: list[list[int]] = [[]]  # the flags of the carry that each step gets, and of what the last gives
+    origin, reached = "", set[str]()  # names of owners
     for step, moves in zip(steps[::-1], _moving(steps)[::-1], strict=True):
-        outputs = zip(
-            [*after, *[_OBJECTIVE, _WEIGHT][: 2 * step.sums]], step.closed.jaxpr.outvars, strict=True
-        )
-        flags = [flag * _is_differentiable(var) for flag, var in outputs]
+        flags = [*reaching[0], *[_OBJECTIVE, _WEIGHT][: 2 * step.sums]]
+        outputs = step.closed.jaxpr.outvars
+        flags = [flag * _is_differentiable(var) for flag, var in zip(flags, outputs, strict=True)]
         kind = id(step.closed), tuple(moves), tuple(map(bool, flags))
         if kind not in known:
             known[kind] = _sources(step, moves, flags)
-        sources.append(known[kind])
-        if step.sums and any(step.gives + 1 in outputs for outputs in known[kind].values()):
+        sources.insert(0, known[kind])
+        if step.sums and any(len(step.leaves) + 1 in reached_by for reached_by in known[kind].values()):
             origin = step.name
-        inputs = {i: reduce(or_, (flags[k] for k in outputs), 0) for i, outputs in known[kind].items()}
         first = len(step.paths)
-        for i, path in enumerate(step.paths):
-            _refuse_weight(path, inputs.get(i, 0), origin)
-            if inputs.get(i, 0) & _OBJECTIVE:
+        inputs = [
+            reduce(or_, (flags[k] for k in known[kind].get(i, ())), 0) for i in range(first + step.arriving)
+        ]
+        for path, flag in zip(step.paths, inputs[:first], strict=True):
+            if flag & _WEIGHT:
+                raise UsageError(
+                    f"{origin}: Loss.weight depends on the parameter {path}, but weights are not "
+                    f"differentiated: the gradient would lack a part. Give weight=jax.lax.stop_gradient(...) "
+                    f"if that part is not wanted; else count in weight what does not depend on parameters "
+                    f"(tokens, rows), and put what does into the total"
+                )
+            if flag & _OBJECTIVE:
                 reached.add(roles.owners.get(path, path))
-        after = [inputs.get(first + i, 0) for i in range(step.arriving)]
-        reaching.append(after)
-    names = frozenset(
-        path for step in steps for path in step.paths if roles.owners.get(path, path) in reached
-    )
-    borders = _borders(steps, sources[::-1], reaching[::-1])
-    return Flow(borders, names, _cuts(steps, reaching[::-1], names))
+        reaching.insert(0, inputs[first:])
+    paths = [path for step in steps for path in step.paths]
+    names = frozenset(path for path in paths if roles.owners.get(path, path) in reached)
+    trained = [[step.paths[i] for i in sorted(step.trained)] for step in steps[:-1]]
+    silent = [k for k, own in enumerate(trained) if own and names.isdisjoint(own)]
+    cuts = _cuts(steps, reaching, silent) if silent else {}
+    return Flow(_borders(steps, sources, reaching), names, cuts, trained)
 
 
 def _steps(pipe: Pipeline, shapes: Sequence[LayerShapes], fields: Specs, roles: Roles) -> list[_Step]:
@@ -148,7 +153,7 @@ def _moving(steps: Sequence[_Step]) -> list[list[bool]]:
     found, arriving = [], list[bool]()
     for step in steps:
         found.append(step.inputs(step.trained, (i for i, moves in enumerate(arriving) if moves)))
-        arriving = _tangents(step.closed.jaxpr, found[-1])[0][: step.gives]
+        arriving = _tangents(step.closed.jaxpr, found[-1])[0][: len(step.leaves)]
     return found
 
 
@@ -159,7 +164,6 @@ def _sources(step: _Step, moves: Sequence[bool], flags: Sequence[int]) -> Mappin
     if not inputs or not outputs:
         return {}
     jaxpr, function = step.closed.jaxpr, jaxpr_as_fun(step.closed)
-    specs, cotangents = map(spec_of, jaxpr.invars), [spec_of(jaxpr.outvars[k]) for k in outputs]
 
     def pulled_back(values: Sequence[Any], cotangents: Sequence[Any]) -> Any:
         def chosen(*own: Any) -> list[Any]:
@@ -170,7 +174,8 @@ def _sources(step: _Step, moves: Sequence[bool], flags: Sequence[int]) -> Mappin
         return jax.vjp(chosen, *(values[i] for i in inputs))[1](list(cotangents))
 
     try:
-        traced = jax.make_jaxpr(pulled_back)([*specs], cotangents)
+        cotangents = [spec_of(jaxpr.outvars[k]) for k in outputs]
+        traced = jax.make_jaxpr(pulled_back)([*map(spec_of, jaxpr.invars)], cotangents)
     except Exception as error:
         raise UsageError(
             f"{step.name} cannot be differentiated: {reason_of(error)}. For a loop, take jax.lax.scan or a "
@@ -183,27 +188,16 @@ def _sources(step: _Step, moves: Sequence[bool], flags: Sequence[int]) -> Mappin
     }
 
 
-def _refuse_weight(path: str, flags: int, origin: str) -> None:
-    if flags & _WEIGHT:
-        raise UsageError(
-            f"{origin}: Loss.weight depends on the parameter {path}, but weights are not "
-            f"differentiated: the gradient would lack a part. Give weight=jax.lax.stop_gradient(...) "
-            f"if that part is not wanted; else count in weight what does not depend on parameters "
-            f"(tokens, rows), and put what does into the total"
-        )
-
-
 def _borders(
     steps: Sequence[_Step], sources: Sequence[Mapping[int, frozenset[int]]], reaching: Sequence[Sequence[int]]
 ) -> list[Border]:
     """The leaves that the objective reaches and that truly follow from a trained parameter."""
-    arriving: frozenset[int] = frozenset()
-    borders = []
+    borders, arriving = [], set[int]()
     for step, of, flags in zip(steps[:-1], sources, reaching, strict=False):
         borders.append(tuple(sorted(i for i in arriving if flags[i] & _OBJECTIVE)))
         first = len(step.paths)
         follows = [outputs for i, outputs in of.items() if i < first or i - first in arriving]
-        arriving = frozenset().union(*follows) & frozenset(range(step.gives))
+        arriving = {k for outputs in follows for k in outputs if k < len(step.leaves)}
     return [*borders, ()]
 
 
@@ -212,28 +206,12 @@ def _is_differentiable(atom: Any) -> bool:
     return bool(jnp.issubdtype(atom.aval.dtype, jnp.inexact))
 
 
-@dataclass(frozen=True)
-class _End:
-    """An equation, part of an `outer` one of the whole program, that ends the tangents of what it reads.
-
-    `line` says where in user code it is, "" if that is not known.
-    """
+class _End(NamedTuple):
+    """An equation that ends the tangents of what it reads, its line, and the outermost one that it is in."""
 
     equation: JaxprEqn
-    outer: JaxprEqn
     line: str
-
-    @property
-    def rank(self) -> int:
-        """How likely users have to look at another equation; comparisons are mostly masks."""
-        name = self.equation.primitive.name
-        return 0 if name in _STILL else 1 if name == "convert_element_type" else 2 + (name in _COMPARISONS)
-
-    def __str__(self) -> str:
-        name, made = self.equation.primitive.name, self.equation.outvars[0]
-        if name == "convert_element_type":
-            return f"a cast to {made.aval.dtype}"  # type: ignore[attr-defined]
-        return name if _is_differentiable(made) else f"{name}, which gives {made.aval.dtype}"  # type: ignore[attr-defined]
+    outer: JaxprEqn
 
 
 def _tangents(jaxpr: Any, moving: Sequence[bool]) -> tuple[list[bool], list[_End]]:
@@ -248,103 +226,95 @@ def _tangents(jaxpr: Any, moving: Sequence[bool]) -> tuple[list[bool], list[_End
         flags = [name not in _STILL] * len(equation.outvars)
         if name in _CALLS and len(bodies) == 1:
             flags, inner = _tangents(bodies[0], read)
-            ends += [_End(end.equation, equation, end.line or line_of(equation)) for end in inner]
+            ends += [_End(end.equation, end.line or line_of(equation), equation) for end in inner]
         moved = [v for v, flag in zip(equation.outvars, flags, strict=True) if flag and _is_differentiable(v)]
         known.update(moved)
         if equation.outvars and not moved and name not in _CALLS:
-            ends.append(_End(equation, equation, line_of(equation)))
+            ends.append(_End(equation, line_of(equation), equation))
     return [not isinstance(atom, Literal) and atom in known for atom in jaxpr.outvars], ends
 
 
-def _cuts(
-    steps: Sequence[_Step], reaching: Sequence[Sequence[int]], reached: frozenset[str]
-) -> dict[int, str]:
-    """Why layers would not train, by index; not of those whose parameters the loss does not follow from."""
-    silent = [
-        k
-        for k, step in enumerate(steps)
-        if step.trained and reached.isdisjoint(step.paths[i] for i in step.trained)
-    ]
-    if not silent:
-        return {}
+def _cuts(steps: Sequence[_Step], reaching: Sequence[Sequence[int]], silent: Sequence[int]) -> dict[int, str]:
+    """Why these layers would not train, but for those whose parameters the loss does not follow from."""
     follows = [output_dependence(step.closed) for step in steps]
-    needed = _needed(steps, follows)
+    needed = [
+        set[int]()
+    ]  # for each step, the leaves it gets from which any total follows; last those it gives
+    for step, masks in zip(steps[::-1], follows[::-1], strict=True):
+        used = [mask for k, mask in enumerate(masks) if k in needed[0] or k == len(step.leaves)]
+        union = reduce(or_, used, 0) >> len(step.paths)
+        needed.insert(0, {i for i in range(step.arriving) if union >> i & 1})
     found = {k: _place(k, steps, follows, needed, reaching) for k in silent}
     return {k: place for k, place in found.items() if place}
-
-
-def _needed(steps: Sequence[_Step], follows: Sequence[Sequence[int]]) -> list[frozenset[int]]:
-    """For each step, the leaves of the carry it gets from which any total follows; last those it gives."""
-    found = [frozenset[int]()]
-    for step, masks in zip(steps[::-1], follows[::-1], strict=True):
-        used = (k in found[-1] or (step.sums and k == step.gives) for k in range(len(masks)))
-        union = reduce(or_, (mask for mask, use in zip(masks, used, strict=True) if use), 0)
-        found.append(frozenset(i for i in range(step.arriving) if union >> len(step.paths) + i & 1))
-    return found[::-1]
 
 
 def _place(
     layer: int,
     steps: Sequence[_Step],
     follows: Sequence[Sequence[int]],
-    needed: Sequence[frozenset[int]],
+    needed: Sequence[set[int]],
     reaching: Sequence[Sequence[int]],
 ) -> str:
     """Where the gradient of a layer's parameters ends; empty if the loss does not follow from them."""
     params: Iterable[int] = steps[layer].trained
-    moving, following = frozenset[int](), frozenset[int]()
-    for k in range(layer, len(steps)):
-        step, after = steps[k], needed[k + 1]
-        mask = sum(1 << i for i, flag in enumerate(step.inputs(params, following)) if flag)
-        used = [j for j, own in enumerate(follows[k]) if own & mask and (j in after or j == step.gives)]
-        if not used:
-            return _unused(k, steps, needed)
+    moving, following = set[int](), set[int]()
+    for k, step in enumerate(steps[layer:], layer):
+        total = len(step.leaves)
+        mask = sum(flag << i for i, flag in enumerate(step.inputs(params, following)))
+        used = [j for j, own in enumerate(follows[k]) if own & mask and (j in needed[k + 1] or j == total)]
+        if not used:  # the loss may need what a later step makes without its carry
+            deaf = [n for n in range(k + 1, len(steps)) if not needed[n] and (needed[n + 1] or steps[n].sums)]
+            return f"{steps[deaf[0]].name} does not use what {steps[deaf[0] - 1].name} gives" if deaf else ""
         moves, _ = _tangents(step.closed.jaxpr, step.inputs(params, moving))
-        flags = [*reaching[k + 1], *[_OBJECTIVE][: step.sums]]
         if not any(moves[j] for j in used):
             return _end(step, used, step.inputs(params, moving), own=k == layer)
-        if any(moves[j] and flags[j] & _OBJECTIVE for j in used):
+        if any(moves[j] and (j == total or reaching[k + 1][j] & _OBJECTIVE) for j in used):
             return f"it ends in {step.name}, whose derivative is zero"
-        params, following = (), frozenset(j for j in used if j < step.gives)
-        moving = frozenset(j for j in following if moves[j])
-    return ""
-
-
-def _unused(at: int, steps: Sequence[_Step], needed: Sequence[frozenset[int]]) -> str:
-    """The first step from here on that uses nothing of its carry, though the loss needs what it gives."""
-    for k in range(at + 1, len(steps)):
-        if not needed[k] and (needed[k + 1] or steps[k].sums):
-            return f"{steps[k].name} does not use what {steps[k - 1].name} gives"
+        params, following = (), {j for j in used if j < total}
+        moving = {j for j in following if moves[j]}
     return ""
 
 
 def _end(step: _Step, outputs: Sequence[int], moving: Sequence[bool], own: bool) -> str:
     """What in a step leaves these outputs without a tangent; empty if a layer stops its own parameters'."""
+
+    def rank(end: _End) -> int:
+        """How likely users have to look at another equation; comparisons are mostly masks."""
+        name = end.equation.primitive.name
+        return 0 if name in _STILL else 1 if name == "convert_element_type" else 2 + (name in _COMPARISONS)
+
     live, reads = live_part(step.closed, [j in outputs for j in range(len(step.closed.jaxpr.outvars))])
-    end = min(_tangents(live.jaxpr, [moving[i] for i in reads])[1], key=lambda end: end.rank, default=None)
-    if own and end is not None and end.equation.primitive.name == "stop_gradient":
-        masks = dependence(step.closed)
-        if not any(masks[v] >> len(step.paths) for v in end.outer.invars if not isinstance(v, Literal)):
-            return ""
-    line = f" ({end.line})" if end is not None and end.line else ""
+    ends = _tangents(live.jaxpr, [moving[i] for i in reads])[1]
+    at = line = ""
+    if ends:
+        equation, where, outer = min(ends, key=rank)
+        name = equation.primitive.name
+        made: Any = equation.outvars[0]
+        if own and name == "stop_gradient":
+            masks = dependence(step.closed)
+            if not any(masks[v] >> len(step.paths) for v in outer.invars if not isinstance(v, Literal)):
+                return ""
+        line = f" ({where})" if where else ""
+        if name == "convert_element_type":
+            name = f"a cast to {made.aval.dtype}"
+        elif not _is_differentiable(made):
+            name = f"{name}, which gives {made.aval.dtype}"
+        at = f", at {name}{line}"
     for j in outputs:
-        made: Any = step.closed.jaxpr.outvars[j]
-        if not _is_differentiable(made):
-            leaf = f"its carry leaf {step.leaves[j]}" if step.leaves[j] else "its carry"
-            return f"{step.name} gives {leaf} as {made.aval.dtype}{line}"
-    return f"it ends in {step.name}" + (f", at {end}{line}" if end is not None else "")
+        leaf: Any = step.closed.jaxpr.outvars[j]
+        if not _is_differentiable(leaf):
+            named = f"its carry leaf {step.leaves[j]}" if step.leaves[j] else "its carry"
+            return f"{step.name} gives {named} as {leaf.aval.dtype}{line}"
+    return f"it ends in {step.name}{at}"
 
 
-def refuse_untrained(trained: Sequence[Sequence[str]], flows: Sequence[Flow]) -> None:
+def refuse_untrained(flows: Sequence[Flow]) -> None:
     """Refuse layers of which some bucket's gradient ends on its way, and no bucket's gets there.
-
-    Args:
-        trained: by layer, names of its trained parameters.
-        flows: of each bucket.
 
     Raises:
         UsageError: naming layers, parameters, and the place.
     """
+    trained = flows[0].trained
     somewhere = frozenset[str]().union(*(flow.reached for flow in flows))
     places = {k: place for flow in reversed(flows) for k, place in flow.cuts.items()}
     silent = [k for k in sorted(places) if somewhere.isdisjoint(trained[k])]

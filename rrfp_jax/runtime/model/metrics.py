@@ -1,4 +1,4 @@
-"""Metrics of a loss: how each is added up over microbatches, replicas, layers and validation steps.
+"""A microbatch's loss and its metrics: how each is added up over layers, microbatches, replicas and steps.
 
 On the devices a metric is one or two numbers in the vector of statistics that a forward gives. On the host
 they are brought together in microbatch order, in float64 (`Reduced`).
@@ -7,22 +7,45 @@ they are brought together in microbatch order, in float64 (`Reduced`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import partial, reduce
 from itertools import islice
 from typing import Any, Literal, TypeAlias
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from rrfp_jax.errors import UsageError
+from rrfp_jax.runtime.model.user_errors import NUMBERS, short
 
 Kind: TypeAlias = Literal["per weight", "sum", "max", "mean"]
 """How a metric is reduced; "per weight" is a plain number's."""
 
 Name: TypeAlias = tuple[str, Kind]
 """A metric's name and kind."""
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["total", "weight", "metrics"], meta_fields=[])
+@dataclass(frozen=True)
+class Loss:
+    """A microbatch's share of the objective: sums, never means.
+
+    The objective of a step is the sum of all totals over the sum of all weights, so gradients are those of
+    the whole batch however it is cut. An auxiliary term returned by a layer usually has weight 0: it adds to
+    the numerator only.
+
+    Attributes:
+        total: scalar, the sum of the loss over whatever is counted.
+        weight: scalar, how much was counted (tokens, rows).
+        metrics: named scalar sums, reported divided by the step's weight. `rrfp.Sum`, `rrfp.Max` and
+            `rrfp.Mean` around one have it reduced otherwise.
+    """
+
+    total: Any
+    weight: Any = 0.0
+    metrics: Mapping[str, Any] = field(default_factory=dict)
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["value"], meta_fields=[])
@@ -75,16 +98,6 @@ def numbers_of(metric: Any) -> dict[str, Any]:
     return {item.name: getattr(metric, item.name) for item in fields(metric)}
 
 
-def joined(
-    metrics: Sequence[Any], add: Callable[[Sequence[Any]], Any], largest: Callable[[Sequence[Any]], Any]
-) -> Any:
-    """Several metrics of one kind as one; `add` and `largest` reduce numbers."""
-    reduce = largest if isinstance(metrics[0], Max) else add
-    numbers = [numbers_of(metric) for metric in metrics]
-    found = {name: reduce([own[name] for own in numbers]) for name in numbers[0]}
-    return type(metrics[0])(**found) if type(metrics[0]) in _KINDS else found[""]
-
-
 def kinds_of(losses: Iterable[Mapping[str, Any]]) -> dict[str, Kind]:
     """The kinds of the metrics of several losses by name, sorted; refuses a name with two."""
     kinds: dict[str, Kind] = {}
@@ -97,6 +110,49 @@ def kinds_of(losses: Iterable[Mapping[str, Any]]) -> dict[str, Kind]:
                     f"{kind!r} by another: give one of them another name"
                 )
     return dict(sorted(kinds.items()))
+
+
+def check_sums(loss: Loss) -> None:
+    """Refuse a `Loss` whose numbers are no scalar sums, or whose total has no gradient, naming the number."""
+    numbers = {"total": loss.total, "weight": loss.weight}
+    for name, metric in loss.metrics.items():
+        numbers |= {f"{name}.{of}" if of else name: value for of, value in numbers_of(metric).items()}
+    for name, value in numbers.items():
+        if not isinstance(value, NUMBERS):
+            raise UsageError(f"Loss {name} is {short(value)}; it must be a number, a scalar sum")
+        if jnp.shape(value) != ():
+            raise UsageError(f"Loss {name} has shape {jnp.shape(value)}; it must be a scalar sum: add .sum()")
+        if jnp.iscomplexobj(value):
+            raise UsageError(f"Loss {name} is complex; it must be real: take its .real, or jnp.abs of it")
+    if isinstance(loss.total, jax.Array) and not jnp.issubdtype(loss.total.dtype, jnp.floating):
+        raise UsageError(
+            f"Loss total is {loss.total.dtype}, which has no gradient; sum floating point numbers, and give "
+            f"counts as metrics"
+        )
+
+
+def add_losses(losses: Sequence[Loss]) -> Loss | None:
+    """The sum of several terms, or None if there are none."""
+    if not losses:
+        return None
+    metrics = {}
+    for name, kind in kinds_of(loss.metrics for loss in losses).items():
+        given = [loss.metrics[name] for loss in losses if name in loss.metrics]
+        parts = [numbers_of(metric) for metric in given]
+        join = _largest if kind == "max" else _sum
+        joined = {of: join([own[of] for own in parts]) for of in parts[0]}
+        metrics[name] = joined[""] if kind == "per weight" else type(given[0])(**joined)
+    return Loss(_sum([loss.total for loss in losses]), _sum([loss.weight for loss in losses]), metrics)
+
+
+def _sum(values: Sequence[Any]) -> Any:
+    """In float32, or float64 if a value has it."""
+    real = jnp.result_type(jnp.float32, *values)
+    return sum(jnp.asarray(value).astype(real) for value in values)
+
+
+def _largest(values: Sequence[Any]) -> Any:
+    return reduce(jnp.maximum, (_sum([value]) for value in values))
 
 
 @dataclass(frozen=True)

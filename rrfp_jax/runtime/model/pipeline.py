@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial, reduce
+from functools import partial
 from typing import Any, TypeAlias
 
 import jax
@@ -16,17 +16,17 @@ from jax.tree_util import keystr
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.autodiff.residuals import NONE, rematerialised
 from rrfp_jax.runtime.autodiff.traced import check_pure
-from rrfp_jax.runtime.model.layers import MOST_LAYERS, LayerSpec, Loss, MicrobatchView, Params, zeros
-from rrfp_jax.runtime.model.metrics import joined, kinds_of
+from rrfp_jax.runtime.model.layers import MOST_LAYERS, LayerSpec, MicrobatchView, Params, zeros
+from rrfp_jax.runtime.model.metrics import Loss, add_losses, check_sums
 from rrfp_jax.runtime.model.roles import leaf_paths
 from rrfp_jax.runtime.model.user_errors import (
+    NUMBERS,
     calling,
-    check_carry,
-    check_sums,
     describe,
     instead_of_layer,
     instead_of_layers,
     named,
+    short,
 )
 
 LossFunction: TypeAlias = Callable[[Any, MicrobatchView], Loss]
@@ -184,66 +184,65 @@ class Pipeline:
             loss = self.apply_loss(carry, MicrobatchView(fields, ids, len(self.layers)))
             return loss.total, loss.weight
 
-        with named(self.who(len(self)), self._called_with(len(self.layers), carry)):
+        with named(self.who(len(self)), f"failed when it was called{self._given(len(self), carry)}"):
             closed = jax.make_jaxpr(sums)(carry, dict(fields), IDS)
             check_pure(closed)
         return closed
 
     def _shapes_of_layer(self, index: int, carry: Any, fields: Specs) -> LayerShapes:
         """Specs of a layer that gets `carry`."""
-        spec, mb = self.layers[index], MicrobatchView(fields, IDS, index)
-        key = jax.eval_shape(jax.random.key, 0)
-        who = self.who(index)
-        with named(who, f"cannot be built{self._given(index, carry) if spec.kind == 'linen' else ''}"):
-            params = jax.tree.map(_strong, jax.eval_shape(spec.init, key, carry, mb))
-            partition = _partition(spec, key, carry, mb)
-        with named(who, self._called_with(index, carry)):
-            closed, out, metrics = self._traced_layer(index, params, carry, fields)
-            check_pure(closed)
-            _check_constants(closed)
-        return LayerShapes(params, carry, out, closed, partition, metrics)
-
-    def _traced_layer(
-        self, index: int, params: Params, carry: Any, fields: Specs
-    ) -> tuple[ClosedJaxpr, Any, Mapping[str, Any]]:
-        """A layer as `LayerShapes.traced`, the specs of the carry that it gives, and its metrics."""
+        spec, who, given = self.layers[index], self.who(index), self._given(index, carry)
+        key, mb = jax.eval_shape(jax.random.key, 0), MicrobatchView(fields, IDS, index)
         metrics: dict[str, Any] = {}
 
-        def layer(params: Params, carry: Any, fields: Specs, ids: Any) -> tuple[Any, Any]:
+        def traced(params: Params, carry: Any, fields: Specs, ids: Any) -> tuple[Any, Any]:
             out, term = self.apply_layer(index, params, carry, MicrobatchView(fields, ids, index))
-            check_carry(out)
+            _check_carry(out)
             if term is None:
                 return out, None
             metrics.update(jax.tree.map(jax.typeof, dict(term.metrics)))
             return out, (term.total, term.weight)
 
-        closed, (out, _) = jax.make_jaxpr(layer, return_shape=True)(params, carry, dict(fields), IDS)
-        return closed, out, metrics
+        with named(who, f"cannot be built{given if spec.kind == 'linen' else ''}"):
+            params = jax.tree.map(_strong, jax.eval_shape(spec.init, key, carry, mb))
+            partition = _partition(spec.partition(key, carry, mb))
+        with named(who, f"failed when it was called{given}"):
+            arguments = params, carry, dict(fields), IDS
+            closed, (out, _) = jax.make_jaxpr(traced, return_shape=True)(*arguments)
+            check_pure(closed)
+            _check_constants(closed)
+        return LayerShapes(params, carry, out, closed, partition, metrics)
 
     def init_layer(
         self, index: int, shapes: LayerShapes, fields: Specs, seed: jax.Array, number: jax.Array
     ) -> Params:
-        """Initial parameters of a layer, to be traced.
-
-        Repeats of a layer that get equal carries may share one program, and differ in `number` only.
-
-        Args:
-            index, shapes: of the layer, or of one that it repeats.
-            fields: specs of a microbatch.
-            seed, number: of the model, and the layer's index, uint32 scalars.
-        """
+        """Initial parameters of layer `number`, like layer `index` or a repeat of it; to be traced."""
         key = jax.random.fold_in(jax.random.key(seed), number)
         mb = MicrobatchView(zeros(dict(fields)), zeros(IDS), index)
         return self.layers[index].init(key, zeros(shapes.carry_in), mb)
-
-    def _called_with(self, index: int, carry: Any) -> str:
-        return f"failed when it was called{self._given(index, carry)}"
 
     def _given(self, index: int, carry: Any) -> str:
         """What a layer, or the loss, gets from the one before."""
         if index == 0:
             return " with what the first layer gets, None"
         return f" with what {self.who(index - 1)} gives, {describe(carry)}"
+
+
+def _check_carry(carry: Any) -> None:
+    """Refuse what cannot be sent: leaves that are neither arrays nor numbers, and random keys."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(carry):
+        where = f"carry{keystr(path)}"
+        if not isinstance(leaf, NUMBERS):
+            raise UsageError(
+                f"gives {where} = {short(leaf)}, of type {type(leaf).__name__}; a carry is a tree of arrays "
+                f"and numbers: register a class of yours with jax.tree_util.register_dataclass, and keep "
+                f"what is no number in the layer"
+            )
+        if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
+            raise UsageError(
+                f"gives {where} of dtype {leaf.dtype}, but random keys cannot be sent: read mb.key where it "
+                f"is used"
+            )
 
 
 def _check_constants(closed: ClosedJaxpr) -> None:
@@ -262,14 +261,10 @@ def _strong(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     return leaf.update(weak_type=False) if leaf.weak_type else leaf
 
 
-def _partition(spec: LayerSpec, key: Any, carry: Any, mb: MicrobatchView) -> dict[str, PartitionSpec]:
+def _partition(specs: Any) -> dict[str, PartitionSpec]:
     """What a layer says of the sharding of its parameters, by path in it."""
-    if spec.partition is None:
-        return {}
-    specs = spec.partition(key, carry, mb)
     found, _ = jax.tree_util.tree_flatten_with_path(specs, lambda leaf: isinstance(leaf, PartitionSpec))
-    by_path = {keystr(path, simple=True, separator="."): leaf for path, leaf in found}
-    return {path: leaf for path, leaf in by_path.items() if any(name is not None for name in leaf)}
+    return {keystr(path, simple=True, separator="."): leaf for path, leaf in found if any(leaf)}
 
 
 def _texts(setting: str, given: str | Sequence[str]) -> tuple[str, ...]:
@@ -278,31 +273,6 @@ def _texts(setting: str, given: str | Sequence[str]) -> tuple[str, ...]:
         if not isinstance(text, str):
             raise UsageError(f"Pipeline: {setting}=... has {text!r}; give names of parameters, as text")
     return texts
-
-
-def add_losses(losses: Sequence[Loss]) -> Loss | None:
-    """The sum of several terms, or None if there are none."""
-    if not losses:
-        return None
-    given = {
-        name: [loss.metrics[name] for loss in losses if name in loss.metrics]
-        for name in kinds_of(loss.metrics for loss in losses)
-    }
-    return Loss(
-        _sum([loss.total for loss in losses]),
-        _sum([loss.weight for loss in losses]),
-        {name: joined(metrics, _sum, _largest) for name, metrics in given.items()},
-    )
-
-
-def _sum(values: Sequence[Any]) -> Any:
-    """In float32, or float64 if a value has it."""
-    real = jnp.result_type(jnp.float32, *values)
-    return sum(jnp.asarray(value).astype(real) for value in values)
-
-
-def _largest(values: Sequence[Any]) -> Any:
-    return reduce(jnp.maximum, (_sum([value]) for value in values))
 
 
 def run_layers(

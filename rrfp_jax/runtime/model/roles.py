@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import jax
@@ -24,7 +25,7 @@ from rrfp_jax.core.tasks import Placement
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.model.layers import Params
 
-NAMES_SHOWN = 5
+_NAMES_SHOWN = 5
 
 
 def leaf_path(layer: int | str, path: Sequence[Any]) -> str:
@@ -37,39 +38,25 @@ def leaf_paths(params: Params) -> list[str]:
     return [leaf_path(path[0].key, path[1:]) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
 
 
-def partial_tree(structure: Any, places: Sequence[int], leaves: Sequence[Any]) -> Params:
-    """A tree of this structure with the leaves at some places only.
-
-    Dicts lose the keys of the others, so that what walks through such a tree meets no gap; other containers
-    have None there.
-    """
-    if len(places) == structure.num_leaves:
-        return jax.tree.unflatten(structure, leaves)
-    full: list[Any] = [None] * structure.num_leaves
-    for place, leaf in zip(places, leaves, strict=True):
-        full[place] = leaf
-    return _without_gaps(jax.tree.unflatten(structure, full)) or {}
-
-
-def _without_gaps(tree: Any) -> Any:
-    if not isinstance(tree, dict):
-        return tree
-    filled = {key: _without_gaps(value) for key, value in tree.items()}
-    kept = {key: value for key, value in filled.items() if value is not None}
-    return kept if kept or not tree else None
-
-
 def from_the_front(name: str, layers: int) -> str:
     """A path or pattern whose layer index, if below 0, is counted from the front."""
     layer, dot, rest = name.partition(".")
     return f"{int(layer) + layers}{dot}{rest}" if layer.startswith("-") and layer[1:].isdigit() else name
 
 
-def some_of(specs: Mapping[str, Any], near: str = "") -> str:
+def matching(setting: str, pattern: str, paths: Collection[str], layers: int) -> set[str]:
+    """The paths that a pattern of a setting matches; refuses one that matches none."""
+    wanted = from_the_front(pattern, layers)
+    if found := {path for path in paths if fnmatchcase(path, wanted)}:
+        return found
+    raise UsageError(f"{setting} matches no parameter; there are {_some_of(paths)}")
+
+
+def _some_of(paths: Collection[str], near: str = "") -> str:
     """Some of the names as text, those of the same layer as `near` first."""
     layer = near.partition(".")[0]
-    names = sorted(specs, key=lambda path: path.partition(".")[0] != layer)
-    return ", ".join(names[:NAMES_SHOWN]) + (", ..." if len(names) > NAMES_SHOWN else "")
+    names = sorted(paths, key=lambda path: path.partition(".")[0] != layer)
+    return ", ".join(names[:_NAMES_SHOWN]) + (", ..." if len(names) > _NAMES_SHOWN else "")
 
 
 @dataclass(frozen=True)
@@ -96,12 +83,31 @@ class LeafRoles:
         return {place: i for i, place in enumerate(self.trained)}
 
     def trained_tree(self, leaves: Sequence[Any]) -> Params:
-        """The trained leaves as a tree; see `partial_tree`."""
-        return partial_tree(self.structure, self.trained, leaves)
+        """The trained leaves as a tree."""
+        return _partial_tree(self.structure, self.trained, leaves)
 
     def owned_tree(self, leaves: Sequence[Any]) -> Params:
         """The owned leaves as a tree, as an optimizer sees it."""
-        return partial_tree(self.structure, self.owned, leaves)
+        return _partial_tree(self.structure, self.owned, leaves)
+
+
+def _partial_tree(structure: Any, places: Sequence[int], leaves: Sequence[Any]) -> Params:
+    """A tree of this structure with the leaves at some places only.
+
+    Dicts lose the keys of the others, so that what walks through such a tree meets no gap; other containers
+    have None there.
+    """
+    own = dict(zip(places, leaves, strict=True))
+    tree = jax.tree.unflatten(structure, [own.get(place) for place in range(structure.num_leaves)])
+    return tree if len(own) == structure.num_leaves else _without_gaps(tree) or {}
+
+
+def _without_gaps(tree: Any) -> Any:
+    if not isinstance(tree, dict):
+        return tree
+    filled = {key: _without_gaps(value) for key, value in tree.items()}
+    kept = {key: value for key, value in filled.items() if value is not None}
+    return kept if kept or not tree else None
 
 
 @dataclass(frozen=True)
@@ -119,12 +125,7 @@ class Roles:
         tied: Sequence[tuple[str, str]] = (),
         constants: Collection[str] = (),
     ) -> Roles:
-        """Resolve the names and patterns of a `Pipeline`, in which a layer index below 0 counts from the end.
-
-        Args:
-            params: specs of the whole model, {layer index as text: tree}.
-            frozen, tied: patterns of paths; pairs of paths, owner and alias.
-            constants: paths of parameters that are frozen whatever `frozen` says.
+        """Resolve the names and patterns of a `Pipeline`; `constants` are frozen whatever `frozen` says.
 
         Raises:
             UsageError: a pattern or path that there is not, nothing left to train, a parameter to train that
@@ -134,11 +135,7 @@ class Roles:
         owners = _resolve_ties(specs, len(params), tied)
         matched = set(constants)
         for pattern in frozen:
-            wanted = from_the_front(pattern, len(params))
-            found = {path for path in specs if fnmatchcase(path, wanted)}
-            if not found:
-                raise UsageError(f"frozen={pattern!r} matches no parameter; there are {some_of(specs)}")
-            matched |= found
+            matched |= matching(f"frozen={pattern!r}", pattern, specs, len(params))
         one = {path: owners.get(path, path) for path in specs}  # a tied parameter has several names
         names = {one[path] for path in matched}
         every = frozenset(path for path in specs if one[path] in names)
@@ -161,13 +158,6 @@ class Roles:
         owners = {i: counts[paths[i]] for i in owned if counts[paths[i]]}
         return LeafRoles(jax.tree.structure(params), trained, owned, owners)
 
-    def trained(self, params: Params) -> list[list[str]]:
-        """By layer of a whole model, the names of its trained parameters."""
-        return [
-            [path for path in leaf_paths({str(i): params[str(i)]}) if path not in self.frozen]
-            for i in range(len(params))
-        ]
-
     @property
     def ties(self) -> list[tuple[str, str]]:
         """Owner and alias of whatever is tied and trained, in order of declaration."""
@@ -181,7 +171,7 @@ def _resolve_ties(specs: Mapping[str, Any], layers: int, tied: Sequence[tuple[st
         what = f"tied={{{names[0]!r}: {names[1]!r}}}"
         for path, name in ((owner, names[0]), (alias, names[1])):
             if path not in specs:
-                raise UsageError(f"{what}: there is no parameter {name!r}; there are {some_of(specs, path)}")
+                raise UsageError(f"{what}: there is no parameter {name!r}; there are {_some_of(specs, path)}")
         a, b = specs[owner], specs[alias]
         if (a.shape, a.dtype) != (b.shape, b.dtype):
             raise UsageError(
@@ -214,12 +204,9 @@ def layers_of_chunks(layers: int, placement: Placement, split: Sequence[int] | N
             f"split={list(split)}: give {virtual_stages} positive whole numbers of layers, one per {what}, "
             f"in the model's order, that add up to {layers}"
         )
-    ends = np.cumsum(split).tolist()
-    ranges = [range(end - size, end) for end, size in zip(ends, split, strict=True)]
-    return [
-        [ranges[placement.virtual_stage(s, c)] for c in range(placement.chunks)]
-        for s in range(placement.stages)
-    ]
+    ranges = [range(end - size, end) for end, size in zip(accumulate(split), split, strict=True)]
+    own = placement.virtual_stage
+    return [[ranges[own(s, c)] for c in range(placement.chunks)] for s in range(placement.stages)]
 
 
 def split_evenly(layers: int, stages: int) -> list[int]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import Any
 
 import jax
@@ -18,7 +17,7 @@ from jax.sharding import PartitionSpec
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.model.pipeline import LayerShapes, Pipeline
-from rrfp_jax.runtime.model.roles import Roles, from_the_front, leaf_paths, some_of
+from rrfp_jax.runtime.model.roles import Roles, leaf_paths, matching
 
 TP = "tp"
 
@@ -66,19 +65,17 @@ def sharding_of(
     """
     params = {str(i): layer.params for i, layer in enumerate(shapes)}
     specs = dict(zip(leaf_paths(params), jax.tree.leaves(params), strict=True))
-    rules = [(from_the_front(pattern, len(params)), spec) for pattern, spec in pipe.sharding.items()]
-    for pattern, (wanted, _) in zip(pipe.sharding, rules, strict=True):
-        if not any(fnmatchcase(path, wanted) for path in specs):
-            raise UsageError(
-                f"sharding={{{pattern!r}: ...}} matches no parameter; there are {some_of(specs)}"
-            )
+    rules = [
+        (matching(f"sharding={{{pattern!r}: ...}}", pattern, specs, len(params)), spec)
+        for pattern, spec in pipe.sharding.items()
+    ]
     if tp == 1:
         return Sharding()
 
     def of(path: str) -> PartitionSpec:
         owner = roles.owners.get(path, path)
         names = [owner, *(alias for alias, own in roles.owners.items() if own == owner)]
-        given = (spec for wanted, spec in rules if any(fnmatchcase(name, wanted) for name in names))
+        given = (spec for matched, spec in rules if not matched.isdisjoint(names))
         layer, _, own = owner.partition(".")
         return next(given, _here(shapes[int(layer)].partition.get(own, WHOLE)))
 

@@ -16,20 +16,19 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from rrfp_jax.authors import author_of
 from rrfp_jax.errors import UsageError
-from rrfp_jax.runtime.model.metrics import numbers_of
+
+NUMBERS = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)
+"""What JAX takes for an array or a number."""
 
 CARRY_AND_MB = ("carry", "mb")
-CALL_TAKES = ("module", *CARRY_AND_MB)
-CALLED_WITHOUT_CALL = (
-    "it was called as module(carry, mb): if it takes other arguments, give rrfp.layer(..., "
-    "call=lambda module, carry, mb: module(...))"
+_BY_CALL = "call=lambda module, carry, mb: module(...)"
+_CALLED_WITHOUT_CALL = (
+    "it was called as module(carry, mb): if it takes other arguments, give rrfp.layer(..., " + _BY_CALL + ")"
 )
-"""What to do where an author's class takes something else as its second argument."""
 
 _BUILT = {
     ("flax.nnx", "Module"): "NNX module",
@@ -46,15 +45,10 @@ _BOOL = re.compile(r"bool( ?\| ?None)?|None ?\| ?bool|([\w.]+\.)?Optional\[bool\
 _OF_FLAX = ("rngs", "parent", "name")
 """Parameters of modules that nobody gives here."""
 
-_NUMBERS = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)
-
 
 @contextmanager
 def named(who: str, failed: str) -> Iterator[None]:
-    """Inside, users' code runs, and whatever it raises becomes a UsageError that begins with `who`.
-
-    `failed` goes on as a sentence about it: "failed when it was called".
-    """
+    """Make whatever users' code raises inside a UsageError: "{who}: ...", or "{who} {failed}: ..."."""
     try:
         yield
     except UsageError as error:
@@ -68,9 +62,10 @@ def reason_of(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen ")]
-    frames = [frame for frame in frames if author_of(frame.filename) != "ours"]
-    own = [frame for frame in frames if author_of(frame.filename) == "user"]
-    inner = [frame for frame in frames if author_of(frame.filename) in ("user", "package")] or frames
+    by = [(author_of(frame.filename), frame) for frame in frames]
+    own = [frame for author, frame in by if author == "user"]
+    inner = [frame for author, frame in by if author in ("user", "package")]
+    inner = inner or [frame for author, frame in by if author != "ours"]
     where = [f"{Path(frame.filename).name}, line {frame.lineno}" for frame in own[-1:]]
     if inner and inner[-1:] != own[-1:]:
         in_package = re.sub(".*/(site|dist)-packages/", "", inner[-1].filename)
@@ -98,7 +93,7 @@ def instead_of_layer(value: Any) -> str:
             )
         case "Linen module":
             return f"{name} is a Linen module; write rrfp.layer({name}(...))"
-        case "nnx.Optimizer" | "TrainState" as kind:
+        case str(kind):
             return f"this is flax's {kind}, the state of a training; list the layers of its model"
     own = getattr(value, "__name__", f"something of type {name}")
     return f"{own} is no layer; write rrfp.layer({own if callable(value) else '...'})"
@@ -111,7 +106,7 @@ def instead_of_layers(value: Any) -> str:
     if kind in ("NNX module", "Linen module"):
         return f"{name} is one {kind}, and stages are cut between layers; list its parts: {listed}"
     if kind is not None:
-        return f"this is flax's {kind}, the state of a training; list the layers of its model: {listed}"
+        return f"{instead_of_layer(value)}: {listed}"
     own = getattr(value, "name", None)  # of a single layer
     what = f"{own} is one layer" if isinstance(own, str) else f"this is of type {name}"
     return f"{what}; give a list of layers: {listed}"
@@ -148,9 +143,22 @@ def signature_of(function: Any) -> Signature | None:
     return signature.replace(parameters=parameters[parameters[0].kind in _POSITIONAL :])
 
 
+def takes(function: Any, name: str, or_any: bool = False) -> bool:
+    """Whether a class or function takes a keyword, by name or, if that counts, among whatever come."""
+    signature = signature_of(function)
+    parameters = signature.parameters.values() if signature else ()
+    return any(p.name == name or (or_any and p.kind is p.VAR_KEYWORD) for p in parameters)
+
+
+def init_takes_carry(init: Callable[..., Any]) -> bool:
+    """Whether an `init` wants `(key, carry, mb)`, not the key alone."""
+    signature = signature_of(init)
+    return signature is not None and bool(_misfit(signature, ["key"], {}))
+
+
 @contextmanager
 def building(factory: Any, args: Sequence[Any], kwargs: Mapping[str, Any], where: str = "") -> Iterator[None]:
-    """Inside, a module is made of these arguments; refuses those that `factory` does not take."""
+    """Refuse arguments that `factory` does not take, of which a module is made inside."""
     try:
         yield
     except TypeError as error:
@@ -167,15 +175,14 @@ def building(factory: Any, args: Sequence[Any], kwargs: Mapping[str, Any], where
 
 @contextmanager
 def calling(function: Callable[..., Any], takes: Sequence[str] = CARRY_AND_MB) -> Iterator[None]:
-    """Inside, a layer, a module or a function, is called with arguments of these names, or refused."""
+    """Refuse a layer, a module or a function, that is called inside but takes no arguments of these names."""
     try:
         yield
     except TypeError as error:
         signature = signature_of(function)
         if signature is None or not _misfit(signature, takes, {}):
             raise
-        who = "" if hasattr(function, "__name__") else "__call__ "
-        other = ", or give call=lambda module, carry, mb: module(...)" if who else ""
+        who, other = ("", "") if hasattr(function, "__name__") else ("__call__ ", f", or give {_BY_CALL}")
         raise UsageError(
             f"{who}must take ({', '.join(takes)}); {_remedy(signature, takes)}{other}"
         ) from error
@@ -184,21 +191,21 @@ def calling(function: Callable[..., Any], takes: Sequence[str] = CARRY_AND_MB) -
 def called(module: Any, carry: Any, mb: Any, call: Callable[[Any, Any, Any], Any] | None) -> Any:
     """What an object gives, called by `call` if there is one; refused if either takes other arguments."""
     if call is not None:
-        with calling(call, CALL_TAKES):
+        with calling(call, ("module", *CARRY_AND_MB)):
             return call(module, carry, mb)
     signature = signature_of(module)
     places = [p for p in signature.parameters.values() if p.kind in _POSITIONAL] if signature else []
     second = places[1] if len(places) > 1 else None
     named_mb = second is not None and second.name == "mb"
     if second is not None and not named_mb and _is_flag(second):
-        raise UsageError(f"takes {second} as its second argument; {CALLED_WITHOUT_CALL}")
+        raise UsageError(f"takes {second} as its second argument; {_CALLED_WITHOUT_CALL}")
     try:
         with calling(module):
             return module(carry, mb)
     except (TypeError, AttributeError) as error:
         if named_mb or type(error) not in (TypeError, AttributeError):
             raise
-        told = type(error)(f"{str(error).partition(chr(10))[0]}; {CALLED_WITHOUT_CALL}")
+        told = type(error)(f"{str(error).partition(chr(10))[0]}; {_CALLED_WITHOUT_CALL}")
         raise told.with_traceback(error.__traceback__) from error
 
 
@@ -207,12 +214,6 @@ def _is_flag(parameter: Parameter) -> bool:
     hint = parameter.annotation
     text = hint if isinstance(hint, str) else formatannotation(hint)
     return parameter.name in _FLAGS or isinstance(parameter.default, bool) or bool(_BOOL.fullmatch(text))
-
-
-def init_takes_carry(init: Callable[..., Any]) -> bool:
-    """Whether an `init` wants `(key, carry, mb)`, not the key alone."""
-    signature = signature_of(init)
-    return signature is not None and bool(_misfit(signature, ["key"], {}))
 
 
 def _misfit(signature: Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
@@ -244,58 +245,13 @@ def _remedy(signature: Signature, takes: Sequence[str]) -> str:
     return f"give {' and '.join(name for name in needed if name not in places[: len(takes)])} a default"
 
 
-def check_carry(carry: Any) -> None:
-    """Refuse what cannot be sent: leaves that are neither arrays nor numbers, and random keys."""
-    for path, leaf in jax.tree_util.tree_leaves_with_path(carry):
-        where = f"carry{jax.tree_util.keystr(path)}"
-        if not isinstance(leaf, _NUMBERS):
-            raise UsageError(
-                f"gives {where} = {_short(leaf)}, of type {type(leaf).__name__}; a carry is a tree of arrays "
-                f"and numbers: register a class of yours with jax.tree_util.register_dataclass, and keep "
-                f"what is no number in the layer"
-            )
-        if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
-            raise UsageError(
-                f"gives {where} of dtype {leaf.dtype}, but random keys cannot be sent: read mb.key where it "
-                f"is used"
-            )
-
-
-def check_sums(loss: Any) -> None:
-    """Refuse a `Loss` whose numbers are no scalar sums, or whose total has no gradient, naming the number."""
-    numbers = {"total": loss.total, "weight": loss.weight}
-    for name, metric in loss.metrics.items():
-        numbers |= {f"{name}.{of}" if of else name: value for of, value in numbers_of(metric).items()}
-    for name, value in numbers.items():
-        if not isinstance(value, _NUMBERS):
-            raise UsageError(f"Loss {name} is {_short(value)}; it must be a number, a scalar sum")
-        if jnp.shape(value) != ():
-            raise UsageError(f"Loss {name} has shape {jnp.shape(value)}; it must be a scalar sum: add .sum()")
-        if jnp.iscomplexobj(value):
-            raise UsageError(f"Loss {name} is complex; it must be real: take its .real, or jnp.abs of it")
-    if isinstance(loss.total, jax.Array) and not jnp.issubdtype(loss.total.dtype, jnp.floating):
-        raise UsageError(
-            f"Loss total is {loss.total.dtype}, which has no gradient; sum floating point numbers, and give "
-            f"counts as metrics"
-        )
-
-
 def describe(tree: Any) -> str:
     """A tree of specs as short text, such as `{'x': float32[2, 16]}`."""
-    if tree is None:
-        return "None"
-    return str(jax.tree.map(lambda leaf: _Bare(f"{leaf.dtype}{list(leaf.shape)}"), tree))
+    text = str(jax.tree.map(lambda leaf: f"`{leaf.dtype}{list(leaf.shape)}`", tree))
+    return re.sub("'?`(.*?)`'?", r"\1", text)
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
+    """The beginning of a value's text."""
     text = repr(value).splitlines()[0]
     return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-class _Bare(str):
-    """Text that prints without quotes."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return str(self)
