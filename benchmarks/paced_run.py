@@ -48,8 +48,7 @@ from rrfp_jax.runtime.run.world import START_SECONDS
 from rrfp_jax.sim.choice import Auto, Candidate, choose
 from rrfp_jax.sim.planned import Planned, base_of
 from rrfp_jax.trace.costs import Workload, WorkloadCosts
-from rrfp_jax.trace.records import Part, StepTrace
-from rrfp_jax.trace.work import RecordedStep
+from rrfp_jax.trace.records import Part, RecordedStep, StepTrace
 from rrfp_jax.train.checks import check_order
 from rrfp_jax.train.durations import read_workload
 from rrfp_jax.train.named import read_schedule

@@ -4,9 +4,8 @@ and `Auto`.
 Write your own by subclassing `Hint` (ranks what is ready) or `FixedOrder` (a planned order).
 """
 
-from rrfp_jax.core.hints import BF, BFW, FB, BPriority, FPriority, Hint, HintView
+from rrfp_jax.core.hints import BF, BFW, FB, BPriority, FPriority, Hint, HintView, Ranked
 from rrfp_jax.core.orders import ZBH1, ZBH2, FixedOrder, GPipe, Interleaved1F1B, OneFOneB
-from rrfp_jax.core.ranked import Ranked
 from rrfp_jax.core.schedules import Schedule, by_name
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Direction, Placement, Task
 from rrfp_jax.core.v_orders import VZB, ZBV, DualPipeV, VHalf, VMin

@@ -31,7 +31,7 @@ from benchmarks.rivals.environment import require_torch, torch_finds
 from benchmarks.rivals.found import Found, found_in
 from benchmarks.rivals.slackness import adapted, measured
 from benchmarks.runtime.paced import STEPS, run_paced
-from rrfp_jax.core.csv_order import write_csv
+from rrfp_jax.core.schedules import write_csv
 from rrfp_jax.trace.costs import Workload, log_normal
 
 PAGE = RESULTS / "rivals.md"

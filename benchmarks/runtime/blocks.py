@@ -10,7 +10,7 @@ from statistics import median
 from benchmarks.runtime.paced import run_paced
 from rrfp_jax.explain.explanation import TimedStep
 from rrfp_jax.trace.costs import Table, Workload, log_normal
-from rrfp_jax.trace.work import LayerWork, Work
+from rrfp_jax.trace.layers import LayerWork, Work
 
 STAGES, MICROBATCHES = 4, 16
 EVEN = (5, 5, 5, 5)

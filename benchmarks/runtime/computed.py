@@ -34,8 +34,7 @@ from benchmarks.markdown import table
 from benchmarks.runtime.computed_rank import COMPARED, RANKS, Case
 from benchmarks.studies.observed import Observed
 from benchmarks.studies.pictures import simulated_against
-from rrfp_jax.trace.records import peak_bytes
-from rrfp_jax.trace.work import RecordedStep
+from rrfp_jax.trace.records import RecordedStep, peak_bytes
 from rrfp_jax.views.trace_file import write_trace
 from rrfp_jax.views.trace_reading import read_trace
 

@@ -21,7 +21,7 @@ import rrfp_jax as rrfp
 from configs.quickstart import pipeline
 from models import gpt
 from rrfp_jax.runtime.run.join import join
-from rrfp_jax.trace.work import RecordedStep
+from rrfp_jax.trace.records import RecordedStep
 from rrfp_jax.views.trace_file import write_trace
 
 RANKS, WARM_UP = 2, 1

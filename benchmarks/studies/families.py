@@ -26,8 +26,7 @@ from benchmarks.markdown import table
 from benchmarks.studies.measured import CELLS, SIZES, UNKNOWN, MeasuredCell
 from benchmarks.studies.pictures import ratios
 from benchmarks.studies.simulated import FITS, FIXED, HINTS, Figures, figures_of
-from rrfp_jax.core.hints import BF
-from rrfp_jax.core.ranked import Ranked
+from rrfp_jax.core.hints import BF, Ranked
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Placement

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, Placement, Task
 from rrfp_jax.trace.costs import Costs
-from rrfp_jax.trace.work import Work
+from rrfp_jax.trace.layers import Work
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,8 @@ from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind, Placemen
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.sim.splits import Layers
 from rrfp_jax.trace.costs import TableCosts
-from rrfp_jax.trace.records import StepTrace
+from rrfp_jax.trace.records import RecordedStep, StepTrace
 from rrfp_jax.trace.replayed import Place, replay_of
-from rrfp_jax.trace.work import RecordedStep
 
 DRAWS = 15
 """Simulations for a prediction."""

@@ -27,7 +27,7 @@ from statistics import quantiles
 
 from benchmarks.harness import SIMULATED, Aim, finish, parse, put_figures
 from benchmarks.markdown import table
-from rrfp_jax.core.accumulation import SPARE_GRADIENTS, Accumulation
+from rrfp_jax.core.admission import SPARE_GRADIENTS, Accumulation
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Placement

@@ -15,7 +15,8 @@ from rrfp_jax.sim.families import FORWARD_SECONDS, Family
 from rrfp_jax.sim.splits import FIRST, Balance, Move, RebalanceDecision
 from rrfp_jax.trace.costs import Costs, Workload, WorkloadCosts
 from rrfp_jax.trace.jitter import LEVELS
-from rrfp_jax.trace.work import LayerWork, RecordedStep, Work
+from rrfp_jax.trace.layers import LayerWork, Work
+from rrfp_jax.trace.records import RecordedStep
 
 SEEN = 20
 """Steps that a look sees at most, as a Trainer's."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from rrfp_jax.commands.command_line import Parser, exit_status, path_argument, print_whole
 from rrfp_jax.commands.given_steps import given_steps
 from rrfp_jax.commands.simulation import PLANNED, POLICIES, Comparison, simulate
-from rrfp_jax.core.accumulation import SPARE_GRADIENTS
+from rrfp_jax.core.admission import SPARE_GRADIENTS
 from rrfp_jax.core.schedules import NAMED, RANKED
 from rrfp_jax.errors import DONE, UsageError
 from rrfp_jax.fields import check_not_read, output_of

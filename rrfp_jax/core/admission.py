@@ -1,11 +1,12 @@
-"""What may be in flight on a stage, so that its memory suffices and stages never wait in a circle.
+"""What a stage may hold: microbatches in flight, and gradients that wait for their turn.
 
-Two rules; docs/memory.md has the proofs. Orders that reserve their memory (`ranked.py`) are charged by chunk.
-Other hints do not know what they need next. Charged by chunk they fill a stage with the first chunks of
-microbatches whose second ones then find no room, and become two to three times as slow at tight limits
-(benchmarks/results/simulated.md); so for them microbatches are charged whole.
+**Admission** has two rules, so that memory suffices and stages never wait in a circle; docs/memory.md has the
+proofs. Hints that reserve their memory (`hints.Ranked`) are charged by chunk. Others do not know what they
+need next. Charged by chunk they fill a stage with the first chunks of microbatches whose second ones then
+find no room, and become two to three times as slow at tight limits (benchmarks/results/simulated.md); so for
+them microbatches are charged whole.
 
-**By chunk.** A chunk of a microbatch is charged when its F is dispatched and freed when its B or W is. With
+*By chunk.* A chunk of a microbatch is charged when its F is dispatched and freed when its B or W is. With
 
     h(k)    what microbatch k holds on this stage
     u(q)    what microbatch q has still to be charged there, for the chunks whose F is yet to come
@@ -23,18 +24,23 @@ A stage keeps these sums for all q from the lowest unfinished one to the highest
 the sum of q is the cost of q. All have a common part, the *level*, so that a charge changes either the sums
 below it, or the level and the sums from it on: whichever are fewer.
 
-**Whole.** A microbatch is charged for all its chunks at its first F and freed at its last B or W. It is
+*Whole.* A microbatch is charged for all its chunks at its first F and freed at its last B or W. It is
 admitted if beside it and all that is held there is room for the dearest lower one that has not begun. Its
 later tasks are never refused.
 
 *Nothing waits for ever.* Take the lowest microbatch of the step that some stage has not finished. By either
 rule each of its tasks is admitted wherever it is ready.
+
+**Accumulation** makes results equal to the bit, whatever the dispatch order. With `"index"`, a chunk's
+gradients are added in microbatch order. A backward may run ahead of its turn if a spare buffer can park its
+gradient until then. With `"arrival"` each gradient is added as it comes.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Literal, TypeAlias
 
 from rrfp_jax.core.tasks import CHARGES, Task
 
@@ -227,3 +233,66 @@ class Whole(Admission):
                 self._dearest = max(self._dearest, self._totals[j])
         self._scanned = max(self._scanned, microbatch)
         return self._dearest
+
+
+Accumulation: TypeAlias = Literal["index", "arrival"]
+
+SPARE_GRADIENTS = 2
+"""Spare buffers unless told otherwise: the fewest that cost at most 2 % in the median where transfers are
+exponential with a mean of up to a forward (`python -m benchmarks.studies.reordering`)."""
+
+
+class Accumulator:
+    """Turn and parked gradients of one stage; the spare buffers are shared by its chunks.
+
+    Attributes:
+        spare: how many gradients may wait for their turn at once.
+        parked: how many do.
+    """
+
+    def __init__(self, chunks: int, mode: Accumulation, spare: int) -> None:
+        if mode not in ("index", "arrival"):
+            raise ValueError(f"accumulation={mode!r}: choose 'index' or 'arrival'")
+        if spare < 0:
+            raise ValueError(f"spare_gradients={spare}: must not be negative")
+        self.spare = spare
+        self.parked = 0
+        self._ordered = mode == "index"
+        self._turn = [0] * chunks
+        self._parked: list[set[int]] = [set() for _ in range(chunks)]
+
+    def accepts(self, chunk: int, microbatch: int) -> bool:
+        """Whether there is somewhere to put the gradient if this backward runs now.
+
+        The turn is at most the lowest ready microbatch; so if that one is refused, no higher one is in turn,
+        and all are refused.
+        """
+        return not self._ordered or microbatch == self._turn[chunk] or self.parked < self.spare
+
+    def add(self, chunk: int, microbatch: int) -> tuple[int, ...]:
+        """Take in a gradient; the microbatches of this chunk to add now, in order (none if it was parked)."""
+        if not self._ordered:
+            return (microbatch,)
+        turn, parked = self._turn[chunk], self._parked[chunk]
+        if microbatch != turn:
+            parked.add(microbatch)
+            self.parked += 1
+            return ()
+        due = [microbatch]
+        while (turn := turn + 1) in parked:
+            parked.remove(turn)
+            self.parked -= 1
+            due.append(turn)
+        self._turn[chunk] = turn
+        return tuple(due)
+
+
+def most_parked(order: Iterable[Task], chunks: int) -> int:
+    """How many gradients a stage has parked at once that runs its tasks in this order, added by index."""
+    tasks = list(order)
+    accumulator, most = Accumulator(chunks, "index", len(tasks)), 0
+    for kind, chunk, microbatch in tasks:
+        if CHARGES[kind] < 0:
+            accumulator.add(chunk, microbatch)
+            most = max(most, accumulator.parked)
+    return most

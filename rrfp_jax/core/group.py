@@ -31,11 +31,10 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
-from rrfp_jax.core.events import ROOM, Arrived, Chosen, Dispatch, Event, Room
+from rrfp_jax.core.events import ROOM, Arrived, Chosen, Dispatch, Event, Room, Wait, WaitCause
 from rrfp_jax.core.progress import ArrivalError
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.tasks import Input, Task
-from rrfp_jax.core.wait import Wait, WaitCause
 
 
 class ArrivalReport(NamedTuple):

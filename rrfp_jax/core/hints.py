@@ -5,21 +5,42 @@ A hint is a frozen object with two pure methods: `start` gives its state at the 
 that only answers questions: for the best runnable task of a direction, or about a given task. A task that is
 not runnable now is not in it, so a hint cannot wait for one.
 
-Two may choose nothing though a task is runnable (`Hint.waits`): a ranking that reserves (`ranked.py`; it
-never holds back the stage's lowest unfinished microbatch), and the drain (`Drain`, below).
-
 Within a direction, ties go as in the paper's appendix A: forward the lowest chunk first, backward the
 highest, then the lowest microbatch.
+
+`Ranked` ranks by a fixed order, and reserves the memory that the order needs: it may choose nothing though a
+task is runnable (`Hint.waits`). Whatever runs ahead of the order takes room, and without a reserve that may
+be the room of what the order has next. So an F that is not next in the order runs only if
+
+    what the order has from its first task that is not past up to that F, and at least up to the stage's
+    first B or W, would still fit beside it,
+
+each F charged and each B or W freed in turn, or if it belongs to the stage's lowest unfinished microbatch.
+I, B and W need no room, so the reserve never holds them back. Where there is no limit, nothing is reserved.
+
+Why up to the first B or W: until then a stage runs forwards until it is full, and waits. An F of the warm-up
+that runs ahead of the order does not get another one in; it only makes the order's next F wait. In a V that
+is the first microbatch on its way back, for which all stages wait, and every stage would make it later. So
+within the warm-up an F runs ahead only where one more like it would fit beside all of the warm-up.
+
+If the order has the tasks of each kind and chunk in microbatch order, as usual, then of each chunk only the
+lowest admitted F may run ahead. Where that is held back, no higher one of the chunk is tried.
+
+The exception is what keeps stages from waiting for each other, also where the order itself does not fit the
+limit: by admission (`admission.py`), the tasks of the step's lowest unfinished microbatch can always run, and
+on every stage that has not finished it that microbatch is the lowest unfinished one.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass, field
+from itertools import accumulate, compress
+from typing import Any, Protocol
 
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, KINDS, Direction, Placement, Task
+from rrfp_jax.core.orders import FixedOrder
+from rrfp_jax.core.tasks import CHARGES, KINDS, WEIGHT, Direction, Placement, Task
 
 DIRECTIONS = tuple(Direction)
 
@@ -201,61 +222,118 @@ class FPriority(_Priority):
     directions: tuple[Direction, ...] = (Direction.FORWARD, Direction.BACKWARD)
 
 
-class DrainState(NamedTuple):
-    """The hint's own state, how many forwards have no backward, and the order to drain in from here on."""
+@dataclass(frozen=True)
+class _Line:
+    """A stage's order, and what follows from it (`_Line.of`)."""
 
-    inner: Any
-    held: int
     order: tuple[Task, ...]
+    rank: Mapping[Task, int] = field(compare=False, repr=False)
+    ascending: bool = field(compare=False)
+    charges: Sequence[Task] = field(compare=False, repr=False)
+    before: Sequence[int] = field(compare=False, repr=False)  # by place, how many of the charges before it
+    full: int = field(compare=False, repr=False)  # the place of the first task that frees: the warm-up ends
+
+    @classmethod
+    def of(cls, order: Sequence[Task]) -> _Line:
+        """With what follows from the order."""
+        counted = [CHARGES[task.kind] != 0 for task in order]
+        return cls(
+            order=tuple(order),
+            rank={task: at for at, task in enumerate(order)},
+            ascending=_ascends(order),
+            charges=list(compress(order, counted)),
+            before=list(accumulate(counted, initial=0)),
+            full=next((at for at, task in enumerate(order) if CHARGES[task.kind] < 0), len(order)),
+        )
+
+
+class _Place(tuple[int, _Line]):
+    """How many tasks of an order are past, from its beginning on, and the order.
+
+    The number follows from what was dispatched, so it tells no states apart.
+    """
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Place) and self[1] == other[1]
+
+    def __hash__(self) -> int:
+        return hash(self[1])
+
+
+_new = tuple.__new__  # a class's own takes longer, and there is one a task
 
 
 @dataclass(frozen=True)
-class Drain(Hint):
-    """A hint that is overruled while a stage holds too much.
+class Ranked(Hint):
+    """Any fixed order as a ranking: the first of its tasks that is runnable (paper, section 5).
+
+    Attributes:
+        order: any; with its placement.
+        reserve: whether an F may run ahead only where the order keeps its room.
 
     Raises:
-        ValueError: a limit below 1.
+        ValueError: `order` is none.
     """
 
-    hint: Hint
-    limit: int
+    order: FixedOrder
+    reserve: bool = True
 
     def __post_init__(self) -> None:
-        if self.limit < 1:
-            raise ValueError(f"limit={self.limit}: a stage must be able to hold one microbatch")
+        if not isinstance(self.order, FixedOrder):
+            raise ValueError(f"Ranked({self.order!r}): give a fixed order, such as ZBV()")
 
     @property
     def waits(self) -> bool:
-        """Yes: several chunks wait for the next task of their order."""
-        return True
+        """Rather than that the order loses its room."""
+        return self.reserve
+
+    @property
+    def by_chunk(self) -> bool:
+        """As it keeps the order's room."""
+        return self.reserve
+
+    def placement_for(self, stages: int, chunks: int = 1) -> Placement:
+        """The order's."""
+        return self.order.placement_for(stages, chunks)
 
     def split(self, stage: int, placement: Placement, microbatches: int) -> Collection[tuple[int, int]]:
-        """As the hint."""
-        return self.hint.split(stage, placement, microbatches)
+        """Where the order names a W."""
+        tasks = self.order.order(stage, placement, microbatches)
+        return {(task.chunk, task.microbatch) for task in tasks if task.kind is WEIGHT}
 
-    def start(self, stage: int, placement: Placement, microbatches: int) -> DrainState:
-        """With nothing held; one chunk needs no order."""
-        order: list[Task] = []
-        if placement.chunks > 1:
-            split = set(self.split(stage, placement, microbatches))
-            for j in range(microbatches):
-                order += [Task(FORWARD, c, j) for c in range(placement.chunks)]
-                for c in reversed(range(placement.chunks)):
-                    kinds = KINDS[BACKWARD].parts if (c, j) in split else (BACKWARD,)
-                    order += [Task(kind, c, j) for kind in kinds]
-        return DrainState(self.hint.start(stage, placement, microbatches), 0, tuple(order))
+    def start(self, stage: int, placement: Placement, microbatches: int) -> _Place:
+        """At the beginning of the stage's order."""
+        return _Place((0, _Line.of(self.order.order(stage, placement, microbatches))))
 
-    def choose(self, state: DrainState, ready: HintView) -> tuple[Task, DrainState] | None:
-        """As the hint below the limit; at it, what drains."""
-        inner, held, order = state
-        if held < self.limit:
-            choice = self.hint.choose(inner, ready)
-        elif not order:
-            choice = self.hint.choose(inner, Only(ready, lambda task: KINDS[task.kind].charge <= 0))
-        else:
-            order = order[next(at for at, task in enumerate(order) if not ready.was_dispatched(task)) :]
-            choice = (order[0], inner) if order[0] in ready else None
-        if choice is None:
-            return None
-        task, inner = choice
-        return task, DrainState(inner, held + KINDS[task.kind].charge, order)
+    def choose(self, state: _Place, ready: HintView) -> tuple[Task, _Place] | None:
+        """The runnable task that comes first in the order, unless it takes what the order needs before it."""
+        at, line = state
+        order, rank = line.order, line.rank
+        at = ready.past(order, at)
+        if at < len(order) and (task := order[at]) in ready:
+            return task, _new(_Place, (at + 1, line))
+        for task in ready.heads(rank) if line.ascending else _by_rank(line, ready):
+            if self.reserve and CHARGES[task.kind] > 0:
+                before, stop = line.before, max(rank[task], line.full)
+                if not ready.leaves_room(task, line.charges, before[at], before[stop]):
+                    continue
+            return task, _new(_Place, (at, line))
+        return None
+
+
+def _by_rank(line: _Line, ready: HintView) -> list[Task]:
+    """All that can run: where a kind does not go by microbatch, the lowest need not come first."""
+    tasks = [task for direction in DIRECTIONS for task in ready.runnable(direction)]
+    return sorted(tasks, key=line.rank.__getitem__)
+
+
+def _ascends(order: Sequence[Task]) -> bool:
+    latest: dict[tuple[int, int], int] = {}
+    for kind, chunk, microbatch in order:
+        place = KINDS[kind].direction, chunk
+        if latest.get(place, -1) > microbatch:
+            return False
+        latest[place] = microbatch
+    return True

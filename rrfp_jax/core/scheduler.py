@@ -23,15 +23,24 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, S
 from itertools import chain
 from typing import Any, ClassVar
 
-from rrfp_jax.core.accumulation import Accumulator
-from rrfp_jax.core.admission import Admission, ByChunk, Whole
-from rrfp_jax.core.events import ROOM, Arrived, Chosen, Dispatch, Event, IllegalEvent, Room, ScheduleError
+from rrfp_jax.core.admission import Accumulator, Admission, ByChunk, Whole
+from rrfp_jax.core.events import (
+    ROOM,
+    Arrived,
+    Chosen,
+    Dispatch,
+    Event,
+    IllegalEvent,
+    Room,
+    ScheduleError,
+    Wait,
+    WaitCause,
+)
 from rrfp_jax.core.hints import Only
 from rrfp_jax.core.orders import FixedOrder, planned_order
 from rrfp_jax.core.progress import DISPATCHED, READY, Progress, ReadyQueue
 from rrfp_jax.core.step_rules import Budget, StepRules, charges_of
 from rrfp_jax.core.tasks import CHARGES, WEIGHT, Direction, Kind, Task
-from rrfp_jax.core.wait import Wait, WaitCause
 
 KEPT = 4096
 """Entries of a stage. A microbatch leaves about four on each chunk: two inputs and two tasks."""
@@ -216,8 +225,7 @@ class StageScheduler:
             budget: in bytes, besides the limit on the number of microbatches.
 
         Raises:
-            ValueError: a fixed order that does not hold every task once, a limit that is too small, or a
-                budget with the drain, which knows only numbers of microbatches.
+            ValueError: a fixed order that does not hold every task once, or a limit that is too small.
         """
         placement, microbatches = rules.placement, rules.microbatches
         self.stage, self.rules, self.budget = stage, rules, budget
@@ -234,8 +242,6 @@ class StageScheduler:
             if not rules.forward_only:
                 split = hint.split(stage, placement, microbatches)
         self._progress = Progress(stage, placement, rules.names, split, rules.forward_only)
-        if budget is not None and rules.drains:
-            raise ValueError("backpressure='drain' with a budget in bytes: choose 'admission'")
         charges = charges_of(rules, budget)
         rule = self.by_chunk if rules.charges_by_chunk else self.whole
         self._admissions = [rule(costs, limit) for costs, limit in charges]

@@ -1,12 +1,21 @@
-"""All schedules by name: hints, which rank what is runnable, and fixed orders, which are followed."""
+"""All schedules by name: hints, which rank what is runnable, and fixed orders, which are followed.
+
+Orders from files have the CSV form of PyTorch's pipelining: a row per stage, a cell per time slot, "5F3" or
+nothing. A cell names virtual stage, kind (F, I, W, or B for the fused backward) and microbatch. Empty cells
+are idle slots and mean nothing here. The placement of the rows, looped or v, is inferred from them.
+"""
 
 from __future__ import annotations
 
+import csv
+import io
+import re
+from collections.abc import Collection, Sequence
 from typing import TypeAlias
 
-from rrfp_jax.core.hints import BF, BFW, FB, BPriority, FPriority, Hint
-from rrfp_jax.core.orders import ZBH1, ZBH2, FixedOrder, GPipe, Interleaved1F1B, OneFOneB
-from rrfp_jax.core.ranked import Ranked
+from rrfp_jax.core.hints import BF, BFW, FB, BPriority, FPriority, Hint, Ranked
+from rrfp_jax.core.orders import ZBH1, ZBH2, FixedOrder, GPipe, Interleaved1F1B, ListedOrder, OneFOneB
+from rrfp_jax.core.tasks import Kind, Placement, Shape, Task
 from rrfp_jax.core.v_orders import VZB, ZBV, DualPipeV, VHalf, VMin
 
 Schedule: TypeAlias = Hint | FixedOrder
@@ -64,3 +73,85 @@ def name_of(schedule: Schedule) -> str:
     if isinstance(schedule, Ranked) and schedule.reserve:
         return RANKED + name_of(schedule.order)
     return next((name for name, known in NAMED.items() if known == schedule), repr(schedule))
+
+
+NUMBER = "(0|[1-9][0-9]{0,17})"
+CELL = re.compile(f"{NUMBER}([FBIW]){NUMBER}")
+
+
+def read_csv(text: str) -> ListedOrder:
+    """The order that a CSV file describes.
+
+    Raises:
+        ValueError: naming line and cell: one that is no task, or a virtual stage on a row where neither
+            placement has it; a virtual stage or microbatch that is left out; no tasks at all. What each stage
+            must hold is checked by its scheduler.
+    """
+    cells = _cells(text)
+    found = [[(at, *_parsed(at, cell)) for at, cell in row] for row in cells if row]
+    if not found:
+        raise ValueError("the CSV holds no tasks: give a row of cells such as 0F0 per stage")
+    stages = len(found)
+    last = _last("virtual stage", {v for row in found for _, v, _, _ in row})
+    microbatches = 1 + _last("microbatch", {j for row in found for *_, j in row})
+    chunks = last // stages + 1
+    shapes: tuple[Shape, ...] = ("looped", "v")
+    wrong = [_misplaced(found, Placement(stages, chunks, shape)) for shape in shapes]
+    if None not in wrong:
+        raise ValueError(
+            f"{wrong[0]}: with {stages} rows, neither the looped nor the v placement has it there"
+        )
+    placement = Placement(stages, chunks, shapes[wrong.index(None)])
+    rows = tuple(tuple(Task(kind, v // stages, j) for _, v, kind, j in row) for row in found)
+    return ListedOrder(placement, microbatches, rows)
+
+
+def write_csv(schedule: FixedOrder, placement: Placement, microbatches: int) -> str:
+    """A fixed order as CSV, without idle slots."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    for stage in range(placement.stages):
+        tasks = schedule.order(stage, placement, microbatches)
+        writer.writerow(
+            f"{placement.virtual_stage(stage, chunk)}{kind.letter}{microbatch}"
+            for kind, chunk, microbatch in tasks
+        )
+    return out.getvalue()
+
+
+def _cells(text: str) -> list[list[tuple[str, str]]]:
+    """The cells of each row that are not empty, with their places."""
+    reader, rows = csv.reader(io.StringIO(text)), []
+    try:
+        for row in reader:
+            named = [(f"line {reader.line_num}, cell {at}", cell.strip()) for at, cell in enumerate(row, 1)]
+            rows.append([(at, cell) for at, cell in named if cell])
+    except csv.Error as error:
+        raise ValueError(f"line {reader.line_num} is no CSV: {error}") from None
+    return rows
+
+
+def _last(what: str, present: Collection[int]) -> int:
+    """The highest number of a virtual stage or microbatch, if all below it are there, too."""
+    last = max(present)
+    if len(present) <= last:
+        missing = next(number for number in range(last) if number not in present)
+        raise ValueError(f"{what} {missing} has no tasks, although {last} has some")
+    return last
+
+
+def _parsed(at: str, cell: str) -> tuple[int, Kind, int]:
+    match = CELL.fullmatch(cell)
+    if match is None:
+        raise ValueError(f"{at}: {cell!r} is no task: write virtual stage, F, B, I or W, microbatch")
+    v, letter, microbatch = match.groups()
+    return int(v), Kind.of(letter), int(microbatch)
+
+
+def _misplaced(rows: Sequence[Sequence[tuple[str, int, Kind, int]]], placement: Placement) -> str | None:
+    """A cell that is on another row than its virtual stage's; None if there is none."""
+    for number, row in enumerate(rows):
+        for at, v, kind, microbatch in row:
+            if placement.place(v)[0] != number:
+                return f"{at}: {v}{kind.letter}{microbatch}"
+    return None

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
-from rrfp_jax.core.accumulation import SPARE_GRADIENTS, Accumulation, most_parked
-from rrfp_jax.core.hints import Drain, Hint
+from rrfp_jax.core.admission import SPARE_GRADIENTS, Accumulation, most_parked
+from rrfp_jax.core.hints import Hint
 from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.progress import TaskIndex, all_tasks
 from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.core.tasks import BACKWARD, KINDS, WEIGHT, Kind, Placement
-
-Backpressure: TypeAlias = Literal["admission", "drain"]
 
 MOST_QUEUED = 2
 """Programs on a device at once, the running one and the next, unless a group of processes decides ahead."""
@@ -47,21 +45,18 @@ class StepRules:
     Attributes:
         limit: on what is in flight on a stage under a hint; None for no limit. L is, charged whole (also in a
             forward-only pass), L microbatches; by chunk, L times the chunks of a stage, in chunks of any
-            microbatches. For the drain it is L chunks, which a stage of several may exceed by their number.
-        backpressure: what keeps a hint within the limit: admission (core/admission.py) or, for comparison,
-            the paper's drain (core/hints.py).
+            microbatches.
         spare_gradients: gradients that may be parked on a stage until their turn comes.
         forward_only: evaluation: no backward; a microbatch leaves when its last F on the stage is dispatched.
 
     Raises:
-        ValueError: no microbatches, or an unknown backpressure.
+        ValueError: no microbatches.
     """
 
     placement: Placement
     microbatches: int
     schedule: Schedule
     limit: int | None = None
-    backpressure: Backpressure = "admission"
     accumulation: Accumulation = "index"
     spare_gradients: int = SPARE_GRADIENTS
     forward_only: bool = False
@@ -69,22 +64,11 @@ class StepRules:
     def __post_init__(self) -> None:
         if self.microbatches < 1:
             raise ValueError(f"microbatches={self.microbatches}: a step needs at least one")
-        if self.backpressure not in ("admission", "drain"):
-            raise ValueError(f"backpressure={self.backpressure!r}: choose 'admission' or 'drain'")
 
     @property
     def hint(self) -> Hint | None:
         """What ranks the runnable tasks; None for a fixed order."""
-        if isinstance(self.schedule, FixedOrder):
-            return None
-        if self.limit is None or not self.drains:
-            return self.schedule
-        return Drain(self.schedule, self.limit)
-
-    @property
-    def drains(self) -> bool:
-        """Whether the limit is kept by the drain; a forward-only pass has nothing to drain."""
-        return self.backpressure == "drain" and not self.forward_only
+        return None if isinstance(self.schedule, FixedOrder) else self.schedule
 
     @cached_property
     def unadded_gradients(self) -> int:
@@ -99,8 +83,8 @@ class StepRules:
 
     @property
     def admission_limit(self) -> int | None:
-        """Most microbatches that admission lets in flight; None for fixed orders and with the drain."""
-        return None if isinstance(self.schedule, FixedOrder) or self.drains else self.limit
+        """Most microbatches that admission lets in flight; None for fixed orders."""
+        return None if isinstance(self.schedule, FixedOrder) else self.limit
 
     @property
     def charges_by_chunk(self) -> bool:

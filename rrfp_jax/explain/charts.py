@@ -10,7 +10,7 @@ from rrfp_jax.explain.explanation import Explanation
 from rrfp_jax.explain.meaning import MEANING
 from rrfp_jax.explain.plot import CAUSES, WIDTH, Plot, colours, milliseconds, row_height, thinned
 from rrfp_jax.trace.idleness import Cause, stage_times
-from rrfp_jax.trace.work import RecordedStep
+from rrfp_jax.trace.records import RecordedStep
 
 LABELS = 320
 """Pixels left of bars for what they are."""

@@ -17,7 +17,7 @@ from rrfp_jax.explain.meaning import MEANING
 from rrfp_jax.sim.splits import Layers
 from rrfp_jax.sim.what_if import TRUSTED_ERROR, WhatIfs, what_ifs
 from rrfp_jax.trace.idleness import shares, stage_times
-from rrfp_jax.trace.work import RecordedStep
+from rrfp_jax.trace.records import RecordedStep
 
 MOST_TASKS = 40_000
 """Tasks of the steps whose what-ifs are simulated, the latest steps first: that takes some ten seconds."""

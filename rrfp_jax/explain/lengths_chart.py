@@ -12,7 +12,7 @@ import altair as alt
 from rrfp_jax.core.tasks import KINDS, Kind
 from rrfp_jax.explain.plot import WIDTH, Plot, colours, milliseconds, thinned
 from rrfp_jax.explain.tails import quantile
-from rrfp_jax.trace.work import RecordedStep
+from rrfp_jax.trace.records import RecordedStep
 
 
 def lengths(steps: Sequence[RecordedStep]) -> Plot:

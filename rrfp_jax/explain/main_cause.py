@@ -10,7 +10,7 @@ from rrfp_jax.explain import sentence
 from rrfp_jax.explain.sentence import NOTEWORTHY, ways_of
 from rrfp_jax.sim.splits import Layers
 from rrfp_jax.trace.idleness import Cause as Idleness
-from rrfp_jax.trace.work import RecordedStep
+from rrfp_jax.trace.records import RecordedStep
 
 UNDONE = (
     *("stage", "stages", "uneven", "split", "link", "links", "jitter", "lengths"),

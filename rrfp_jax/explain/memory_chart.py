@@ -11,7 +11,7 @@ import altair as alt
 from rrfp_jax.core.step_rules import charges_of
 from rrfp_jax.core.tasks import KINDS
 from rrfp_jax.explain.plot import WIDTH, Plot, Row, milliseconds, row_height, thinned
-from rrfp_jax.trace.work import RecordedStep
+from rrfp_jax.trace.records import RecordedStep
 
 MOST_CELLS = 20_000
 MOST_TIMES = 250

@@ -18,7 +18,7 @@ from rrfp_jax.explain.plot import Plot
 from rrfp_jax.explain.run_folder import Run
 from rrfp_jax.explain.tails import tails
 from rrfp_jax.explain.timeline_chart import drawn_stages, timeline
-from rrfp_jax.trace.work import RecordedStep
+from rrfp_jax.trace.records import RecordedStep
 
 MOST_TAILS = 40
 """Rows of the table; of more stages and kinds those that exceed their medians most."""

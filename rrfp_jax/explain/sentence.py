@@ -10,7 +10,7 @@ from rrfp_jax.explain.meaning import MEANING
 from rrfp_jax.sim.splits import Layers, Recut
 from rrfp_jax.sim.what_if import Link
 from rrfp_jax.trace.idleness import Cause
-from rrfp_jax.trace.work import RecordedStep
+from rrfp_jax.trace.records import RecordedStep
 
 NOTEWORTHY = 0.03
 """A smaller share of the time is not worth a sentence."""

@@ -10,8 +10,7 @@ from rrfp_jax.core.tasks import KINDS
 from rrfp_jax.explain.meaning import MEANING
 from rrfp_jax.explain.plot import WIDTH, Plot, Row, colours, milliseconds, row_height, thinned
 from rrfp_jax.trace.idleness import critical_path, idleness
-from rrfp_jax.trace.records import TaskRecord
-from rrfp_jax.trace.work import RecordedStep
+from rrfp_jax.trace.records import RecordedStep, TaskRecord
 from rrfp_jax.views.picture import DELAY, DELAY_COLOUR
 
 LEAST_IDLE = 1e-3

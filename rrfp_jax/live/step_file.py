@@ -21,8 +21,7 @@ from rrfp_jax.core.tasks import Placement
 from rrfp_jax.files import read_whole
 from rrfp_jax.json_files import Count, Seconds, Unreadable, as_kind, parse_json
 from rrfp_jax.live.latest_step import LatestStep
-from rrfp_jax.trace.records import RECORD, Part, StepTrace
-from rrfp_jax.trace.work import RecordedStep
+from rrfp_jax.trace.records import RECORD, Part, RecordedStep, StepTrace
 
 NAME = "latest-step"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import TypeAlias
 
-from rrfp_jax.core.accumulation import SPARE_GRADIENTS, Accumulation
+from rrfp_jax.core.admission import SPARE_GRADIENTS, Accumulation
 from rrfp_jax.core.hints import BF
 from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.scheduler import check_can_end
@@ -21,8 +21,7 @@ from rrfp_jax.sim.families import Step
 from rrfp_jax.sim.planned import EVALUATIONS, plan
 from rrfp_jax.trace.costs import Costs, Workload, WorkloadCosts, workload_of
 from rrfp_jax.trace.idleness import Cause, StageTime, shares, stage_times
-from rrfp_jax.trace.records import StepTrace, peak_bytes, peak_in_flight
-from rrfp_jax.trace.work import RecordedStep
+from rrfp_jax.trace.records import RecordedStep, StepTrace, peak_bytes, peak_in_flight
 
 Change: TypeAlias = Callable[[Costs, int], Costs]
 """What else a step costs besides its workload, such as jitter, by the step's number; it only adds."""

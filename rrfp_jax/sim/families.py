@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from rrfp_jax.trace.costs import Workload, constant, log_normal
-from rrfp_jax.trace.work import RecordedStep
+from rrfp_jax.trace.records import RecordedStep
 
 FORWARD_SECONDS = 0.010
 ACTIVATION_BYTES = 64 * 2**20

@@ -25,10 +25,9 @@ from operator import attrgetter
 from types import NoneType
 from typing import TypeAlias
 
-from rrfp_jax.core.accumulation import Accumulator
-from rrfp_jax.core.hints import BF, Hint
+from rrfp_jax.core.admission import Accumulator
+from rrfp_jax.core.hints import BF, Hint, Ranked
 from rrfp_jax.core.orders import FixedOrder, ListedOrder
-from rrfp_jax.core.ranked import Ranked
 from rrfp_jax.core.scheduler import check_can_end
 from rrfp_jax.core.schedules import NAMED, Schedule
 from rrfp_jax.core.step_rules import Budget, StepRules, charges_of
@@ -157,7 +156,7 @@ def plan(
     """The best order found for a step whose costs are known.
 
     Args:
-        rules: of the step; their own schedule and backpressure do not matter. Their limit, which the core
+        rules: of the step; their own schedule does not matter. Their limit, which the core
             applies to hints only, holds for the plan, too.
         costs: as known beforehand.
         candidates: to begin with. If none of them splits backwards, the plan does not either.
@@ -169,7 +168,7 @@ def plan(
     Raises:
         ValueError: every candidate is refused.
     """
-    planner = _Planner(replace(rules, backpressure="admission"), costs, links, budgets)
+    planner = _Planner(rules, costs, links, budgets)
     found: dict[str, _Found] = {}
     refused: dict[str, str] = {}
     for name, schedule in candidates.items():

@@ -30,9 +30,17 @@ from rrfp_jax.core.step_rules import Budget
 from rrfp_jax.core.tasks import Placement, Task
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.trace.costs import Costs, TableCosts
-from rrfp_jax.trace.layers import BusySample, fitted_shares, least_largest
+from rrfp_jax.trace.layers import (
+    BusySample,
+    LayerShares,
+    Work,
+    busy_seconds,
+    fitted_shares,
+    layer_shares,
+    least_largest,
+)
+from rrfp_jax.trace.records import RecordedStep
 from rrfp_jax.trace.replayed import ReplayInputs, replay_of
-from rrfp_jax.trace.work import LayerShares, RecordedStep, Work, busy_seconds, layer_shares
 
 
 class Recut(NamedTuple):

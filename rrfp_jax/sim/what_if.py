@@ -17,9 +17,8 @@ from rrfp_jax.core.tasks import Kind, Task
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.sim.splits import Layers
 from rrfp_jax.trace.costs import Costs, TableCosts, recorded
-from rrfp_jax.trace.records import StepTrace, peak_charge, peak_in_flight
+from rrfp_jax.trace.records import RecordedStep, StepTrace, peak_charge, peak_in_flight
 from rrfp_jax.trace.replayed import Place, replay_of
-from rrfp_jax.trace.work import RecordedStep
 
 SCHEDULES = (
     *("bf", "bfw", "1f1b", "zb-h1", "ranked:zb-h1", "zb-h2", "ranked:zb-h2"),

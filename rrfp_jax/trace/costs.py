@@ -37,8 +37,7 @@ from statistics import median
 from typing import TypeAlias
 
 from rrfp_jax.core.tasks import KINDS, Kind, Placement, Task
-from rrfp_jax.trace.records import StepTrace
-from rrfp_jax.trace.work import RecordedStep
+from rrfp_jax.trace.records import RecordedStep, StepTrace
 
 Table: TypeAlias = tuple[tuple[float, ...], ...]
 Factors: TypeAlias = Sequence[Sequence[float]]

@@ -27,8 +27,8 @@ from itertools import pairwise
 from statistics import fmean
 from typing import NamedTuple
 
+from rrfp_jax.core.events import WaitCause
 from rrfp_jax.core.tasks import KINDS, Task
-from rrfp_jax.core.wait import WaitCause
 from rrfp_jax.trace.records import StepTrace, TaskRecord
 
 

@@ -7,13 +7,18 @@ Times are seconds on one clock. A record's `ready` is when the scheduler learned
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rrfp_jax.core.events import WaitCause
+from rrfp_jax.core.orders import FixedOrder
+from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import KINDS, Direction, Kind, Placement, Task
-from rrfp_jax.core.wait import WaitCause
+
+if TYPE_CHECKING:
+    from rrfp_jax.trace.layers import Work
 
 
 class TaskRecord(NamedTuple):
@@ -245,6 +250,34 @@ class StepTrace:
                 gaps.append(Gap(stage, idle_since, record.start, record.task, record.ready))
             idle_since = max(idle_since, record.end)
         return gaps
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedStep:
+    """A step that ran, and what it was decided by.
+
+    Attributes:
+        trace: what happened.
+        rules: of the step.
+        budgets: in bytes, by stage; None for none.
+        buckets: the names of the microbatches' buckets.
+        grouped: whether several processes shared a stage.
+        lead: how long before a task's end the next one was queued (s).
+        work: what the model's layers have to do, found out when somebody asks; None if that is not known.
+    """
+
+    trace: StepTrace
+    rules: StepRules
+    budgets: Sequence[Budget | None] | None = None
+    buckets: Sequence[str]
+    grouped: bool = False
+    lead: float = 0.0
+    work: Callable[[], Work | None] = field(default=lambda: None, compare=False, repr=False)
+
+    @property
+    def fixed_order(self) -> bool:
+        """Whether its schedule was one, or a hint."""
+        return isinstance(self.rules.schedule, FixedOrder)
 
 
 def peak_in_flight(trace: StepTrace) -> list[int]:

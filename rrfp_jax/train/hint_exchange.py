@@ -13,7 +13,7 @@ from rrfp_jax.printing import say
 from rrfp_jax.runtime.engine.engine import Engine
 from rrfp_jax.sim.choice import Auto, Candidate, choose
 from rrfp_jax.trace.costs import WorkloadCosts, measured
-from rrfp_jax.trace.work import RecordedStep
+from rrfp_jax.trace.records import RecordedStep
 
 
 class HintExchange:

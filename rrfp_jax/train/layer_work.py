@@ -15,7 +15,7 @@ from rrfp_jax.runtime.engine.engine import Engine
 from rrfp_jax.runtime.mesh.stage_mesh import tracing_alone
 from rrfp_jax.runtime.programs.gradients import wide
 from rrfp_jax.runtime.sizes import nbytes
-from rrfp_jax.trace.work import LayerWork, Work
+from rrfp_jax.trace.layers import LayerWork, Work
 
 SAME = 1.05
 """The last layer has the loss as well. It is called as others of its name if that adds no more than this."""

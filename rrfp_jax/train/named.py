@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rrfp_jax.core.csv_order import read_csv
-from rrfp_jax.core.hints import Hint
+from rrfp_jax.core.hints import Hint, Ranked
 from rrfp_jax.core.orders import FixedOrder
-from rrfp_jax.core.ranked import Ranked
 from rrfp_jax.core.scheduler import check_can_end
-from rrfp_jax.core.schedules import RANKED, Schedule, by_name
+from rrfp_jax.core.schedules import RANKED, Schedule, by_name, read_csv
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import path_of, printable
@@ -53,7 +51,7 @@ def read_schedule(given: Schedule | Planned | Auto | str) -> Schedule | Planned 
 
 
 def schedule_of(given: Schedule | str, others: Sequence[str] = ()) -> Schedule:
-    """The schedule that is meant; `csv:FILE` is an order in PyTorch's CSV form (`core/csv_order.py`).
+    """The schedule that is meant; `csv:FILE` is an order in PyTorch's CSV form (`core/schedules.py`).
 
     Args:
         given: as users give it.

@@ -11,8 +11,7 @@ from rrfp_jax.errors import UsageError
 from rrfp_jax.explain.explanation import Explanation, TimedStep, explain
 from rrfp_jax.runtime.model.metrics import Reduced, figures
 from rrfp_jax.runtime.stages.step import Sums
-from rrfp_jax.trace.records import StepTrace
-from rrfp_jax.trace.work import RecordedStep
+from rrfp_jax.trace.records import RecordedStep, StepTrace
 from rrfp_jax.views.picture import Panel
 from rrfp_jax.views.timeline import Timeline
 

@@ -14,7 +14,7 @@ from rrfp_jax.runtime.engine.engine import Engine
 from rrfp_jax.runtime.stages.step import Sums
 from rrfp_jax.sim.planned import Planned
 from rrfp_jax.trace.costs import CostTable, WorkloadCosts, measured
-from rrfp_jax.trace.work import RecordedStep
+from rrfp_jax.trace.records import RecordedStep
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,8 @@ from rrfp_jax.runtime.run.signals import interrupts_held
 from rrfp_jax.runtime.run.world import START_SECONDS
 from rrfp_jax.sim.choice import Auto
 from rrfp_jax.sim.planned import Planned, base_of
-from rrfp_jax.trace.work import RecordedStep, Work
+from rrfp_jax.trace.layers import Work
+from rrfp_jax.trace.records import RecordedStep
 from rrfp_jax.train.checks import check_order
 from rrfp_jax.train.hint_exchange import HintExchange
 from rrfp_jax.train.layer_work import layer_work

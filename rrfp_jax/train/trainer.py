@@ -8,7 +8,7 @@ from typing import Any
 
 import optax
 
-from rrfp_jax.core.accumulation import SPARE_GRADIENTS, Accumulation
+from rrfp_jax.core.admission import SPARE_GRADIENTS, Accumulation
 from rrfp_jax.core.group import GroupProtocol
 from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.data.contract import as_data

@@ -12,8 +12,7 @@ from typing import Any
 
 from rrfp_jax.core.tasks import FORWARD, KINDS, Task
 from rrfp_jax.trace.idleness import Cause, Idle, idleness
-from rrfp_jax.trace.records import StepTrace, TaskRecord
-from rrfp_jax.trace.work import RecordedStep
+from rrfp_jax.trace.records import RecordedStep, StepTrace, TaskRecord
 from rrfp_jax.views.causes import DRAWN_AS, IDLE, NOTHING, WAITS
 
 DELAY, DELAY_COLOUR = "injected delay", "#ff69b4"

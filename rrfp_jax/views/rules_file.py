@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
-from rrfp_jax.core.accumulation import Accumulation
+from rrfp_jax.core.admission import Accumulation
 from rrfp_jax.core.orders import ListedOrder
 from rrfp_jax.core.schedules import NAMED, RANKED, Schedule, by_name, name_of
-from rrfp_jax.core.step_rules import Backpressure, Budget, StepRules
+from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.json_files import Count, Seconds
-from rrfp_jax.trace.records import StepTrace
-from rrfp_jax.trace.work import LayerWork, RecordedStep, Work
+from rrfp_jax.trace.layers import LayerWork, Work
+from rrfp_jax.trace.records import RecordedStep, StepTrace
 
 RECORDED = "recorded"
 """In the place of a schedule's name: one that has none, and is read as the order in which tasks ran."""
@@ -57,7 +57,7 @@ class RulesText(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     schedule: str
     microbatches: Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
     limit: Count | None
-    backpressure: Backpressure
+    backpressure: Literal["admission"]
     accumulation: Accumulation
     spare_gradients: Count
     forward_only: bool
@@ -88,7 +88,6 @@ class RulesText(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             microbatches=microbatches,
             schedule=self._schedule(trace),
             limit=self.limit,
-            backpressure=self.backpressure,
             accumulation=self.accumulation,
             spare_gradients=self.spare_gradients,
             forward_only=self.forward_only,
@@ -118,7 +117,7 @@ def rules_text(step: RecordedStep) -> dict[str, Any]:
         "schedule": name if known else RECORDED,
         "microbatches": rules.microbatches,
         "limit": rules.limit,
-        "backpressure": rules.backpressure,
+        "backpressure": "admission",
         "accumulation": rules.accumulation,
         "spare_gradients": rules.spare_gradients,
         "forward_only": rules.forward_only,

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rrfp_jax.json_files import write_json
-from rrfp_jax.trace.records import StepTrace, TaskRecord
-from rrfp_jax.trace.work import RecordedStep
+from rrfp_jax.trace.records import RecordedStep, StepTrace, TaskRecord
 from rrfp_jax.views.rules_file import rules_text
 
 TRACED_STEPS = 20

@@ -10,12 +10,11 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
+from rrfp_jax.core.events import WaitCause
 from rrfp_jax.core.tasks import Kind, Placement, Task
-from rrfp_jax.core.wait import WaitCause
 from rrfp_jax.fields import printable
 from rrfp_jax.json_files import Seconds, Unreadable, as_kind, load_json
-from rrfp_jax.trace.records import Part, StepTrace, TaskRecord
-from rrfp_jax.trace.work import RecordedStep
+from rrfp_jax.trace.records import Part, RecordedStep, StepTrace, TaskRecord
 from rrfp_jax.views.rules_file import RulesText
 from rrfp_jax.views.trace_file import DELAY
 

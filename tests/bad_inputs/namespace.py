@@ -32,8 +32,7 @@ from rrfp_jax.runtime.run.place import SlurmStep
 from rrfp_jax.runtime.run.signals import save_seconds
 from rrfp_jax.runtime.run.token import take_token
 from rrfp_jax.trace.costs import constant
-from rrfp_jax.trace.records import Part, StepTrace, TaskRecord
-from rrfp_jax.trace.work import RecordedStep
+from rrfp_jax.trace.records import Part, RecordedStep, StepTrace, TaskRecord
 from rrfp_jax.train.durations import read_costs, read_workload
 from rrfp_jax.train.named import read_schedule
 from rrfp_jax.views.picture import Panel

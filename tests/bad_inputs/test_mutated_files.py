@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from msgspec import to_builtins
 
 import rrfp_jax as rrfp
-from rrfp_jax.core.csv_order import write_csv
-from rrfp_jax.core.schedules import by_name
+from rrfp_jax.core.schedules import by_name, write_csv
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import FORWARD, Placement, Task
 from rrfp_jax.json_files import Unreadable
@@ -28,7 +27,7 @@ from rrfp_jax.runtime.run.exits import ExitReport
 from rrfp_jax.runtime.run.exits import read_all as read_last_words
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.trace.costs import CostTable, WorkloadCosts, log_normal
-from rrfp_jax.trace.work import RecordedStep
+from rrfp_jax.trace.records import RecordedStep
 from rrfp_jax.train.durations import read_costs, read_workload
 from rrfp_jax.train.named import schedule_of
 from rrfp_jax.views.trace_file import write_trace

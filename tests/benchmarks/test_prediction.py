@@ -13,8 +13,8 @@ from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.trace.costs import WorkloadCosts, constant
-from rrfp_jax.trace.records import Part
-from rrfp_jax.trace.work import LayerWork, RecordedStep, Work
+from rrfp_jax.trace.layers import LayerWork, Work
+from rrfp_jax.trace.records import Part, RecordedStep
 
 STAGES, HOP = 4, 0.3
 SHORT, LONG = "0.5", "2"

@@ -17,7 +17,7 @@ from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.sim.choice import CANDIDATES
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.trace.costs import WorkloadCosts, constant, log_normal, measured
-from rrfp_jax.trace.work import RecordedStep
+from rrfp_jax.trace.records import RecordedStep
 from rrfp_jax.views.trace_file import write_trace
 
 ROOT = Path(__file__).parents[2]

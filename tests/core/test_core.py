@@ -4,13 +4,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rrfp_jax.core.accumulation import Accumulator
-from rrfp_jax.core.events import ROOM, Arrived, Dispatch, IllegalEvent, ScheduleError
+from rrfp_jax.core.admission import Accumulator
+from rrfp_jax.core.events import ROOM, Arrived, Dispatch, IllegalEvent, ScheduleError, WaitCause
 from rrfp_jax.core.hints import BF, Hint
 from rrfp_jax.core.orders import FixedOrder, GPipe, OneFOneB
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.tasks import Direction, Placement
-from rrfp_jax.core.wait import WaitCause
 from tests.support.interleave import World
 from tests.support.small_step import B, F, rules
 

@@ -1,25 +1,24 @@
-"""The paper's backpressure, next to admission."""
+"""The paper's drain, a hint of its own, next to admission."""
 
 import pytest
 
+from benchmarks.studies.drain import Drain
 from rrfp_jax.core.events import ROOM, Arrived
-from rrfp_jax.core.hints import BF, BFW, FPriority
-from rrfp_jax.core.orders import OneFOneB
+from rrfp_jax.core.hints import BFW, FPriority
 from rrfp_jax.core.scheduler import StageScheduler
-from rrfp_jax.core.step_rules import Budget, StepRules
+from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Direction, Input, Placement
 
 
-def scheduler(stage=0, chunks=1, backpressure="drain", limit=1, schedule=None, budget=None, **kwargs):
+def scheduler(stage=0, chunks=1, limit=1, schedule=None, admission=False):
+    hint = schedule or FPriority()
     rules = StepRules(
         placement=Placement(2, chunks),
         microbatches=3,
-        schedule=schedule or FPriority(),
-        limit=limit,
-        backpressure=backpressure,
-        **kwargs,
+        schedule=hint if admission else Drain(hint, limit),
+        limit=limit if admission else None,
     )
-    return StageScheduler(stage, rules, budget)
+    return StageScheduler(stage, rules)
 
 
 def run(scheduler, *events):
@@ -50,7 +49,7 @@ class TestOneChunk:
 
     def test_keeps_nothing_back_for_lower_microbatches(self):
         assert run(scheduler(1), "F1", ROOM) == "F1"
-        assert run(scheduler(1, backpressure="admission"), "F1", ROOM) == ""
+        assert run(scheduler(1, admission=True), "F1", ROOM) == ""
 
 
 class TestSeveralChunks:
@@ -69,29 +68,10 @@ class TestSeveralChunks:
         assert stage.in_flight == 2  # chunks
 
     def test_admission_holds_microbatches_to_the_limit(self):
-        stage = scheduler(1, chunks=2, limit=2, backpressure="admission")
+        stage = scheduler(1, chunks=2, limit=2, admission=True)
         assert run(stage, "F1", ROOM, "F1.1", ROOM, "F2", ROOM) == "F1 F1.1 B1.1"
 
 
-class TestWhereItDoesNotApply:
-    def test_no_limit(self):
-        assert run(scheduler(limit=None), *[ROOM] * 3) == "F0 F1 F2"
-
-    def test_forward_only(self):
-        assert run(scheduler(forward_only=True), *[ROOM] * 3) == "F0 F1 F2"
-
-    def test_fixed_orders(self):
-        assert run(scheduler(schedule=OneFOneB()), ROOM, ROOM) == "F0 F1"
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"limit": 0}, "limit=0"),
-        ({"backpressure": "none"}, "backpressure='none': choose 'admission' or 'drain'"),
-        ({"budget": Budget([[1, 1, 1]], 2)}, "backpressure='drain' with a budget"),
-    ],
-)
-def test_refused(settings, said):
-    with pytest.raises(ValueError, match=said):
-        scheduler(**{"schedule": BF()} | settings)
+def test_a_limit_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="limit=0"):
+        scheduler(limit=0)

@@ -5,11 +5,11 @@ import random
 
 import pytest
 
+from benchmarks.studies.drain import Drain
 from rrfp_jax.core.group import Unanimous
-from rrfp_jax.core.hints import BF, BFW
+from rrfp_jax.core.hints import BF, BFW, Ranked, _Place
 from rrfp_jax.core.orders import ZBH1
 from rrfp_jax.core.progress import ReadyQueue
-from rrfp_jax.core.ranked import Ranked, _Place
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Placement
 from tests.verification.exploration.cases import cases, schedules, sizes
@@ -80,7 +80,7 @@ class TestKeys:
         "case",
         [
             Case(rules=step(microbatches=3, schedule=BFW(), limit=2)),
-            Case(rules=step(microbatches=3, limit=3, backpressure="drain", accumulation="arrival")),
+            Case(rules=step(microbatches=3, schedule=Drain(BF(), 3), accumulation="arrival")),
             Case(rules=step(), ranks=2),
             Case(rules=step(), ranks=2, protocol="unanimous"),
             Case(rules=step(microbatches=3, schedule=Ranked(ZBH1()), limit=2)),

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rrfp_jax.core.tasks import Placement
-from rrfp_jax.trace.layers import BusySample, fitted_shares
-from rrfp_jax.trace.work import LayerWork, Work
+from rrfp_jax.trace.layers import BusySample, LayerWork, Work, fitted_shares
 
 FOUR = Placement(4, 1)
 EVEN = (4, 4, 4, 4)

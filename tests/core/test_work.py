@@ -3,8 +3,7 @@
 import pytest
 
 from rrfp_jax.core.tasks import Placement
-from rrfp_jax.trace.layers import least_largest
-from rrfp_jax.trace.work import LayerWork, Work, layer_shares
+from rrfp_jax.trace.layers import LayerWork, Work, layer_shares, least_largest
 
 FOUR = Placement(4, 1)
 

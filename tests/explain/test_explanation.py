@@ -9,8 +9,8 @@ from rrfp_jax.explain.main_cause import main_cause
 from rrfp_jax.explain.meaning import MEANING
 from rrfp_jax.sim.disturbances import Disturbed, Straggler
 from rrfp_jax.trace.costs import WorkloadCosts
+from rrfp_jax.trace.layers import LayerWork, Work
 from rrfp_jax.trace.records import Part
-from rrfp_jax.trace.work import LayerWork, Work
 from tests.support.spoilt import EVEN, MICROBATCHES, STAGES, ran, rows, rules, spoilt
 
 

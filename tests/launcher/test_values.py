@@ -6,7 +6,7 @@ from signal import SIGKILL
 import pytest
 
 from rrfp_jax.core import tasks
-from rrfp_jax.core.wait import Wait, WaitCause
+from rrfp_jax.core.events import Wait, WaitCause
 from rrfp_jax.errors import FAILED
 from rrfp_jax.launcher import exit_words
 from rrfp_jax.launcher.exit_report import RankEnd, diagnose

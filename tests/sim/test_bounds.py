@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.studies.drain import Drain
 from rrfp_jax.core.hints import BF, BFW
 from rrfp_jax.core.orders import ZBH1, ZBH2, GPipe, OneFOneB
 from rrfp_jax.core.step_rules import Budget, StepRules
@@ -90,7 +91,6 @@ def test_nothing_beats_the_lower_bound(step, links):
 @settings(max_examples=200, deadline=None, derandomize=True)
 def test_nothing_beats_the_bound_of_a_budget(step, costs_in_bytes, room):
     rules, costs = step
-    rules = dataclasses.replace(rules, backpressure="admission")
     in_bytes = costs_in_bytes[: rules.microbatches]
     chunks = rules.placement.chunks
     limit = round(max(in_bytes) * chunks * room)
@@ -156,7 +156,7 @@ def test_limits_are_not_those_of_fixed_orders():
 
 def test_the_drain_may_exceed_its_limit_so_that_bounds_nothing():
     rules, costs = one_chunk(constant(3, 6, 1.0), BFW(), limit=1)
-    drains = dataclasses.replace(rules, backpressure="drain")
+    drains = dataclasses.replace(rules, schedule=Drain(BFW(), 1), limit=None)
     unlimited = dataclasses.replace(rules, limit=None)
     assert lower_bound(drains, costs) == lower_bound(unlimited, costs) < lower_bound(rules, costs)
 

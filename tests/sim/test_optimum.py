@@ -6,9 +6,8 @@ from itertools import product
 import pytest
 from hypothesis import given, settings
 
-from rrfp_jax.core.hints import BF
+from rrfp_jax.core.hints import BF, Ranked
 from rrfp_jax.core.orders import ZBH1, OneFOneB
-from rrfp_jax.core.ranked import Ranked
 from rrfp_jax.core.schedules import NAMED
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Placement, Task

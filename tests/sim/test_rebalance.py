@@ -24,7 +24,7 @@ from rrfp_jax.sim.splits import (
     Verdict,
     simulated,
 )
-from rrfp_jax.trace.work import LayerWork
+from rrfp_jax.trace.layers import LayerWork
 from tests.sim.test_recut import blocks, with_work
 from tests.support.spoilt import MICROBATCHES, ran
 

@@ -10,8 +10,8 @@ from rrfp_jax.sim.engine import simulate
 from rrfp_jax.sim.splits import Layers
 from rrfp_jax.sim.what_if import what_ifs
 from rrfp_jax.trace.costs import WorkloadCosts
+from rrfp_jax.trace.layers import LayerWork, Work
 from rrfp_jax.trace.replayed import replay_of
-from rrfp_jax.trace.work import LayerWork, Work
 from tests.support.spoilt import EVEN, MICROBATCHES, STAGES, ran, rules
 
 

@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rrfp_jax.core.csv_order import read_csv
 from rrfp_jax.core.orders import FixedOrder
-from rrfp_jax.core.schedules import by_name
+from rrfp_jax.core.schedules import by_name, read_csv
 from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Placement
 from rrfp_jax.sim.engine import simulate

@@ -9,8 +9,7 @@ from rrfp_jax.core.step_rules import Budget
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.sim.what_if import what_ifs
 from rrfp_jax.trace.costs import WorkloadCosts
-from rrfp_jax.trace.records import Part, StepTrace
-from rrfp_jax.trace.work import RecordedStep
+from rrfp_jax.trace.records import Part, RecordedStep, StepTrace
 from tests.support.spoilt import EVEN, MICROBATCHES, STAGES, ran, rows, rules, spoilt
 from tests.support.steps import steps
 

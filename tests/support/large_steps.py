@@ -6,7 +6,7 @@ from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.trace.costs import WorkloadCosts, log_normal
-from rrfp_jax.trace.work import RecordedStep
+from rrfp_jax.trace.records import RecordedStep
 
 
 def large_step(stages: int, microbatches: int) -> RecordedStep:

@@ -3,10 +3,10 @@
 import time
 
 from rrfp_jax.authors import OURS
+from rrfp_jax.core.events import Wait, WaitCause
 from rrfp_jax.core.hints import BFW
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Kind, Placement, Task
-from rrfp_jax.core.wait import Wait, WaitCause
 from rrfp_jax.launcher.why import judge as judging
 from rrfp_jax.launcher.why import words
 from rrfp_jax.launcher.why.snapshot import RankSnapshot

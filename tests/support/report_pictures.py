@@ -22,7 +22,7 @@ from rrfp_jax.explain.two_runs import TwoRuns
 from rrfp_jax.sim.disturbances import Disturbed, Straggler
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.trace.costs import WorkloadCosts, constant
-from rrfp_jax.trace.work import RecordedStep
+from rrfp_jax.trace.records import RecordedStep
 from tests.support.browser import browser
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"

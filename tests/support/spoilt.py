@@ -8,7 +8,7 @@ from rrfp_jax.sim.disturbances import Jittered, Straggler
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.trace.costs import WorkloadCosts, constant, log_normal
 from rrfp_jax.trace.jitter import LEVELS
-from rrfp_jax.trace.work import RecordedStep
+from rrfp_jax.trace.records import RecordedStep
 
 STAGES, MICROBATCHES = 4, 12
 EVEN = constant(STAGES, MICROBATCHES, 10e-3, transfer=1e-3)

@@ -6,7 +6,8 @@ import random
 
 from hypothesis import strategies as st
 
-from rrfp_jax.core.ranked import Ranked
+from benchmarks.studies.drain import Drain
+from rrfp_jax.core.hints import Hint, Ranked
 from rrfp_jax.core.schedules import NAMED
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Placement, Task
@@ -53,12 +54,14 @@ def steps(draw, stages=4, microbatches=6, forwards=48):
     count = draw(st.integers(1, min(microbatches, forwards // (placement.last + 1))))
     named = [NAMED[name] for name in sorted(NAMED) if defined(NAMED[name], placement, count)]
     schedules = named + [Ranked(s) for s in named if hasattr(s, "order")]
+    schedule, limit = draw(st.sampled_from(schedules)), draw(st.none() | st.integers(1, 4))
+    if limit is not None and isinstance(schedule, Hint) and draw(st.booleans()):
+        schedule, limit = Drain(schedule, limit), None
     rules = StepRules(
         placement=placement,
         microbatches=count,
-        schedule=draw(st.sampled_from(schedules)),
-        limit=draw(st.none() | st.integers(1, 4)),
-        backpressure=draw(st.sampled_from(["admission", "drain"])),
+        schedule=schedule,
+        limit=limit,
         accumulation=draw(st.sampled_from(["index", "arrival"])),
     )
     return rules, Drawn(placement, draw(st.integers(0, 10**6)))

@@ -10,7 +10,7 @@ from rrfp_jax.live.look import Line, Seen, State
 from rrfp_jax.live.step_file import NAME, StepFile, read_step
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.trace.costs import WorkloadCosts, log_normal
-from rrfp_jax.trace.work import RecordedStep
+from rrfp_jax.trace.records import RecordedStep
 
 NOW = 1000.0
 

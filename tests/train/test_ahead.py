@@ -17,7 +17,7 @@ from rrfp_jax.data.contract import InMemory, buckets_of
 from rrfp_jax.schedules import BF, BFW, Planned
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.trace.costs import CostTable, Workload, WorkloadCosts, log_normal, measured
-from rrfp_jax.trace.work import RecordedStep
+from rrfp_jax.trace.records import RecordedStep
 from rrfp_jax.train.durations import read_costs
 from tests.support import toy
 from tests.support.programs import compilations

@@ -17,7 +17,7 @@ from rrfp_jax.schedules import Auto
 from rrfp_jax.sim.choice import CANDIDATES
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.trace.costs import CostTable, WorkloadCosts, constant
-from rrfp_jax.trace.work import RecordedStep
+from rrfp_jax.trace.records import RecordedStep
 from rrfp_jax.train import hint_exchange
 from rrfp_jax.train.hint_exchange import HintExchange
 from tests.support import toy

@@ -5,10 +5,9 @@ import re
 import pytest
 
 import rrfp_jax as rrfp
-from rrfp_jax.core.csv_order import write_csv
+from rrfp_jax.core.hints import Ranked
 from rrfp_jax.core.orders import OneFOneB
-from rrfp_jax.core.ranked import Ranked
-from rrfp_jax.core.schedules import name_of
+from rrfp_jax.core.schedules import name_of, write_csv
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.core.v_orders import ZBV
 from rrfp_jax.train.named import read_schedule, schedule_of

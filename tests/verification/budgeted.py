@@ -11,8 +11,7 @@ import jax
 import numpy as np
 
 from rrfp_jax.core.footprint import Chunks, Meter, least_room, step_budgets
-from rrfp_jax.core.hints import BF, BFW, BPriority, FPriority
-from rrfp_jax.core.ranked import Ranked
+from rrfp_jax.core.hints import BF, BFW, BPriority, FPriority, Ranked
 from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import FORWARD, WEIGHT, Placement, Task
 from rrfp_jax.runtime.engine.device import Running

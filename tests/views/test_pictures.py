@@ -12,8 +12,7 @@ from rrfp_jax.core.hints import BF
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, KINDS, Placement, Task
 from rrfp_jax.trace.idleness import Cause, Idle
-from rrfp_jax.trace.records import Part, StepTrace, TaskRecord
-from rrfp_jax.trace.work import RecordedStep
+from rrfp_jax.trace.records import Part, RecordedStep, StepTrace, TaskRecord
 from rrfp_jax.views.causes import IDLE, WAITS
 from rrfp_jax.views.picture import Panel, told
 from rrfp_jax.views.timeline import SVG, Timeline, compare

@@ -11,9 +11,8 @@ from rrfp_jax.sim.engine import simulate
 from rrfp_jax.sim.planned import plan
 from rrfp_jax.sim.what_if import what_ifs
 from rrfp_jax.trace.costs import WorkloadCosts, log_normal
-from rrfp_jax.trace.records import Part
+from rrfp_jax.trace.records import Part, RecordedStep
 from rrfp_jax.trace.replayed import replay_of
-from rrfp_jax.trace.work import RecordedStep
 from rrfp_jax.views.trace_file import DELAY, write_trace
 from rrfp_jax.views.trace_reading import read_trace
 

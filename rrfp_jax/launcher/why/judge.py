@@ -22,8 +22,8 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
+from rrfp_jax.core.events import WaitCause
 from rrfp_jax.core.tasks import Direction, Input, Output, Task
-from rrfp_jax.core.wait import WaitCause
 from rrfp_jax.launcher.why.snapshot import RankSnapshot
 from rrfp_jax.runtime.run.consensus import first_difference
 from rrfp_jax.runtime.run.recorder import (

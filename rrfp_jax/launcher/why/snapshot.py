@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from rrfp_jax.core.wait import WaitCause
+from rrfp_jax.core.events import WaitCause
 from rrfp_jax.errors import UsageError
 from rrfp_jax.files import read_whole
 from rrfp_jax.runtime.run.proc import is_stopped

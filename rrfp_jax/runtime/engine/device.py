@@ -20,9 +20,9 @@ from time import perf_counter
 from types import TracebackType
 from typing import Any
 
+from rrfp_jax.core.events import WaitCause
 from rrfp_jax.core.step_rules import MOST_QUEUED
 from rrfp_jax.core.tasks import Task
-from rrfp_jax.core.wait import WaitCause
 from rrfp_jax.trace.records import TaskRecord
 
 SET_TIMER_SLACK, GET_TIMER_SLACK = 29, 30  # of prctl(2); they concern the calling thread only

@@ -38,8 +38,7 @@ from rrfp_jax.runtime.stages.replicas import Reduction
 from rrfp_jax.runtime.stages.stage import Stage
 from rrfp_jax.runtime.stages.staging import BuiltStages, Staging
 from rrfp_jax.runtime.stages.step import Inputs, Load, ModelStep, Sums, add_up, not_finite
-from rrfp_jax.trace.records import Part, StepTrace, TaskRecord, busy_of
-from rrfp_jax.trace.work import RecordedStep
+from rrfp_jax.trace.records import Part, RecordedStep, StepTrace, TaskRecord, busy_of
 
 
 def as_text(engine: Engine) -> dict[str, str]:

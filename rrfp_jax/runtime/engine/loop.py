@@ -19,12 +19,11 @@ from typing import Any, Protocol, TypeAlias
 
 import jax
 
-from rrfp_jax.core.events import ROOM, Arrived, Dispatch
+from rrfp_jax.core.events import ROOM, Arrived, Dispatch, WaitCause
 from rrfp_jax.core.footprint import Meter
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.step_rules import MOST_QUEUED, Budget, StepRules
 from rrfp_jax.core.tasks import Task
-from rrfp_jax.core.wait import WaitCause
 from rrfp_jax.errors import TrainingError
 from rrfp_jax.runtime.engine.device import DEEPEST, DeviceQueue, Running, precise_timers
 from rrfp_jax.runtime.engine.pacing import ArrivalDelays

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import jax
 import numpy as np
 
-from rrfp_jax.core.accumulation import SPARE_GRADIENTS, Accumulation
+from rrfp_jax.core.admission import SPARE_GRADIENTS, Accumulation
 from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.core.step_rules import StepRules, default_max_in_flight
 from rrfp_jax.core.tasks import Placement

@@ -26,11 +26,10 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_args
 
 import msgspec
 
-from rrfp_jax.core.events import Dispatch, Event, Room
+from rrfp_jax.core.events import Dispatch, Event, Room, Wait
 from rrfp_jax.core.group import Alone, Answer, Decision, GroupMessage, GroupProtocol, Member, member, partners
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.tasks import Task
-from rrfp_jax.core.wait import Wait
 from rrfp_jax.errors import Disagreement, TrainingError, UsageError
 from rrfp_jax.runtime.run.frames import Message, encoded
 from rrfp_jax.runtime.run.token import Store

@@ -20,8 +20,8 @@ from typing import Literal, TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
+from rrfp_jax.core.events import Wait
 from rrfp_jax.core.tasks import Task
-from rrfp_jax.core.wait import Wait
 from rrfp_jax.errors import TrainingError
 
 SHORTEST_PAUSE, PAUSE_SHARE = 2e-5, 0.05

@@ -21,7 +21,7 @@ from rrfp_jax.runtime.programs.library import RankPrograms
 from rrfp_jax.runtime.programs.stage_programs import StagePrograms, TaskProgram
 from rrfp_jax.runtime.sizes import as_sent
 from rrfp_jax.runtime.stages.stage import Stage
-from rrfp_jax.trace.work import RecordedStep
+from rrfp_jax.trace.records import RecordedStep
 
 Load: TypeAlias = Callable[[Sequence[frozenset[str]]], Sequence[Mapping[str, Any]]]
 """The fields wanted of each microbatch -> their arrays by name."""

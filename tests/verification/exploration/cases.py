@@ -7,11 +7,11 @@ import random
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from rrfp_jax.core.accumulation import Accumulation
+from benchmarks.studies.drain import Drain
+from rrfp_jax.core.admission import Accumulation
 from rrfp_jax.core.group import GroupProtocol
-from rrfp_jax.core.hints import BPriority, Hint
+from rrfp_jax.core.hints import BPriority, Hint, Ranked
 from rrfp_jax.core.orders import FixedOrder
-from rrfp_jax.core.ranked import Ranked
 from rrfp_jax.core.schedules import NAMED, Schedule
 from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import Direction, Placement, Shape
@@ -138,7 +138,7 @@ def _bounded(
             yield replace(rules, limit=limit), None
         if not isinstance(schedule, Anything):
             for limit in range(1, microbatches * placement.chunks):
-                yield replace(rules, limit=limit, backpressure="drain"), None
+                yield replace(rules, schedule=Drain(schedule, limit)), None
         for _ in range(BUDGETS_OF_ANY if isinstance(schedule, Anything) else BUDGETS):
             yield (
                 rules,

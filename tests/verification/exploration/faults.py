@@ -9,8 +9,7 @@ from functools import partial
 from rrfp_jax.core.admission import Admission, ByChunk, Whole
 from rrfp_jax.core.events import Arrived, Chosen, Dispatch, Event, Room
 from rrfp_jax.core.group import NOTHING, Answer, Follower, GroupMessage, Member, Unanimous
-from rrfp_jax.core.hints import BF, BPriority, FPriority
-from rrfp_jax.core.ranked import Ranked
+from rrfp_jax.core.hints import BF, BPriority, FPriority, Ranked
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import Placement, Task

@@ -11,8 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rrfp_jax.core.footprint import Chunks, Footprint, least_room, step_budgets
-from rrfp_jax.core.hints import BF, BFW, FPriority
-from rrfp_jax.core.ranked import Ranked
+from rrfp_jax.core.hints import BF, BFW, FPriority, Ranked
 from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Direction, Input, Kind, Placement, Task

@@ -6,8 +6,9 @@ from collections.abc import Collection, Sequence
 from itertools import product
 from typing import NamedTuple
 
+from benchmarks.studies.drain import Drain
 from rrfp_jax.core.events import Arrived, Dispatch
-from rrfp_jax.core.ranked import Ranked
+from rrfp_jax.core.hints import Ranked
 from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Input, Placement, Task
 
@@ -72,7 +73,8 @@ class Witness:
             self._limits.append((budget.costs, budget.limit))
         if budget and budget.most is not None:
             self._limits.append(([ones, *[zeros] * (len(self._chunks) - 1)], budget.most))
-        if rules.limit is not None and not rules.drains:
+        self._drain = rules.hint if isinstance(rules.hint, Drain) else None
+        if rules.limit is not None:
             self._limits.append(([ones] * len(self._chunks), rules.limit * len(self._chunks)))
 
     def start(self) -> Seen:
@@ -107,7 +109,7 @@ class Witness:
     def check_idle(self, seen: Seen) -> None:
         """Refuse that nothing runs under a hint with admission although something could."""
         rules = self._rules
-        if rules.hint and not rules.drains:
+        if rules.hint and self._drain is None:
             for chunk, microbatch in product(self._chunks, range(rules.microbatches)):
                 able = self._able(seen, chunk, microbatch)
                 require(able is None, f"nothing runs, but {able} could")
@@ -151,10 +153,10 @@ class Witness:
         for costs, limit in self._limits:
             held = sum(costs[chunk][j] for chunk, j in seen.held)
             require(held <= limit, f"{held} is held where the limit is {limit}")
-        if rules.drains and rules.limit is not None:
+        if self._drain is not None:
             held = sum(task.kind is FORWARD for task in seen.dispatched) - sum(seen.ends)
-            most = rules.limit + (len(self._chunks) if len(self._chunks) > 1 else 0)
-            require(held <= most, f"{held} forwards have no backward, limit {rules.limit}")
+            most = self._drain.limit + (len(self._chunks) if len(self._chunks) > 1 else 0)
+            require(held <= most, f"{held} forwards have no backward, limit {self._drain.limit}")
         require(parked <= rules.spare_gradients, f"{parked} gradients are parked")
 
     def _parked(self, seen: Seen) -> int:
@@ -204,7 +206,7 @@ class Witness:
         return True
 
     def _spares(self, seen: Seen, forward: Task) -> bool:
-        """Whether an F leaves the order the room that it needs: the rule of core/ranked.py."""
+        """Whether an F leaves the order the room that it needs: the rule of core/hints.py."""
         unfinished = [q for q, ends in enumerate(seen.ends) if ends < len(self._chunks)]
         if not self._order or forward.microbatch == unfinished[0]:
             return True

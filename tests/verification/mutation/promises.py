@@ -67,7 +67,7 @@ def no_reserve(original: Any) -> Any:
 @row(
     bug="A gradient is computed although there is no place for it.",
     source=OURS,
-    target="rrfp_jax.core.accumulation:Accumulator.accepts",
+    target="rrfp_jax.core.admission:Accumulator.accepts",
     here="A backward out of turn runs only if a spare buffer is free; spare buffers are counted.",
     tests=[f"{ADDING}_a_backward_without_a_spare_buffer_waits"],
 )
@@ -78,7 +78,7 @@ def parked_without_a_place(original: Any) -> Any:
 @row(
     bug="Gradients are added in the order in which they come, so two runs differ.",
     source=OURS,
-    target="rrfp_jax.core.accumulation:Accumulator.add",
+    target="rrfp_jax.core.admission:Accumulator.add",
     here="They are added in the order of microbatches; those ahead of their turn are parked.",
     tests=[f"{ADDING}_parks_ahead_of_turn_and_drains_in_order"],
 )
@@ -89,7 +89,7 @@ def added_as_they_come(original: Any) -> Any:
 @row(
     bug="Parked gradients are added the other way round.",
     source=OURS,
-    target="rrfp_jax.core.accumulation:Accumulator.add",
+    target="rrfp_jax.core.admission:Accumulator.add",
     here="The turn counts up, and takes each parked one when it comes to it.",
     tests=[f"{ADDING}_parks_ahead_of_turn_and_drains_in_order"],
 )
