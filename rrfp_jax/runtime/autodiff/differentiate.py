@@ -20,15 +20,7 @@ from jax.extend.core import ClosedJaxpr
 from rrfp_jax.random_keys import as_key, plain
 from rrfp_jax.runtime.autodiff.residuals import hoist, plan_residuals, prepared_too
 from rrfp_jax.runtime.autodiff.split_backward import split
-from rrfp_jax.runtime.autodiff.traced import (
-    SCALE,
-    Program,
-    Specs,
-    inline,
-    reduce,
-    spec_of,
-    with_given,
-)
+from rrfp_jax.runtime.autodiff.traced import SCALE, Program, Specs, inline, reduce, spec_of, with_given
 
 Flat: TypeAlias = Sequence[Any]
 
@@ -53,10 +45,9 @@ class Differentiated:
         weight    what backward reads, then input's outputs    -> gradients
 
     Attributes:
-        out: number of carry leaves that the forward sends on.
+        out: number of carry leaves that the forward sends on, before a statistics vector if there is one.
         moving_in: indices of the carry leaves that have a gradient (floating point).
         moving_out: the same for the carry that leaves the stage; cotangents come in this order.
-        has_statistics: whether the forward's outputs hold a statistics vector after the carry.
         fixed: number of entries at the head of an argument list that all microbatches share.
         cotangents: index of the first cotangent in the backward's argument list, which ends with the loss
             scale: the cotangent of the loss.
@@ -108,10 +99,8 @@ def differentiate(
     have no backward if the carry's gradient is not wanted either.
 
     Args:
-        stage: pure; see `StageFunction`.
-        params: specs of the parameters.
-        carry: specs of what arrives from the stage before.
-        inputs: specs of the microbatch's fields and numbers.
+        stage: pure, of these parameters, what arrives from the stage before, and a microbatch's fields and
+            numbers.
         trainable: for each parameter, whether it has a gradient; all of them if None.
         carry_gradients: indices of the leaves of the carry that have one; all that could if None.
         cotangents: indices of the leaves sent on whose cotangents arrive; all that could if None.
@@ -178,10 +167,7 @@ def _trace_with_residuals(
 ) -> tuple[ClosedJaxpr, _Facts]:
     """The program parameters, carry, inputs -> out, statistics, residuals.
 
-    Args:
-        own: indices of the parameters that get a gradient.
-        flow_in: those of the carry.
-        arriving: of the leaves sent on, those whose cotangents arrive; None for all that could.
+    Parameters `own` and leaves `flow_in` of the carry get a gradient; cotangents come for leaves `arriving`.
     """
     n, m = len(params), len(params) + len(carry)
     facts: Any = None

@@ -23,10 +23,8 @@ reduction or transcendental function is computed twice. How the equations are de
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass
-from enum import Enum
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from jax.extend.core import ClosedJaxpr, DropVar, JaxprEqn, Literal, Var
 
@@ -53,55 +51,35 @@ def split(
     """
     end = cotangents + arriving
     sources = [
-        SplitInput(Availability.BOTH, 0 if i < fixed or i == end - 1 else nbytes(var.aval), i >= cotangents)
+        SplitInput(True, True, 0 if i < fixed or i == end - 1 else nbytes(var.aval), i >= cotangents)
         for i, var in zip(backward.reads, backward.closed.jaxpr.invars, strict=True)
     ]
-    outputs = len(backward.closed.jaxpr.outvars)
-    halves = _halve(backward.closed, [i < flowing for i in range(outputs)], sources)
-    first = halves.first.jaxpr
-    sent = first.outvars[:flowing]
-    given = [*sent, *(var for var in halves.crossing if var not in sent)]  # what is sent on is not held twice
-    places = [*backward.reads, *(end + given.index(var) for var in halves.crossing)]
-    return (
-        reduce(ClosedJaxpr(first.replace(outvars=given), halves.first.consts)).at(backward.reads),
-        reduce(halves.second).at(places),
-    )
+    wanted = [i < flowing for i in range(len(backward.closed.jaxpr.outvars))]
+    first, second, crossing = _halve(backward.closed, wanted, sources)
+    sent = first.jaxpr.outvars[:flowing]
+    given = [*sent, *(var for var in crossing if var not in sent)]  # what is sent on is not held twice
+    places = [*backward.reads, *(end + given.index(var) for var in crossing)]
+    own = ClosedJaxpr(first.jaxpr.replace(outvars=given), first.consts)
+    return reduce(own).at(backward.reads), reduce(second).at(places)
 
 
-class Availability(Enum):
-    """Where an input of a program to be split is at hand."""
+class SplitInput(NamedTuple):
+    """An input of a program to be split.
 
-    BOTH = "both"
-    FIRST = "first"  # a loop's carry: the second half gets it only if the first gives it out
-    SECOND = "second"
-
-
-@dataclass(frozen=True)
-class SplitInput:
-    """An input of a program: who has it, bytes held if the second half reads it, is it from a cotangent."""
-
-    where: Availability
-    held: int
-    cotangent: bool
-
-
-_CONSTANT = SplitInput(Availability.BOTH, 0, False)
-
-
-@dataclass(frozen=True)
-class Halves:
-    """A program as two.
-
-    first   the inputs            -> the wanted outputs, crossing
-    second  the inputs, crossing  -> the other outputs
-
-    `crossing` are the first program's variables of those values; each is in `first`'s outputs.
+    Attributes:
+        first, second: whether this half has it. Of a loop's carry that the first half computes, the second
+            one has only what the first gives out.
+        held: bytes held if the second half reads it.
+        from_cotangent: whether it follows from a cotangent.
     """
 
-    first: ClosedJaxpr
-    second: ClosedJaxpr
-    crossing: Sequence[Var]
+    first: bool
+    second: bool
+    held: int
+    from_cotangent: bool
 
+
+_CONSTANT = SplitInput(True, True, 0, False)
 
 Node: TypeAlias = Hashable
 
@@ -158,7 +136,10 @@ class FlowNetwork:
 
     def _push(self, levels: dict[Node, int]) -> int:
         """Send what fits along shortest paths; the largest flow of one path."""
-        ahead = {node: list(self._left[node]) for node in levels}
+        ahead = {
+            tail: [head for head in self._left[tail] if levels.get(head) == level + 1]
+            for tail, level in levels.items()
+        }
         path: list[Node] = [SOURCE]
         largest = 0
         while path:
@@ -170,10 +151,10 @@ class FlowNetwork:
                 for a, b in steps:
                     self._left[a][b] -= flow
                     self._left[b][a] += flow
-                path = path[: 1 + next(i for i, (a, b) in enumerate(steps) if not self._left[a][b])]
+                path = [SOURCE]
                 continue
             heads = ahead[tail]
-            while heads and not (self._left[tail][heads[-1]] and levels.get(heads[-1]) == levels[tail] + 1):
+            while heads and not self._left[tail][heads[-1]]:
                 heads.pop()
             if heads:
                 path.append(heads[-1])
@@ -197,8 +178,16 @@ _WRITTEN = 4
 """What it costs more if the first half must write it besides: a saved argument is there already."""
 
 
-def _halve(closed: ClosedJaxpr, wanted: Sequence[bool], sources: Sequence[SplitInput]) -> Halves:
-    """Split a program, given a source for each input, into what its wanted outputs need, and the rest."""
+def _halve(
+    closed: ClosedJaxpr, wanted: Sequence[bool], sources: Sequence[SplitInput]
+) -> tuple[ClosedJaxpr, ClosedJaxpr, Sequence[Var]]:
+    """Split a program, given a source for each input, into what its wanted outputs need, and the rest.
+
+    first   the inputs            -> the wanted outputs, crossing
+    second  the inputs, crossing  -> the other outputs
+
+    `crossing` are the first program's variables of those values.
+    """
     closed = inline(closed)
     plan = _Plan(closed, wanted, sources)
     crossing = plan.crossing()
@@ -208,7 +197,7 @@ def _halve(closed: ClosedJaxpr, wanted: Sequence[bool], sources: Sequence[SplitI
     given = {*crossing, *jaxpr.invars, *jaxpr.constvars}
     first = jaxpr.replace(outvars=[*early, *crossing], eqns=plan.slice([*early, *crossing]))
     second = jaxpr.replace(invars=[*jaxpr.invars, *crossing], outvars=late, eqns=plan.slice(late, given))
-    return Halves(ClosedJaxpr(first, closed.consts), ClosedJaxpr(second, closed.consts), crossing)
+    return ClosedJaxpr(first, closed.consts), ClosedJaxpr(second, closed.consts), crossing
 
 
 class _Plan:
@@ -228,7 +217,7 @@ class _Plan:
         self.sources.update(dict.fromkeys(jaxpr.constvars, _CONSTANT))
         self.outputs = [atom for atom, chosen in zip(jaxpr.outvars, wanted, strict=True) if not chosen]
         self.alias: dict[Var, Any] = {}
-        self.following = _following(jaxpr.eqns, [v for v, s in self.sources.items() if s.cotangent])
+        self.following = _following(jaxpr.eqns, [v for v, s in self.sources.items() if s.from_cotangent])
         self.free = _free(jaxpr.eqns, [v for v, s in self.sources.items() if not s.held])
         self.needed = {v for v, chosen in zip(jaxpr.outvars, wanted, strict=True) if chosen and _is_var(v)}
         self.equations = self._deal(jaxpr.eqns)
@@ -262,7 +251,7 @@ class _Plan:
         loops, alias = _split_scan(equation, use, sources)
         self.alias.update(alias)
         self._need(loops[0])
-        if any(source.cotangent for source in sources):
+        if any(source.from_cotangent for source in sources):
             self.following.update(loops[0].outvars)
         return loops
 
@@ -272,8 +261,8 @@ class _Plan:
             return _CONSTANT
         if atom in self.sources:
             return self.sources[atom]
-        where = Availability.BOTH if atom in self.needed else Availability.SECOND
-        return SplitInput(where, 0 if atom in self.free else nbytes(atom.aval), atom in self.following)
+        held = 0 if atom in self.free else nbytes(atom.aval)
+        return SplitInput(atom in self.needed, True, held, atom in self.following)
 
     def slice(self, outputs: Sequence[Any], given: Collection[Var] = ()) -> list[JaxprEqn]:
         """The equations that the outputs need beyond what is given."""
@@ -310,7 +299,7 @@ class _Plan:
             placed.add(var)
             network.edge(("makes", var), ("has", var), self._price(var))
             if var in self.sources:
-                if self.sources[var].where is not Availability.SECOND:
+                if self.sources[var].first:
                     network.edge(SOURCE, ("makes", var))
                 continue
             equation = self.producers[var]
@@ -320,13 +309,13 @@ class _Plan:
                 pending += self._place(network, equation, var in self.needed)
         second = network.sink_side()
         cut = [v for v in (*self.sources, *self.producers) if v in placed and ("makes", v) not in second]
-        given = {v for v, source in self.sources.items() if source.where is not Availability.FIRST}
+        given = {v for v, source in self.sources.items() if source.second}
         return [v for v in cut if ("has", v) in second and v not in given]
 
     def _price(self, var: Var) -> int:
         """Of having the value in the second half without computing it there; keys do not cross."""
         source = self.sources.get(var)
-        if source is not None and source.where is not Availability.FIRST:
+        if source is not None and source.second:
             return _BYTE * source.held
         if is_key(var.aval):
             return UNCUTTABLE
@@ -355,7 +344,7 @@ class _Plan:
 
     def _stays(self, equation: JaxprEqn, read: Sequence[Var]) -> bool:
         """Whether an equation that the first half does not need is for the second one in any case."""
-        if any(v in self.sources and self.sources[v].where is Availability.SECOND for v in read):
+        if any(v in self.sources and not self.sources[v].first for v in read):
             return True
         return equation.primitive.name not in _LIGHT and any(v in self.following for v in read)
 
@@ -404,52 +393,40 @@ def _split_scan(
     """
     n, m = scan_counts(equation)
     early = _early(equation.params["jaxpr"], n, m, wanted)
-    halves = _halve(equation.params["jaxpr"], early, _body_sources(equation, early, sources))
-    first, second = halves.first.jaxpr, halves.second.jaxpr
-
-    pairs = list(zip(first.invars, equation.invars, strict=True))
+    first, second, crossing = _halve(equation.params["jaxpr"], early, _body_sources(equation, early, sources))
+    pairs = list(zip(first.jaxpr.invars, equation.invars, strict=True))
     constants, carried, scanned = pairs[:n], pairs[n : n + m], pairs[n + m :]
+    made = first.jaxpr.outvars
     theirs = [i for i, flag in enumerate(early) if flag]
     stacks: dict[Any, Var] = {  # also wanted, so stacked in any case
-        first.outvars[k]: equation.outvars[i]
-        for k, i in enumerate(theirs)
-        if i >= m and isinstance(first.outvars[k], Var)
+        made[k]: equation.outvars[i] for k, i in enumerate(theirs) if i >= m and isinstance(made[k], Var)
     }
-    new = [var for var in halves.crossing if var not in stacks]
+    new = [var for var in crossing if var not in stacks]
     stacks.update((var, _stacked(var, equation.params["length"])) for var in new)
-    body = ClosedJaxpr(first.replace(outvars=[*first.outvars[: len(theirs)], *new]), halves.first.consts)
+    body = ClosedJaxpr(first.jaxpr.replace(outvars=[*made[: len(theirs)], *new]), first.consts)
     outputs = [*(equation.outvars[i] for i in theirs), *(stacks[var] for var in new)]
     kept = [pair for pair, flag in zip(carried, early, strict=False) if flag]
     loops = [_loop(equation, body, (constants, kept, scanned), outputs)]
 
     rest = [i for i, flag in enumerate(early) if not flag]
-    names = {
-        equation.outvars[i]: stacks[atom]
-        for i, atom in zip(rest, second.outvars, strict=True)
-        if i >= m and isinstance(atom, Var) and atom in stacks
-    }
-    own = [(equation.outvars[i], atom) for i, atom in zip(rest, second.outvars, strict=True)]
-    own = [(outer, atom) for outer, atom in own if outer not in names]
+    own = [(i, equation.outvars[i], a) for i, a in zip(rest, second.jaxpr.outvars, strict=True)]
+    names = {v: stacks[a] for i, v, a in own if i >= m and isinstance(a, Var) and a in stacks}
+    own = [pair for pair in own if pair[1] not in names]
     if own:
-        body = ClosedJaxpr(second.replace(outvars=[atom for _, atom in own]), halves.second.consts)
+        body = ClosedJaxpr(second.jaxpr.replace(outvars=[atom for _, _, atom in own]), second.consts)
         kept = [pair for pair, flag in zip(carried, early, strict=False) if not flag]
-        crossed = [(var, stacks[var]) for var in halves.crossing]
-        loops.append(
-            _loop(equation, body, (constants, kept, [*scanned, *crossed]), [outer for outer, _ in own])
-        )
+        crossed = [(var, stacks[var]) for var in crossing]
+        outputs = [outer for _, outer, _ in own]
+        loops.append(_loop(equation, body, (constants, kept, [*scanned, *crossed]), outputs))
     return loops, names
 
 
 def _early(body: ClosedJaxpr, n: int, m: int, wanted: Sequence[bool]) -> list[bool]:
     """Which outputs of the body are the first loop's: `wanted`, and the carries that those need."""
     early = list(wanted)
-    while True:
-        _, reads = live_part(body, early)
-        more = [i - n for i in reads if n <= i < n + m and not early[i - n]]
-        if not more:
-            return early
-        for i in more:
-            early[i] = True
+    while more := {i - n for i in live_part(body, early)[1] if n <= i < n + m and not early[i - n]}:
+        early = [flag or i in more for i, flag in enumerate(early)]
+    return early
 
 
 def _body_sources(
@@ -459,19 +436,15 @@ def _body_sources(
     body, length = equation.params["jaxpr"], equation.params["length"]
     n, m = scan_counts(equation)
     reads = set(live_part(body, early)[1])
-    following = any(source.cotangent for source in sources)
+    following = any(source.from_cotangent for source in sources)
     inside = []
     for i, (source, var) in enumerate(zip(sources, body.jaxpr.invars, strict=True)):
         if n <= i < n + m:
-            inside.append(
-                SplitInput(
-                    Availability.FIRST if early[i - n] else Availability.SECOND, nbytes(var.aval), following
-                )
-            )
+            own = early[i - n]
+            inside.append(SplitInput(own, not own, nbytes(var.aval), following))
         else:
-            only_second = source.where is Availability.SECOND and i not in reads
-            where = Availability.SECOND if only_second else Availability.BOTH
-            inside.append(SplitInput(where, source.held // max(length, 1), source.cotangent))
+            held = source.held // max(length, 1)
+            inside.append(SplitInput(source.first or i in reads, True, held, source.from_cotangent))
     return inside
 
 

@@ -22,7 +22,7 @@ from rrfp_jax.errors import UsageError
 from rrfp_jax.random_keys import as_key, is_key, plain
 from rrfp_jax.runtime._jax import live_part
 from rrfp_jax.runtime.autodiff.traced import inputs_of_outputs
-from rrfp_jax.runtime.model.layers import Call, LayerKind, LayerSpec, MicrobatchView, Params, abstractly
+from rrfp_jax.runtime.model.layers import Call, LayerSpec, MicrobatchView, Params, abstractly
 from rrfp_jax.runtime.model.roles import leaf_paths
 from rrfp_jax.runtime.model.user_errors import building, called, instead_of_layer, kind_of, takes
 
@@ -129,7 +129,7 @@ class NNXLayer(FlaxLayer):
     factory: Any
     args: Any
     kwargs: Any
-    kind: ClassVar[LayerKind] = "nnx"
+    kind: ClassVar[str] = "nnx"
 
     def init(self, key: jax.Array, carry: Any, mb: MicrobatchView) -> Params:
         return _plain(self._split(key)[0])
@@ -238,7 +238,7 @@ class LinenLayer(FlaxLayer):
     """A layer of a Linen module without variables."""
 
     module: linen.Module
-    kind: ClassVar[LayerKind] = "linen"
+    kind: ClassVar[str] = "linen"
 
     def init(self, key: jax.Array, carry: Any, mb: MicrobatchView) -> Params:
         return _params_of(_unboxed(self._boxed(key, carry, mb)))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial, reduce
 from operator import getitem
-from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -112,8 +112,6 @@ class EvaluationBatch(MicrobatchView):
 Call: TypeAlias = Callable[[Any, Any, MicrobatchView], Any]
 """(module, carry, microbatch) -> what a layer gives."""
 
-LayerKind: TypeAlias = Literal["nnx", "linen", "function"]
-
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LayerSpec:
@@ -121,7 +119,7 @@ class LayerSpec:
 
     name: str
     repeat: int
-    kind: ClassVar[LayerKind] = "function"
+    kind: ClassVar[str] = "function"  # or "nnx" or "linen"
 
     def init(self, key: jax.Array, carry: Any, mb: MicrobatchView) -> Params:
         """New parameters."""

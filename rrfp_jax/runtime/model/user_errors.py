@@ -135,7 +135,7 @@ def signature_of(function: Any) -> Signature | None:
             return inspect.signature(function)
         except (TypeError, ValueError):  # as what is written in C
             return None
-    init: Any = next(vars(base)["__init__"] for base in function.__mro__ if "__init__" in vars(base))
+    init: Any = function.__init__
     if init is object.__init__:
         return Signature()
     signature = inspect.signature(init)
