@@ -42,12 +42,9 @@ def split(
     I reads a part of the backward's argument list; -> carry gradients, crossing. W reads a part of that list
     followed by I's outputs; -> gradients of the parameters.
 
-    Args:
-        backward: traced, giving carry gradients and then parameter gradients.
-        flowing: the number of carry gradients.
-        fixed: how many entries at the head of its argument list are there anyway (parameters, prepared).
-        cotangents: index of the first cotangent in that list.
-        arriving: how many cotangents there are; the list ends with them, and they with the loss scale.
+    The backward gives `flowing` carry gradients first. Of its argument list the first `fixed` entries are
+    there anyway (parameters, prepared). It ends with `arriving` cotangents from `cotangents` on, the last of
+    which is the loss scale.
     """
     end = cotangents + arriving
     sources = [
@@ -64,18 +61,11 @@ def split(
 
 
 class SplitInput(NamedTuple):
-    """An input of a program to be split.
-
-    Attributes:
-        first, second: whether this half has it. Of a loop's carry that the first half computes, the second
-            one has only what the first gives out.
-        held: bytes held if the second half reads it.
-        from_cotangent: whether it follows from a cotangent.
-    """
+    """An input of a program to be split: which halves have it (one has a loop's carry), and what it is."""
 
     first: bool
     second: bool
-    held: int
+    held: int  # bytes, if the second half reads it
     from_cotangent: bool
 
 
@@ -203,12 +193,9 @@ def _halve(
 class _Plan:
     """Which equations the first half needs, and which values cross over.
 
-    Attributes:
-        sources: of inputs and constants.
-        needed: the values that the first half computes for its own outputs.
-        equations: of the whole program, loops that give both kinds of outputs split in two.
-        alias: variables that are only another name of one (what a split loop passes through).
-        roots: these, and the outputs of barriers, which only order work.
+    `needed` are the values that the first half computes for its own outputs; `equations` those of the whole
+    program, with loops that give both kinds of outputs split in two; `alias` variables that are only another
+    name of one (what a split loop passes through); `roots` these, and the outputs of barriers.
     """
 
     def __init__(self, closed: ClosedJaxpr, wanted: Sequence[bool], sources: Sequence[SplitInput]) -> None:

@@ -258,11 +258,7 @@ def runs_once(equation: JaxprEqn) -> bool:
 def check_pure(closed: ClosedJaxpr) -> None:
     """Refuse a function that draws random numbers without a key, or reads and writes references.
 
-    Prints, and other callbacks that give nothing back, are no harm; neither are functions on the host that
-    are declared to be pure.
-
-    Raises:
-        UsageError: what it does, and what to do instead.
+    Prints, and functions on the host that give nothing back or are declared to be pure, are no harm.
     """
     for equation in chain.from_iterable(map(_with_inner, closed.jaxpr.eqns)):
         name = equation.primitive.name
@@ -287,11 +283,7 @@ def check_pure(closed: ClosedJaxpr) -> None:
 
 
 def check_repeatable(names: Sequence[str], traced: Sequence[ClosedJaxpr], remat: str) -> None:
-    """Refuse effects on the host in layers that are rematerialised; prints by jax.debug are no harm.
-
-    Raises:
-        UsageError: naming the layer and the setting.
-    """
+    """Refuse effects on the host in layers that are rematerialised; prints by jax.debug are no harm."""
     for index, (name, own) in enumerate(zip(names, traced, strict=True)):
         if any(type(effect).__name__ in ("IOEffect", "OrderedIOEffect") for effect in own.effects):
             raise UsageError(

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from threading import RLock
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -30,12 +30,7 @@ from rrfp_jax.runtime.model.user_errors import building, called, instead_of_laye
 def layer_of(
     name: str, factory: Any, args: Any, kwargs: Any, repeat: int, call: Call | None
 ) -> LayerSpec | None:
-    """The layer of a flax module, its class, or a function of `rngs`; None if it is none of them.
-
-    Raises:
-        UsageError: an NNX module that is already built, a Linen module that has its variables, or the state
-            of a training.
-    """
+    """The layer of a flax module, its class, or a function of `rngs`; None if it is none of them."""
     if kind_of(factory) in ("NNX module", "nnx.Optimizer", "TrainState"):
         raise UsageError(f"layer({name}): {instead_of_layer(factory)}")
     if isinstance(factory, linen.Module):
@@ -107,19 +102,12 @@ def _by_name(tree: Params) -> dict[str, Any]:
 
 
 class _ModuleParts(NamedTuple):
-    """What an NNX module consists of, without values.
+    """What an NNX module consists of, without values."""
 
-    Attributes:
-        graph: all that is no array.
-        streams: the state of random streams.
-        kept: all other arrays, which are the layer's parameters.
-        constants: names of those that are no `nnx.Param`.
-    """
-
-    graph: Any
-    streams: nnx.State
-    kept: nnx.State
-    constants: frozenset[str]
+    graph: Any  # all that is no array
+    streams: nnx.State  # random ones
+    kept: nnx.State  # all other arrays, which are the layer's parameters
+    constants: frozenset[str]  # names of those that are no `nnx.Param`
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -129,7 +117,7 @@ class NNXLayer(FlaxLayer):
     factory: Any
     args: Any
     kwargs: Any
-    kind: ClassVar[str] = "nnx"
+    kind = "nnx"
 
     def init(self, key: jax.Array, carry: Any, mb: MicrobatchView) -> Params:
         return _plain(self._split(key)[0])
@@ -238,7 +226,7 @@ class LinenLayer(FlaxLayer):
     """A layer of a Linen module without variables."""
 
     module: linen.Module
-    kind: ClassVar[str] = "linen"
+    kind = "linen"
 
     def init(self, key: jax.Array, carry: Any, mb: MicrobatchView) -> Params:
         return _params_of(_unboxed(self._boxed(key, carry, mb)))

@@ -50,38 +50,24 @@ _COMPARISONS = frozenset(["eq", "ne", "lt", "le", "gt", "ge", "is_finite"])
 
 @dataclass(frozen=True)
 class Flow:
-    """How the gradient goes through a model, for microbatches of a bucket.
+    """How the gradient goes through a model, for microbatches of a bucket."""
 
-    Attributes:
-        borders: for each layer, which leaves of the carry that it gets have a gradient; last ().
-        reached: names of the trained parameters that have one; of tied ones, the owner's and all aliases'.
-        cuts: by layer without any, why.
-        trained: by layer, names of all parameters that are trained.
-    """
-
-    borders: Sequence[Border]
-    reached: frozenset[str]
-    cuts: Mapping[int, str]
-    trained: Sequence[Sequence[str]]
+    borders: Sequence[Border]  # of the carry that each layer gets; last ()
+    reached: frozenset[str]  # names of trained parameters with a gradient, of tied ones all names
+    cuts: Mapping[int, str]  # by layer without any, why
+    trained: Sequence[Sequence[str]]  # by layer, names of all trained parameters
 
 
 @dataclass(frozen=True)
 class _Step:
-    """A layer, or last the loss: parameters, carry, the rest -> carry, and total and weight if it has `sums`.
-
-    Attributes:
-        paths: names of the parameters.
-        trained: indices of those that have a gradient.
-        arriving: number of leaves of the carry that it gets.
-        leaves: names of those that it gives, after which the total comes.
-    """
+    """A layer, or last the loss: parameters, carry, the rest -> carry, then total and weight if it `sums`."""
 
     name: str
     closed: ClosedJaxpr
-    paths: Sequence[str]
-    trained: frozenset[int]
-    arriving: int
-    leaves: Sequence[str]
+    paths: Sequence[str]  # of the parameters
+    trained: frozenset[int]  # indices of those that are trained
+    arriving: int  # number of leaves of the carry that it gets
+    leaves: Sequence[str]  # names of those that it gives
     sums: bool
 
     def inputs(self, params: Iterable[int], carry: Iterable[int]) -> list[bool]:
@@ -91,11 +77,7 @@ class _Step:
 
 
 def gradient_flow(pipe: Pipeline, shapes: Sequence[LayerShapes], fields: Specs, roles: Roles) -> Flow:
-    """Follow the objective's cotangent from the loss back to all parameters.
-
-    Raises:
-        UsageError: a layer that must be differentiated cannot be, or a loss's weight depends on a parameter.
-    """
+    """Follow the objective's cotangent from the loss back to all parameters; refuses one that cannot be."""
     steps = _steps(pipe, shapes, fields, roles)
     known: dict[Any, Mapping[int, frozenset[int]]] = {}  # repeats of a layer are alike
     sources: list[Mapping[int, frozenset[int]]] = []
@@ -309,11 +291,7 @@ def _end(step: _Step, outputs: Sequence[int], moving: Sequence[bool], own: bool)
 
 
 def refuse_untrained(flows: Sequence[Flow]) -> None:
-    """Refuse layers of which some bucket's gradient ends on its way, and no bucket's gets there.
-
-    Raises:
-        UsageError: naming layers, parameters, and the place.
-    """
+    """Refuse layers of which some bucket's gradient ends on its way, and no bucket's gets there."""
     trained = flows[0].trained
     somewhere = frozenset[str]().union(*(flow.reached for flow in flows))
     places = {k: place for flow in reversed(flows) for k, place in flow.cuts.items()}

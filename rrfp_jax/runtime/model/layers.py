@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial, reduce
 from operator import getitem
-from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -119,7 +119,7 @@ class LayerSpec:
 
     name: str
     repeat: int
-    kind: ClassVar[str] = "function"  # or "nnx" or "linen"
+    kind: ClassVar[Literal["nnx", "linen", "function"]] = "function"
 
     def init(self, key: jax.Array, carry: Any, mb: MicrobatchView) -> Params:
         """New parameters."""
@@ -290,21 +290,13 @@ _Path: TypeAlias = tuple[int | str, ...]
 
 
 class _TreeParts(NamedTuple):
-    """An object without the values of its arrays.
+    """What an object consists of, without the values of its arrays."""
 
-    Attributes:
-        arrays: paths and specs of those in `params`, then of those in `static`.
-        constants: names of the latter.
-        params: the structure of what is trained.
-        static: the structure of the rest.
-        rest: its leaves, with `_ABSENT` in place of arrays.
-    """
-
-    arrays: Sequence[tuple[_Path, Any]]
-    constants: frozenset[str]
-    params: Any
-    static: Any
-    rest: Sequence[Any]
+    arrays: Sequence[tuple[_Path, Any]]  # paths and specs of those in `params`, then of those in `static`
+    constants: frozenset[str]  # names of the latter
+    params: Any  # the structure of what is trained
+    static: Any  # the structure of the rest
+    rest: Sequence[Any]  # its leaves, with `_ABSENT` in place of arrays
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

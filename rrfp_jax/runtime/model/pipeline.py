@@ -38,12 +38,10 @@ IDS = jax.ShapeDtypeStruct((3,), jnp.uint32)
 
 @dataclass(frozen=True)
 class LayerShapes:
-    """Specs of one layer for one shape bucket: its parameters, and the carry into and out of it.
+    """Specs of one layer for one shape bucket.
 
-    Attributes:
-        traced: the layer as a function of flat lists: parameters, carry, fields and numbers -> carry, and
-            total and weight if it has a term of its own, whose `metrics` are specs.
-        partition: what it says itself of the sharding of its parameters, by their paths in it.
+    `traced` takes flat lists: parameters, carry, fields and numbers -> carry, and total and weight if the
+    layer has a term of its own, with these `metrics`. `partition` is the layer's own word, by paths in it.
     """
 
     params: Params
@@ -157,11 +155,7 @@ class Pipeline:
         return loss
 
     def shapes(self, fields: Specs) -> list[LayerShapes]:
-        """Specs of every layer and carry for microbatches of these fields; nothing is allocated.
-
-        Raises:
-            UsageError: a layer that cannot take what the one before gives, naming both; a wrong loss.
-        """
+        """Specs of every layer for microbatches of these fields; refuses one that cannot take its carry."""
         shapes: list[LayerShapes] = []
         known: dict[Any, LayerShapes] = {}  # repeats of a layer are alike if they get the same
         carry: Any = None

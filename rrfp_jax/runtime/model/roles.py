@@ -61,16 +61,12 @@ def _some_of(paths: Collection[str], near: str = "") -> str:
 
 @dataclass(frozen=True)
 class LeafRoles:
-    """The roles of the leaves of {layer index as text: tree}, by their places in its flat list.
-
-    `trained` leaves have a gradient: `owned` ones, which the optimizer updates, and aliases. `owners` are the
-    owned leaves that have aliases, with their number.
-    """
+    """The roles of the leaves of {layer index as text: tree}, by their places in its flat list."""
 
     structure: Any
-    trained: tuple[int, ...]
+    trained: tuple[int, ...]  # those that are owned, and aliases
     owned: tuple[int, ...]
-    owners: Mapping[int, int]
+    owners: Mapping[int, int]  # owned leaves that have aliases, with their number
 
     @cached_property
     def aliases(self) -> tuple[int, ...]:
@@ -92,11 +88,7 @@ class LeafRoles:
 
 
 def _partial_tree(structure: Any, places: Sequence[int], leaves: Sequence[Any]) -> Params:
-    """A tree of this structure with the leaves at some places only.
-
-    Dicts lose the keys of the others, so that what walks through such a tree meets no gap; other containers
-    have None there.
-    """
+    """A tree with the leaves at some places only: dicts lose the other keys, other containers have None."""
     own = dict(zip(places, leaves, strict=True))
     tree = jax.tree.unflatten(structure, [own.get(place) for place in range(structure.num_leaves)])
     return tree if len(own) == structure.num_leaves else _without_gaps(tree) or {}
@@ -125,12 +117,7 @@ class Roles:
         tied: Sequence[tuple[str, str]] = (),
         constants: Collection[str] = (),
     ) -> Roles:
-        """Resolve the names and patterns of a `Pipeline`; `constants` are frozen whatever `frozen` says.
-
-        Raises:
-            UsageError: a pattern or path that there is not, nothing left to train, a parameter to train that
-                has no gradient (whole numbers), a tie of parameters of different shape or dtype.
-        """
+        """Resolve the names and patterns of a `Pipeline`; `constants` are frozen whatever `frozen` says."""
         specs = dict(zip(leaf_paths(params), jax.tree.leaves(params), strict=True))
         owners = _resolve_ties(specs, len(params), tied)
         matched = set(constants)

@@ -53,15 +53,10 @@ class Sharding:
 def sharding_of(
     pipe: Pipeline, shapes: Sequence[LayerShapes], roles: Roles, layers: Collection[int], tp: int
 ) -> Sharding:
-    """The sharding on the stages of `tp` devices that have these layers.
+    """The sharding on the stages of `tp` devices that have these layers; only names are checked for one.
 
     The first of the model's patterns that matches a parameter goes before what its layer says of it. Tied
-    parameters lie alike, whichever name a pattern matches. With one device per stage patterns are only
-    checked for their names.
-
-    Raises:
-        UsageError: a pattern that matches nothing, an axis that there is not, a dimension that the devices
-            cannot share evenly.
+    parameters lie alike, whichever name a pattern matches.
     """
     params = {str(i): layer.params for i, layer in enumerate(shapes)}
     specs = dict(zip(leaf_paths(params), jax.tree.leaves(params), strict=True))

@@ -135,7 +135,7 @@ def signature_of(function: Any) -> Signature | None:
             return inspect.signature(function)
         except (TypeError, ValueError):  # as what is written in C
             return None
-    init: Any = function.__init__
+    init = inspect.getattr_static(function, "__init__")
     if init is object.__init__:
         return Signature()
     signature = inspect.signature(init)
