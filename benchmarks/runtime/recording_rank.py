@@ -26,7 +26,7 @@ from rrfp_jax.runs.files import RunFiles
 from rrfp_jax.runtime.engine import engine as step_run
 from rrfp_jax.runtime.engine import loop as step_execution
 from rrfp_jax.runtime.run.join import join
-from rrfp_jax.runtime.run.recorder import FlightRecorder, RoundBoard
+from rrfp_jax.runtime.run.recorder import FlightRecorder
 from rrfp_jax.trace.costs import constant
 from rrfp_jax.trace.records import Part, StepTrace
 
@@ -38,7 +38,7 @@ NOTHING = Part(start=0.0, end=1.0, busy={}, packed=b"")
 
 RECORDING: dict[tuple[Any, str], Callable[..., Any]] = {
     **{(FlightRecorder, name): lambda *_: None for name in ("dispatched", "phase", "beat", "begin_round")},
-    **{(RoundBoard, name): lambda *_: None for name in ("sent", "got", "ended", "enters")},
+    **{(FlightRecorder, name): lambda *_: None for name in ("sent", "got", "ended", "enters")},
     (step_execution, "TaskRecord"): lambda *_: None,
     (Part, "of"): lambda *_: NOTHING,
     (StepTrace, "bubble"): lambda *_: [],

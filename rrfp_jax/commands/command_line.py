@@ -15,8 +15,7 @@ from typing import Any, NoReturn
 from rrfp_jax.errors import FAILED, INTERRUPTED, REFUSED, TrainingError, UsageError
 from rrfp_jax.fields import path_of, printable
 from rrfp_jax.printing import settle_streams, warn
-from rrfp_jax.runtime.run.proc import exit_now
-from rrfp_jax.runtime.run.signals import ends_at_once, heard_signals
+from rrfp_jax.runtime.run.signals import ends_at_once, exit_now, heard_signals
 
 HELP = frozenset({"--help", "-h", "--helpfull"})
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from rrfp_jax.launcher.exit_report import RankEnd
 from rrfp_jax.progress import MARK
 from rrfp_jax.runtime.run.exits import WORDS, report_in
-from rrfp_jax.runtime.run.proc import is_stopped
+from rrfp_jax.runtime.run.recorder import is_stopped
 
 UNSHOWN = re.compile(rb"[%s%s][^\n]*\n" % (MARK.encode(), WORDS.encode()))
 """Lines that are written over, or for the launcher alone, are not kept; one that two chunks share is."""

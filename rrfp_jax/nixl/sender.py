@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
 from rrfp_jax.nixl.memory import packed
-from rrfp_jax.runtime.run.frames import Message
+from rrfp_jax.runtime.run.mailbox import Message
 from rrfp_jax.runtime.transport.protocol import Key, Specs
 
 

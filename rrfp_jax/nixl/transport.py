@@ -35,7 +35,7 @@ from rrfp_jax.nixl.sender import (
     Written,
 )
 from rrfp_jax.nixl.trial import meet, speeds
-from rrfp_jax.runtime.run.frames import Message
+from rrfp_jax.runtime.run.mailbox import Message
 from rrfp_jax.runtime.run.waits import pause
 from rrfp_jax.runtime.run.world import START_SECONDS
 from rrfp_jax.runtime.transport.protocol import (

@@ -1,6 +1,6 @@
 """Every use of JAX internals, in one place. Tried on jax 0.10.2 (Python 3.11) and 0.12.0.1 (3.12).
 
-There is one more in `run/_service.py`, which is a program of its own.
+There is one more in `run/coordinator.py`, which is a program of its own.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def join_run(coordinator: str, processes: int, rank: int) -> None:
             rank,
             cluster_detection_method="deactivate",
             initialization_timeout=LONGEST_SECONDS,  # at which JAX aborts; `JoinWatchdog` says why
-            heartbeat_timeout_seconds=LONGEST_SECONDS,  # as in `_service.py`
+            heartbeat_timeout_seconds=LONGEST_SECONDS,  # as in `coordinator.py`
         )
     finally:
         _jax.get_distributed_runtime_service = start_service

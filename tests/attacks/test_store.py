@@ -6,7 +6,7 @@ import pytest
 
 from rrfp_jax.errors import TrainingError
 from rrfp_jax.runtime.run.consensus import StoreCarrier
-from rrfp_jax.runtime.run.frames import encoded
+from rrfp_jax.runtime.run.mailbox import encoded
 from rrfp_jax.runtime.run.token import SEAL, SealedStore
 
 TOKEN, OTHER = b"token of the run", b"another token"

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.runtime.recording import judged
 from benchmarks.runtime.recording_rank import RECORDING, Account, recording
-from rrfp_jax.runtime.run.recorder import FlightRecorder, RoundBoard
+from rrfp_jax.runtime.run.recorder import FlightRecorder
 from tests.support import toy
 
 
@@ -26,9 +26,9 @@ def test_recording_is_switched_off_and_on_again():
 
 def test_all_of_the_flight_recorder_is_known():
     """What is not switched off is inside of what is, done once, or for stages of several processes."""
-    known = {name for owner, name in RECORDING if owner in (FlightRecorder, RoundBoard)}
-    known |= {"begin", "runs", "dumps_by", "joins", "told", "heard"}
-    there = {name for owner in (FlightRecorder, RoundBoard) for name in vars(owner) if name[0] != "_"}
+    known = {name for owner, name in RECORDING if owner is FlightRecorder}
+    known |= {"runs", "dumps_by", "joins", "told", "heard"}
+    there = {name for name in vars(FlightRecorder) if name[0] != "_"}
     assert there == known
 
 

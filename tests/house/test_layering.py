@@ -90,7 +90,7 @@ MANY_ARGUMENTS: dict[str, str] = {
 """What is longer, and why; a test fails when one of them no longer is."""
 
 PRIVATE_JAX = re.compile(r"jax\._(?!_)|jax\.(lib|interpreters)\b|jaxlib\b")
-MAY_USE_PRIVATE_JAX = {PACKAGE / "runtime" / "_jax.py", PACKAGE / "runtime" / "run" / "_service.py"}
+MAY_USE_PRIVATE_JAX = {PACKAGE / "runtime" / "_jax.py", PACKAGE / "runtime" / "run" / "coordinator.py"}
 OWN = ("rrfp_jax", "configs", "launch", "benchmarks", "tests")
 
 

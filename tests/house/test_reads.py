@@ -156,7 +156,7 @@ def test_secrets_are_made_for_their_user_alone(trees):
         ("runtime/run/token.py", True, 0o600),
         ("runtime/programs/executables.py", True, 0o600),
         ("runtime/run/status_report.py", False, 0o644),
-        ("runtime/run/proc.py", False, 0o644),
+        ("runtime/run/status_report.py", False, 0o644),
         ("runtime/run/recorder.py", False, 0o644),
         ("runtime/run/name_lock.py", False, 0o644),
     }
@@ -235,7 +235,7 @@ def test_durations_are_not_measured_by_the_time_of_day(trees):
     assert asking == set(WALL_CLOCK)
 
 
-MAY_PRINT = {"runtime/run/_service.py": "to the process that started it"}
+MAY_PRINT = {"runtime/run/coordinator.py": "to the process that started it"}
 """Beside the commands, whose results must not be lost without a word."""
 
 

@@ -9,8 +9,7 @@ import pytest
 from rrfp_jax.commands.launch import main
 from rrfp_jax.errors import PeerLost, UsageError
 from rrfp_jax.runtime.run.exits import Watchdog, exit_report
-from rrfp_jax.runtime.run.frames import pack
-from rrfp_jax.runtime.run.mailbox import Mailbox
+from rrfp_jax.runtime.run.mailbox import Mailbox, pack
 from rrfp_jax.runtime.run.membership import Failed, Goodbye
 from rrfp_jax.runtime.run.place import SILENCE_SECONDS, silence_seconds
 from rrfp_jax.runtime.run.world import World

@@ -17,7 +17,7 @@ from rrfp_jax.launcher.folders import RunFolder
 from rrfp_jax.launcher.spawn import spawn
 from rrfp_jax.launcher.supervisor import Patience
 from rrfp_jax.launcher.why import monitor, snapshot
-from rrfp_jax.runtime.run import proc
+from rrfp_jax.runtime.run import recorder as flight_recorder
 from rrfp_jax.runtime.run.recorder import MOST_MESSAGES, FlightRecorder, read
 from rrfp_jax.runtime.run.stacks import dumped_threads
 from rrfp_jax.runtime.run.status_report import DUMP_SIGNAL, dump_on_signal, read_report
@@ -91,7 +91,7 @@ def test_sigusr1_has_all_ranks_looked_at_and_the_run_goes_on(launch, tmp_path):
 def test_a_rank_whose_wait_is_at_its_limit_pleads_before_it_ends(launch):
     err, folder, status = launch(
         "responder.alone(); world.waits.at_limit = responder.request_diagnosis\n"
-        "world.collectives.gathers = rank\n"
+        "world.gathers = rank\n"
         "def user():\n"
         "    until_asked()\n"
         "if rank == 0: user()\n"
@@ -154,7 +154,7 @@ def test_asking_a_run(living, tmp_path, capsys, monkeypatch):
     assert main([str(tmp_path)]) == 1
     assert capsys.readouterr().out.startswith("rank 0 (stage 0) is in the user's <module> (")
     os.kill(living.pid, signal.SIGSTOP)
-    assert until(lambda: proc.is_stopped(living.pid))
+    assert until(lambda: flight_recorder.is_stopped(living.pid))
     assert main([str(tmp_path)]) == 1
     assert capsys.readouterr().out.startswith(
         "rank 0 (stage 0) stands still: it was stopped, as by SIGSTOP\n"
@@ -166,7 +166,7 @@ def test_asking_a_run(living, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(snapshot, "counters_of", another_users)
     assert main([str(tmp_path)]) == 2
     assert "the run is another user's; ask as that user" in capsys.readouterr().err
-    monkeypatch.setattr(proc.socket, "gethostname", lambda: "elsewhere")
+    monkeypatch.setattr(flight_recorder.socket, "gethostname", lambda: "elsewhere")
     assert main([str(tmp_path)]) == 2
     assert f"the run is on {os.uname().nodename}; run this command there" in capsys.readouterr().err
 
@@ -216,7 +216,7 @@ def test_more_messages_than_a_board_holds_are_not_recorded(tmp_path):
     recorder = FlightRecorder(tmp_path / "flight", 0, "stage 0")
     rules = StepRules(placement=Placement(2), microbatches=MOST_MESSAGES, schedule=BFW())
     recorder.begin_round(1, 1, rules, [0])
-    recorder.board.sent(0, Task(FORWARD, 0, MOST_MESSAGES - 1), 1)
-    recorder.board.got(0, Task(FORWARD, 0, 0).input, 1)
+    recorder.sent(0, Task(FORWARD, 0, MOST_MESSAGES - 1), 1)
+    recorder.got(0, Task(FORWARD, 0, 0).input, 1)
     found = read(tmp_path / "flight").round
     assert (found.own, found.sent_bits, found.got_bits, found.microbatches) == ((), b"", b"", MOST_MESSAGES)

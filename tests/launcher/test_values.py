@@ -67,7 +67,7 @@ def led(folder):
 def decision(folder):
     run = led(folder)
     run.runs(2, "B0", ends=False)
-    run.recorders[2].board.told()
+    run.recorders[2].told()
     run.waits_for_the_end(2, "B0")
     return run, [2, 3], {"lost": Lost(2, 3, SentToGroup(1, 7, True, task_of("B0")))}
 
@@ -119,7 +119,7 @@ def data(folder):
 
 def a_collective(folder):
     run = Run(folder, stages=1, replicas=2, microbatches=1)
-    run.recorders[1].board.enters("the sum of the replicas' gradients")
+    run.recorders[1].enters("the sum of the replicas' gradients")
     run.says(1, [ForDevices(what="the gradients", waited=3.0)], gathers=4)
     run.gathers(0, "the results", [1])
     return run, [0], {"program": NotEntered(0, 1, "the sum of the replicas' gradients")}
@@ -166,7 +166,7 @@ def votes(folder):
     """Whoever waits for a member's vote waits for that member."""
     run = led(folder)
     for _ in range(2):
-        run.recorders[3].board.told()
+        run.recorders[3].told()
     vote = Wait(WaitCause.PROPOSALS, members=(0,), group=(2, 3))
     run.says(3, [ForTask(step=7, stage=1, replica=0, why=vote)])
     run.says(2, [], frames=[USERS])

@@ -16,7 +16,7 @@ from tests.support.recorded_run import AWAIT_READY, DRIVER, LIBRARY, USERS, Run,
 def test_a_decision_that_was_not_heard(tmp_path):
     run = grouped(tmp_path)
     run.runs(2, "B0", ends=False)
-    run.recorders[2].board.told()
+    run.recorders[2].told()
     run.waits_for_the_end(2, "B0")
     run.waits(3, WaitCause.LEADER, group=(2, 3))
     assert run.judged().sentence == (
@@ -36,8 +36,8 @@ def test_a_follower_waits_for_a_leader_that_is_elsewhere(tmp_path):
 def test_a_follower_that_has_not_run_what_its_leader_runs(tmp_path):
     run = grouped(tmp_path)
     run.runs(2, "B0", ends=False)
-    run.recorders[2].board.told()
-    run.recorders[3].board.heard(0)
+    run.recorders[2].told()
+    run.recorders[3].heard(0)
     run.waits_for_the_end(2, "B0")
     run.says(3, [], frames=[USERS])
     assert run.judged().sentence.startswith("rank 3 (stage 1) is in the user's block")
@@ -59,7 +59,7 @@ def test_different_tasks_at_one_position(tmp_path):
 @pytest.mark.parametrize("frames", [AWAIT_READY, (LIBRARY, *DRIVER)], ids=["waits", "is inside"])
 def test_a_program_of_several_ranks_that_one_left_out(tmp_path, frames):
     run = Run(tmp_path, stages=1, replicas=2, microbatches=1)
-    run.recorders[1].board.enters("the sum of the replicas' gradients")
+    run.recorders[1].enters("the sum of the replicas' gradients")
     run.says(
         1,
         [ForDevices(what="the gradients", waited=3.0)] if frames == AWAIT_READY else [],
@@ -77,7 +77,7 @@ def test_a_program_of_several_ranks_that_one_left_out(tmp_path, frames):
 
 def test_a_program_of_several_ranks_that_one_has_not_come_to(tmp_path):
     run = Run(tmp_path, stages=1, replicas=2, microbatches=1)
-    run.recorders[1].board.enters("the sum of the replicas' gradients")
+    run.recorders[1].enters("the sum of the replicas' gradients")
     run.says(1, [ForDevices(what="the gradients", waited=3.0)], frames=AWAIT_READY)
     run.says(0, [], frames=[USERS])
     assert run.judged().sentence.startswith("rank 0 (stage 0 of replica 0) is in the user's block")
@@ -88,7 +88,7 @@ def test_one_still_compiles_while_another_of_its_stage_waits_in_their_first_sum(
         recorder = FlightRecorder(tmp_path / f"flight-{rank}", rank, "stage 0")
         recorder.phase(COMPILING)
         if rank == 0:
-            recorder.board.enters("the first sum over all devices of stage 0")
+            recorder.enters("the first sum over all devices of stage 0")
     threads = [Thread("MainThread", True, (LIBRARY, *DRIVER))]
     said = StatusReport(rank=0, number=1, waiting=(), gathers=1, threads=tuple(threads))
     sights = [

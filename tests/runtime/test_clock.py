@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rrfp_jax.runtime.run.frames import pack
+from rrfp_jax.runtime.run.mailbox import pack
 from rrfp_jax.runtime.run.membership import SAMPLES, Beat, Echo, PeerClock
 from tests.support.mailboxes import all_joined, joined, pump_until, received
 

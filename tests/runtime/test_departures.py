@@ -6,7 +6,7 @@ import time
 import pytest
 
 from rrfp_jax.errors import PeerLost
-from rrfp_jax.runtime.run.frames import pack
+from rrfp_jax.runtime.run.mailbox import pack
 from rrfp_jax.runtime.run.membership import Beat, Failed, Goodbye
 from tests.support.mailboxes import (
     all_joined,

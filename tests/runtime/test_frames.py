@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rrfp_jax.errors import PeerLost
-from rrfp_jax.runtime.run.frames import HEADER, LARGEST_FRAME, Message, pack, pieces, unpack, whole
+from rrfp_jax.runtime.run.mailbox import HEADER, LARGEST_FRAME, Message, pack, pieces, unpack, whole
 from rrfp_jax.runtime.run.membership import Echo, Failed
 from tests.support.mailboxes import Note, joined, listening, note, noted, pump_until
 

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from rrfp_jax.runtime.run.frames import pack
+from rrfp_jax.runtime.run.mailbox import pack
 from rrfp_jax.runtime.run.membership import Beat, Echo, Goodbye
 from tests.support.mailboxes import (
     PROMPT_SECONDS,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rrfp_jax.nixl.memory import ALIGNMENT, packed
 from rrfp_jax.nixl.receiver import Receiver, Slab, suited
 from rrfp_jax.nixl.sender import Ask, Dropped, Granted, Refused, Release, Sender, Unwanted, Write, Written
-from rrfp_jax.runtime.run.frames import pack, unpack
+from rrfp_jax.runtime.run.mailbox import pack, unpack
 from tests.verification.exploration.slots.cases import SMALL
 from tests.verification.exploration.slots.faults import faults
 from tests.verification.exploration.slots.forged import check_forged

@@ -60,7 +60,7 @@ def coordinator():
             with open(f"/proc/{name}/stat", encoding="ascii") as file:
                 parent = int(file.read().rpartition(")")[2].split()[1])
             with open(f"/proc/{name}/cmdline", encoding="ascii") as file:
-                if parent in (os.getppid(), os.getpid()) and "_service.py" in file.read():
+                if parent in (os.getppid(), os.getpid()) and "run/coordinator.py" in file.read():
                     return int(name)
     raise RuntimeError("there is no coordination service")
 

@@ -11,8 +11,7 @@ from typing import Any
 
 import msgspec
 
-from rrfp_jax.runtime.run.frames import Message, pack, unpack
-from rrfp_jax.runtime.run.mailbox import Mailbox
+from rrfp_jax.runtime.run.mailbox import Mailbox, Message, pack, unpack
 
 PROMPT_SECONDS = 0.3
 """Less than any pause of the code, more than a loaded machine takes to wake a thread."""

@@ -15,7 +15,7 @@ from rrfp_jax.runtime.run.stacks import StackFrame, Thread
 from rrfp_jax.runtime.run.status_report import StatusReport
 from rrfp_jax.runtime.run.waits import ForGather, ForProgram, ForTask
 
-AWAIT_READY = (StackFrame(f"{OURS}runtime/run/collectives.py", 95, "await_ready"),)
+AWAIT_READY = (StackFrame(f"{OURS}runtime/run/world.py", 95, "await_ready"),)
 DRIVER = (StackFrame(f"{OURS}runtime/run/mailbox.py", 155, "sleep"), StackFrame("train.py", 80, "<module>"))
 LIBRARY = StackFrame("/usr/lib/python3/site-packages/jax/stages.py", 890, "__call__")
 USERS = StackFrame("train.py", 31, "block")
@@ -54,7 +54,7 @@ class Run:
             recorder.phase(RunPhase("step", 7))
             recorder.begin_round(9, 7, rules, [number])
             if width > 1:
-                recorder.board.joins([r for r, other in enumerate(self.stage_of) if other == number])
+                recorder.joins([r for r, other in enumerate(self.stage_of) if other == number])
             self.recorders.append(recorder)
         self.reports = {}
         self.states = {}
@@ -65,15 +65,15 @@ class Run:
             recorder = self.recorders[rank]
             recorder.dispatched(7, self.stage_of[rank], task)
             if self.placement.destination(self.stage_of[rank] % self.placement.stages, task):
-                recorder.board.sent(self.stage_of[rank], task, OFFERED)
+                recorder.sent(self.stage_of[rank], task, OFFERED)
                 if ends:
-                    recorder.board.sent(self.stage_of[rank], task, PRODUCED)
+                    recorder.sent(self.stage_of[rank], task, PRODUCED)
             if ends:
-                recorder.board.ended()
+                recorder.ended()
 
     def gets(self, rank, *inputs, bits=COMING | ARRIVED):
         for task in map(task_of, inputs):
-            self.recorders[rank].board.got(self.stage_of[rank], task.input, bits)
+            self.recorders[rank].got(self.stage_of[rank], task.input, bits)
 
     def waits(self, rank, cause=WaitCause.INPUT, task="F0", group=()):
         """For what its stage dispatches nothing."""
@@ -128,8 +128,8 @@ def grouped(folder):
         run.gets(rank, "F0")
         run.runs(rank, "F0")
     for leader in (0, 2):
-        run.recorders[leader].board.told()
-        run.recorders[leader + 1].board.heard(0)
+        run.recorders[leader].told()
+        run.recorders[leader + 1].heard(0)
     for rank in range(4):
         run.waits(rank)
     return run

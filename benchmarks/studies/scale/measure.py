@@ -179,7 +179,9 @@ def service_seconds() -> float:
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             fields: list[Any] = (folder / "stat").read_text("ascii").rpartition(")")[2].split()
-            if int(fields[1]) == os.getppid() and "_service.py" in (folder / "cmdline").read_text("utf-8"):
+            if int(fields[1]) == os.getppid() and "run/coordinator.py" in (folder / "cmdline").read_text(
+                "utf-8"
+            ):
                 return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
     raise RuntimeError("there is no coordination service beside this process: start it with rrfp-launch")
 

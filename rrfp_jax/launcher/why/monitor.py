@@ -15,8 +15,16 @@ from rrfp_jax.files import shown_path
 from rrfp_jax.launcher.why.judge import HangReport, judge
 from rrfp_jax.launcher.why.snapshot import Look, recorded, recorder_in
 from rrfp_jax.launcher.why.words import render_report
-from rrfp_jax.runtime.run.proc import is_stopped
-from rrfp_jax.runtime.run.recorder import ENDED, HEARD, PLEAS, STARTING, counters_of, last_beat, read
+from rrfp_jax.runtime.run.recorder import (
+    ENDED,
+    HEARD,
+    PLEAS,
+    STARTING,
+    counters_of,
+    is_stopped,
+    last_beat,
+    read,
+)
 
 POLL_SECONDS = 0.5
 """Between looks at whether ranks want to be looked at."""

@@ -13,7 +13,6 @@ from typing import Literal, TypeAlias
 from rrfp_jax.core.events import WaitCause
 from rrfp_jax.errors import UsageError
 from rrfp_jax.files import read_whole
-from rrfp_jax.runtime.run.proc import is_stopped
 from rrfp_jax.runtime.run.recorder import (
     ANSWERED,
     ASKED,
@@ -22,6 +21,7 @@ from rrfp_jax.runtime.run.recorder import (
     Recording,
     RunPhase,
     counters_of,
+    is_stopped,
     read,
 )
 from rrfp_jax.runtime.run.stacks import LOADER, StackFrame, Thread, dumped_threads

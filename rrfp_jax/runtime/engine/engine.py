@@ -374,7 +374,7 @@ class Engine:
         """Give every replica of this process's stages the sum of all replicas' gradients."""
         for stage, reduction in self._reductions.items():
             own = [self.stages[number] for number in self.layout.replicas_of(stage)]
-            self.world.recorder.board.enters("the sum of the replicas' gradients")
+            self.world.recorder.enters("the sum of the replicas' gradients")
             for of, totals in zip(own, reduction([of.sums for of in own]), strict=True):
                 of.replace_sums(totals)
         if self._reductions:
@@ -389,7 +389,7 @@ class Engine:
 
     def update(self, scale: float) -> None:
         """One optimizer step on every stage with the gradient sums times `scale`."""
-        self.world.recorder.board.enters("the optimizer's update")
+        self.world.recorder.enters("the optimizer's update")
         for optimizer in self.optimizers:
             optimizer.update(scale)
         updated = {stage.index for optimizer in self.optimizers for stage in optimizer.stages}

@@ -244,7 +244,6 @@ class StepExecution:
         self._local, self._remote = driver.local, driver.remote or driver.local
         self._transports, self._delays = driver.transports, driver.delays
         self._recorder = driver._world.recorder
-        self._board = self._recorder.board
         self._rules, self._step, self._round, self._parts = rules, step, round, parts
         self._stages = rules.placement.stages
         self._schedulers = {
@@ -301,13 +300,13 @@ class StepExecution:
         for queue in self._queues:
             for running in queue.ended():
                 moved = True
-                self._board.ended()
+                self._recorder.ended()
                 if running.error is not None:
                     raise self._failed(running.task, running.stage, running.error) from running.error
                 if running.sends is not None:
                     transport = self._local if running.sends.stage in self._parts else self._remote
                     transport.produced(running.sends, running.end)
-                    self._board.sent(running.stage, running.task, PRODUCED)
+                    self._recorder.sent(running.stage, running.task, PRODUCED)
                 place = running.stage, running.task
                 self._records.append(running.record(self._late.pop(place, 0.0) if self._late else 0.0))
         arrivals = [arrival for transport in self._transports for arrival in transport.poll()]
@@ -315,7 +314,7 @@ class StepExecution:
             arrivals = self._delays.hold(arrivals)
         for key, arrays, _, late in arrivals:
             moved = True
-            self._board.got(key.stage, key.input, ARRIVED)
+            self._recorder.got(key.stage, key.input, ARRIVED)
             self._machines[key.stage].handle(Arrived(key.input))
             task = self._schedulers[key.stage].task_for(*key.input)
             self._parts[key.stage].receive(task, arrays)
@@ -363,7 +362,7 @@ class StepExecution:
         queue.submit(Running(self._step, stage, task, bucket, cost, token, ready, now, sends=key, held=held))
         part.meter.dispatched(task)
         if key is not None:
-            self._board.sent(stage, task, OFFERED)  # before: it may be delivered at once
+            self._recorder.sent(stage, task, OFFERED)  # before: it may be delivered at once
             (self._local if key.stage in self._parts else self._remote).offer(key, outputs)
         for later in dispatch.ready:
             self._ready[stage][later] = perf_counter()
@@ -371,7 +370,7 @@ class StepExecution:
             part.accumulate(task.chunk, microbatch)
 
     def coming(self, key: Key) -> None:
-        self._board.got(key.stage, key.input, COMING)
+        self._recorder.got(key.stage, key.input, COMING)
         self._parts[key.stage].meter.coming(key.input)
 
     def delivered(self, key: Key) -> None:
@@ -379,7 +378,7 @@ class StepExecution:
         source = self._rules.placement.source(stage, key.input)
         assert source is not None, f"nobody sends the {key}"
         sender = key.stage - stage + source[0]
-        self._board.sent(sender, source[1], DELIVERED)
+        self._recorder.sent(sender, source[1], DELIVERED)
         self._parts[sender].meter.delivered(source[1])
 
     def _failed(self, task: Task, stage_replica: int, error: Exception) -> TrainingError:

@@ -65,7 +65,7 @@ def recut(engine: Engine, ready: Ready, rules: Sequence[StepRules]) -> Engine:
     for own in rules:  # what steps have met while the rest was compiled beside them
         new.library.prepare(engine.library.buckets(phase_of(own)), own)
     engine.world.gather("everybody to have compiled for another split", None, START_SECONDS)
-    engine.world.recorder.board.enters("the move of layers to other stages")
+    engine.world.recorder.enters("the move of layers to other stages")
     driver, held = engine.give_up()
     leaves.move(held, ready.ways, engine.layout, driver.exchange)
     made = new.staging.taking(ready.programs, held)

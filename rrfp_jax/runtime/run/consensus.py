@@ -1,8 +1,7 @@
 """One process's part in its group's agreement: the core's machine, what carries its messages, and checks.
 
-It stands between the driver and the stage scheduler, and looks like a scheduler. When it is told an event, it
-gives the driver's instructions, and sends the messages among them. Messages are received at any time, and
-told to the machine when the device has room, because only then can something follow from them.
+It stands between the driver and the stage scheduler, and looks like a scheduler. Messages are received at any
+time, and told to the machine when the device has room, because only then can something follow from them.
 
 Decisions are made ahead. Each process measures, by rank 0's clock, how long messages took to reach it, and
 tells that when a step ends. A process's device has room earlier by the time that nine of ten of its messages
@@ -19,71 +18,67 @@ from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from math import inf
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from struct import Struct
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_args
+from typing import Any, Literal, Protocol, TypeAlias, get_args
 
 import msgspec
 
 from rrfp_jax.core.events import Dispatch, Event, Room, Wait
-from rrfp_jax.core.group import Alone, Answer, Decision, GroupMessage, GroupProtocol, Member, member, partners
+from rrfp_jax.core.group import Alone, Decision, GroupMessage, GroupProtocol, Member, member, partners
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.tasks import Task
 from rrfp_jax.errors import Disagreement, TrainingError, UsageError
-from rrfp_jax.runtime.run.frames import Message, encoded
+from rrfp_jax.runtime.run.mailbox import Message, encoded
 from rrfp_jax.runtime.run.token import Store
 from rrfp_jax.runtime.run.world import World
 from rrfp_jax.trace.records import TaskRecord
-
-if TYPE_CHECKING:
-    from rrfp_jax.runtime.run.world import World
 
 Plain: TypeAlias = Sequence[Any]
 """A message as plain data."""
 
 
 class Carrier(Protocol):
-    """Use as a context manager, once a step: whatever it does it does inside."""
+    """Carries messages to a process's partners and back; entered for a step, and idle outside."""
 
     @property
     def calls(self) -> int:
         """Calls of the key-value store so far."""
+        return 0
 
     def post(self, message: Plain) -> None:
         """Tell all partners; returns at once."""
 
     def poll(self) -> list[Plain]:
-        """What has come since the last call. What comes later wakes the driver.
-
-        Raises:
-            TrainingError: the carrier is out of order.
-        """
+        """Messages since the last call; later ones wake the driver. Raises TrainingError if out of order."""
 
     def heard(self) -> Mapping[int, int]:
-        """How many batches, which hold one message or several, have come of each partner's rank so far."""
+        """How many batches of messages have come of each partner's rank, if they are kept until forgotten."""
+        return {}
 
     def forget(self, batches: int) -> None:
         """All partners have so many of this process's batches, which need not be kept any longer."""
+        return None
 
     def close(self) -> None:
         """No step follows; returns at once, and does nothing the second time."""
 
-    def __enter__(self) -> Carrier: ...
+    def __enter__(self) -> Carrier:
+        return self
 
-    def __exit__(self, *_: object) -> None: ...
+    def __exit__(self, *_: object) -> None:
+        return None
 
 
 class Told(Message, frozen=True):
-    """What a partner tells, by the control sockets."""
+    """A group's message, by the control sockets."""
 
     said: list[Any]
 
 
-class SocketCarrier:
+class SocketCarrier(Carrier):
     """By the control sockets. Made by all processes of a run together, before the first step."""
-
-    calls = 0
 
     def __init__(self, world: World, partners: Sequence[int]) -> None:
         assert world.mailbox is not None
@@ -101,22 +96,8 @@ class SocketCarrier:
         come, self._come = self._come, []
         return come
 
-    def heard(self) -> Mapping[int, int]:
-        """See `Carrier.heard`: nothing is kept, so nobody needs to know."""
-        return {}
-
-    def forget(self, batches: int) -> None:
-        """See `Carrier.forget`."""
-
     def close(self) -> None:
-        """See `Carrier.close`. What still comes is dropped."""
         self._mailbox.off(self._channel)
-
-    def __enter__(self) -> SocketCarrier:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Nothing is done outside `post` and `poll`."""
 
 
 POLL_SECONDS = 2.0
@@ -131,8 +112,11 @@ BLOCK = 64
 """Batches that are deleted together."""
 
 
-class StoreCarrier:
-    """See `Carrier`. Its threads live until `close` or `leave`, and rest between steps."""
+class StoreCarrier(Carrier):
+    """By the key-value store, with a thread that writes and one that reads for each partner.
+
+    The threads live until `close` or `leave`, and rest between steps.
+    """
 
     def __init__(
         self,
@@ -155,8 +139,11 @@ class StoreCarrier:
         self._looked, self._excused = perf_counter(), 0.0  # when last; until when silence says nothing
         self._failure: RuntimeError | None = None
         self._open, self._closed = threading.Event(), False
-        self._threads = [_thread(self._write)]
-        self._threads += [_thread(partial(self._read, partner)) for partner in partners]
+        bodies = [self._write, *(partial(self._read, partner) for partner in partners)]
+        self._threads = [
+            threading.Thread(target=_until_failure, args=[body], name="rrfp-group", daemon=True)
+            for body in bodies
+        ]
 
     @property
     def calls(self) -> int:
@@ -166,18 +153,17 @@ class StoreCarrier:
         self._outbox.put(message)
 
     def poll(self) -> list[Plain]:
-        """See `Carrier.poll`.
-
-        Raises:
-            TrainingError: the store failed, or does not answer.
-        """
         come: list[Plain] = []
         while self._come:
             come += msgspec.msgpack.decode(self._come.popleft(), type=list[list[Any]])
         what = "the key-value store, through which its group agrees on what to run,"
         if self._failure is not None:
             raise TrainingError(f"{what} failed: {self._failure}")
-        if self._is_silent(perf_counter()):
+        now = perf_counter()
+        if now - self._looked > LOOK_SECONDS + self._silence / 2:
+            self._excused = now + self._silence  # this process stood still (Ctrl-Z): so may the store have
+        self._looked = now
+        if min(self._overdue.values()) < now and self._excused < now:
             raise TrainingError(
                 f"{what} has not answered for {self._silence:g} s: is the process that serves it, started by "
                 f"the launcher or rank 0, frozen or cut off?"
@@ -188,10 +174,9 @@ class StoreCarrier:
         return dict(self._heard)
 
     def forget(self, batches: int) -> None:
-        blocks = max(batches // BLOCK, self._forgotten)
-        for block in range(self._forgotten, blocks):
-            self._outbox.put(f"{self._name}/{self._rank}/{block}")
-        self._forgotten = blocks
+        while self._forgotten < batches // BLOCK:
+            self._outbox.put(f"{self._name}/{self._rank}/{self._forgotten}")
+            self._forgotten += 1
 
     def __enter__(self) -> StoreCarrier:
         self._open.set()
@@ -204,43 +189,33 @@ class StoreCarrier:
         self._open.clear()
 
     def close(self) -> None:
-        """See `Carrier.close`. Threads end within a long poll; what this process wrote is deleted."""
+        """End the threads, within a long poll, and delete what this process wrote."""
         if not self._closed:
-            self._end(f"{self._name}/{self._rank}")
+            self._end(f"{self._name}/{self._rank}", None)
 
     def leave(self) -> None:
         """End the threads now, when the client has been shut down, which ends its calls.
 
         At Python's end a thread inside the client would abort the process.
         """
-        self._end()
+        self._end(None)
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join(JOIN_SECONDS)
 
-    def _end(self, *folders: str) -> None:
+    def _end(self, *last: str | None) -> None:
         self._closed = True
-        for item in (*folders, None):
+        for item in last:
             self._outbox.put(item)
         self._open.set()
 
-    def _is_silent(self, now: float) -> bool:
-        """Whether the store is; if this process itself stood still (Ctrl-Z), so may the store have."""
-        if now - self._looked > LOOK_SECONDS + self._silence / 2:
-            self._excused = now + self._silence
-        self._looked = now
-        return min(self._overdue.values()) < now and self._excused < now
-
     def _write(self) -> None:
-        number, ended = 0, False
-        while not ended:
+        number, items = 0, list[Plain | str | None]()
+        while None not in items:
             items = [self._outbox.get()]
-            with suppress(Empty):
-                while True:
-                    items.append(self._outbox.get_nowait())
-            ended = None in items
-            messages = [item for item in items if item is not None and not isinstance(item, str)]
-            if messages:
+            while not self._outbox.empty():
+                items.append(self._outbox.get())
+            if messages := [item for item in items if item is not None and not isinstance(item, str)]:
                 key, batch = self._key(self._rank, number), encoded(messages)
                 self._call(self._rank, 0.0, self._store.key_value_set_bytes, key, batch)
                 number += 1
@@ -249,19 +224,15 @@ class StoreCarrier:
                     self._call(self._rank, 0.0, self._store.key_value_delete, item)
 
     def _read(self, partner: int) -> None:
-        timed_out = False
+        limit, get = int(1000 * POLL_SECONDS), self._store.blocking_key_value_get_bytes
         while self._open.wait() and not self._closed:
-            key, limit = self._key(partner, self._heard[partner]), int(1000 * POLL_SECONDS)
-            if timed_out:  # by the client's own clock: so ask for something that only the store can answer
-                self._call(partner, 0.0, self._store.key_value_dir_get_bytes, f"{key}/none")
-                timed_out = False
+            key = self._key(partner, self._heard[partner])
             try:
-                get = self._store.blocking_key_value_get_bytes
                 self._come.append(self._call(partner, POLL_SECONDS, get, key, limit))
-            except RuntimeError as error:
-                if "DEADLINE_EXCEEDED" not in str(error):
-                    raise
-                timed_out = True
+            except (
+                TimeoutError
+            ):  # by the client's own clock: ask for something that only the store can answer
+                self._call(partner, 0.0, self._store.key_value_dir_get_bytes, f"{key}/none")
             else:
                 self._heard[partner] += 1
                 self._ring()
@@ -269,16 +240,17 @@ class StoreCarrier:
     def _call(self, who: int, seconds: float, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call the store, which may take so many seconds and the time after which it counts as silent.
 
-        It may be out of time only if it was given some.
+        TimeoutError says that it is out of time, for which it must have been given some.
         """
         self._calls[who] += 1
         self._overdue[who] = perf_counter() + seconds + self._silence
         try:
             return function(*arguments)
         except RuntimeError as error:
-            if not seconds or "DEADLINE_EXCEEDED" not in str(error):
-                self._failure = error
-                self._ring()
+            if seconds and "DEADLINE_EXCEEDED" in str(error):
+                raise TimeoutError from None
+            self._failure = error
+            self._ring()
             raise
         finally:
             self._overdue[who] = inf
@@ -287,12 +259,9 @@ class StoreCarrier:
         return f"{self._name}/{rank}/{number // BLOCK}/{number}"
 
 
-def _thread(body: Callable[[], None]) -> threading.Thread:
-    def run() -> None:
-        with suppress(RuntimeError):  # it has been noted
-            body()
-
-    return threading.Thread(target=run, name="rrfp-group", daemon=True)
+def _until_failure(body: Callable[[], None]) -> None:
+    with suppress(RuntimeError):  # it has been noted
+        body()
 
 
 TASK = Struct("<Bii")  # kind, chunk, microbatch
@@ -302,8 +271,7 @@ class OrderHash:
     """Hashes all that this process has dispatched; the hash is equal in any version of Python."""
 
     def __init__(self) -> None:
-        self._hash = blake2b(digest_size=8)
-        self.count = 0
+        self._hash, self.count = blake2b(digest_size=8), 0
         self.latest: Sequence[Task] = ()
 
     def add(self, tasks: Iterable[Task]) -> str:
@@ -317,11 +285,7 @@ class OrderHash:
 def check_orders(
     world: World, groups: Sequence[Sequence[int]], hashes: Sequence[str], own: OrderHash, step: int
 ) -> None:
-    """Compare the hashes of all processes; where those of a stage differ all tell what they dispatched.
-
-    Raises:
-        Disagreement: naming two ranks, the position and both tasks.
-    """
+    """Raise Disagreement, with both tasks, if the hashes of a group differ; then all tell what they ran."""
     odd = [(group[0], rank) for group in groups for rank in group if hashes[rank] != hashes[group[0]]]
     if not odd:
         return
@@ -352,10 +316,8 @@ def difference(
 
 CarrierName: TypeAlias = Literal["kv", "socket"]
 
-FIRST_LEAD_SECONDS = 2e-3
-"""How far ahead decisions are made until their way has been measured."""
-
-LONGEST_LEAD_SECONDS = 0.05
+FIRST_LEAD_SECONDS, LONGEST_LEAD_SECONDS = 2e-3, 0.05
+"""How far ahead decisions are made until their way has been measured, and at most."""
 
 MEASURED = 256
 """Latest messages whose way counts."""
@@ -388,7 +350,7 @@ class Terms:
 
 
 class Agreement:
-    """Made by all processes of a run together, before the first step. `carrier` is opened for every step."""
+    """Made by all processes of a run together, before the first step. `carrier` is entered for every step."""
 
     def __init__(self, world: World, groups: Sequence[Sequence[int]], terms: Terms) -> None:
         self._world, self._groups, self._protocol = world, groups, terms.protocol
@@ -396,7 +358,7 @@ class Agreement:
         self._member = self._group.index(world.rank)
         others = [self._group[i] for i in partners(self._member, len(self._group), terms.protocol)]
         self.carrier = _carrier(world, others, terms.agreement)
-        self._decides = self._member == 0 or terms.protocol == "unanimous"
+        self.alone = len(self._group) == 1  # then there is nothing to agree on
         self._lead = FIRST_LEAD_SECONDS
         self._round, self._began = 0, 0.0
         self._machine: Member
@@ -410,38 +372,35 @@ class Agreement:
         self._round, self._began = round, perf_counter()
         self._machine = member(scheduler, self._member, len(self._group), self._protocol)
         self._heard.clear()
-        self._world.recorder.board.joins(self._group)
+        self._world.recorder.joins(self._group)
         early, self._early = self._early, []
         for message in early:
             self._file(message)
 
     @property
-    def alone(self) -> bool:
-        """Whether this process has its stages to itself: there is nothing to agree on."""
-        return len(self._group) == 1
-
-    @property
     def lead(self) -> float:
         """By how much earlier than without a group (s) this process's device must have room in this step."""
-        return 0.0 if isinstance(self._machine, Alone) or not self._decides else self._lead
+        decides = self._member == 0 or self._protocol == "unanimous"
+        return self._lead if decides and not isinstance(self._machine, Alone) else 0.0
 
     def hear(self) -> bool:
-        """Take in what has come, to be told to the machine at the next room; whether anything has.
-
-        Raises:
-            TrainingError: see `Carrier.poll`.
-        """
+        """Take in what has come, to be told to the machine at the next room; whether anything has."""
         come = self.carrier.poll()
         for message in come:
             self._file(message)
         return bool(come)
 
     def handle(self, event: Event) -> Dispatch | None:
-        if isinstance(event, Room):
-            while self._heard:
-                if (dispatch := self._sent(self._machine.handle(self._heard.popleft()))) is not None:
-                    return dispatch
-        return self._sent(self._machine.handle(event))
+        """Tell the machine an event, before a room all that was heard, and send what it has to say."""
+        while True:
+            hears = isinstance(event, Room) and bool(self._heard)
+            dispatch, message = self._machine.handle(self._heard.popleft() if hears else event)
+            if message is not None:
+                self._world.recorder.told()
+                kind, now = KINDS.index(type(message)), perf_counter() + self._world.clock[0]
+                self.carrier.post([self._round, now, kind, message])
+            if dispatch is not None or not hears:
+                return dispatch
 
     def awaited(self, named: bool = True) -> Wait:
         return self._machine.awaited(named)._replace(group=tuple(self._group))
@@ -452,15 +411,11 @@ class Agreement:
         return {
             "hash": self._order.add(record.task for record in records),
             "way": ways[len(ways) * 9 // 10] if ways else None,
-            "heard": dict(self.carrier.heard()),
+            "heard": self.carrier.heard(),
         }
 
     def settle(self, accounts: Sequence[Mapping[str, Any]], step: int) -> None:
-        """Go by the accounts of all processes, by rank; all call this at the same point.
-
-        Raises:
-            Disagreement: processes of a stage have dispatched different tasks.
-        """
+        """Go by the accounts of all processes, by rank; all call this together. Raises Disagreement."""
         check_orders(self._world, self._groups, [own["hash"] for own in accounts], self._order, step)
         others = [accounts[rank] for rank in self._group if rank != self._world.rank]
         ways = [own["way"] for own in others if own["way"] is not None]
@@ -473,15 +428,6 @@ class Agreement:
         """No step follows; returns at once, and does nothing the second time."""
         self.carrier.close()
 
-    def _sent(self, answer: Answer) -> Dispatch | None:
-        """Send an answer's message; the rest is for the driver."""
-        dispatch, message = answer
-        if message is not None:
-            self._world.recorder.board.told()
-            kind, now = KINDS.index(type(message)), perf_counter() + self._world.clock[0]
-            self.carrier.post([self._round, now, kind, message])
-        return dispatch
-
     def _file(self, plain: Plain) -> None:
         round, sent, kind, message = plain
         if round > self._round:
@@ -491,7 +437,7 @@ class Agreement:
             if sent > self._began:  # else it may have waited for this process
                 self._ways.append(perf_counter() - sent)
             said = msgspec.convert(message, KINDS[kind])
-            self._world.recorder.board.heard(0 if isinstance(said, Decision) else said.rank)
+            self._world.recorder.heard(0 if isinstance(said, Decision) else said.rank)
             self._heard.append(said)
 
 
@@ -499,9 +445,8 @@ def _carrier(world: World, partners: Sequence[int], name: CarrierName) -> Carrie
     if name == "socket":
         return SocketCarrier(world, partners)
     assert world.mailbox is not None and world.store is not None
-    number, ring = world.next_round(), world.mailbox.ring
-    carrier = StoreCarrier(
-        world.store, f"group/{number}", world.rank, partners, ring, world.membership.silence
-    )
-    world.leaving.at_last(carrier.leave)
+    number, silence = world.next_round(), world.membership.silence
+    ring = world.mailbox.ring
+    carrier = StoreCarrier(world.store, f"group/{number}", world.rank, partners, ring, silence)
+    world.at_last.append(carrier.leave)
     return carrier

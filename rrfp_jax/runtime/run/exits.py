@@ -12,13 +12,13 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import inf, isinf
 from pathlib import Path
 from time import monotonic, sleep
 from time import time as wall_time
-from types import TracebackType
 from typing import Literal, TypeAlias
 
 from msgspec import to_builtins
@@ -38,13 +38,16 @@ from rrfp_jax.json_files import Unreadable, as_kind, parse_json, read_json
 from rrfp_jax.printing import settle_streams, warn
 from rrfp_jax.runtime.run.coordinator import Coordinator
 from rrfp_jax.runtime.run.mailbox import Mailbox
-from rrfp_jax.runtime.run.membership import Gone
-from rrfp_jax.runtime.run.proc import children_give_up, exit_now, leave_file
+from rrfp_jax.runtime.run.membership import Failed, Gone, Goodbye
 from rrfp_jax.runtime.run.recorder import ENDED
+from rrfp_jax.runtime.run.signals import children_give_up, exit_now
 from rrfp_jax.runtime.run.stacks import own_threads
-from rrfp_jax.runtime.run.status_report import StatusResponder
+from rrfp_jax.runtime.run.status_report import TICK_SECONDS, StatusResponder, leave_file
 from rrfp_jax.runtime.run.waits import AnyAwaited
 from rrfp_jax.runtime.run.world import World
+
+END_SECONDS = 10.0
+"""After so long a thread that ends the process is stuck itself, as on a disk that does not answer."""
 
 WORDS = "\x1d"
 """How a printed line of last words begins, ASCII's group separator; its launcher shows no such line."""
@@ -65,39 +68,31 @@ STATUSES: Mapping[ExitKind, int] = {
 """The exit status that goes with each."""
 
 
+CAUSES: Sequence[tuple[type[BaseException], ExitKind]] = (
+    (PeerLost, "peer lost"),
+    (UsageError, "refused"),
+    (KeyboardInterrupt, "interrupted"),
+    (BaseException, "failed"),
+)
+"""The first that fits an error says how a rank ends by it."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ExitReport:
-    """Why a rank ended.
-
-    Attributes:
-        stages: that it ran, as text: "stage 2", "stages 2-3".
-        kind: "failed" by its own fault, "refused" what it was asked, "peer lost", or "interrupted".
-        sentence: the reason: for "failed", the exception as `ValueError: ...`.
-        waiting: what it waited for.
-        culprit: the rank whose loss ended it, if one did.
-        traceback: of its own failure.
-        time: when, in the seconds of `time.time()`.
-    """
+    """Why a rank ended."""
 
     rank: int
-    stages: str
-    kind: ExitKind
-    sentence: str
+    stages: str  # that it ran, as text: "stage 2", "stages 2-3"
+    kind: ExitKind  # "failed" by its own fault, "refused" what it was asked
+    sentence: str  # the reason: for "failed", the exception as `ValueError: ...`
     waiting: tuple[AnyAwaited, ...] = ()
-    culprit: int | None = None
-    traceback: str | None = None
+    culprit: int | None = None  # the rank whose loss ended it, if one did
+    traceback: str | None = None  # of its own failure
     time: float = field(default_factory=wall_time)
 
     def write(self, folder: Path | int) -> None:
-        """Write `last-words-<rank>.json`, whole or not at all.
-
-        Args:
-            folder: its path, or an open descriptor of it, which still leads there after it was renamed.
-
-        Raises:
-            OSError: it cannot be written.
-        """
-        leave_file(folder, f"last-words-{self.rank}.json", to_builtins(self))
+        """Write `last-words-<rank>.json`, whole or not at all, by the path or the descriptor of a folder."""
+        leave_file(folder, f"last-words-{self.rank}.json", self)
 
     def line(self) -> str:
         """The same as a line, for when no file can be written: a full disk, a folder that was removed."""
@@ -119,15 +114,12 @@ def report_in(line: bytes) -> ExitReport | None:
 
 def read_all(folder: Path) -> dict[int, ExitReport]:
     """The last words in a folder by rank; a file that holds none is passed over."""
-    found = (_read(path) for path in sorted(folder.glob("last-words-*.json")))
-    return {words.rank: words for words in found if words is not None}
-
-
-def _read(path: Path) -> ExitReport | None:
-    try:
-        return read_json(path, ExitReport)
-    except Unreadable:
-        return None
+    found = {}
+    for path in sorted(folder.glob("last-words-*.json")):
+        with suppress(Unreadable):
+            words = read_json(path, ExitReport)
+            found[words.rank] = words
+    return found
 
 
 LONGEST_SENTENCE = 4000
@@ -138,13 +130,7 @@ FLUSH_SECONDS = 1.0
 
 def exit_report(world: World, error: BaseException) -> ExitReport:
     """Why this process ends."""
-    kind: ExitKind = "failed"
-    if isinstance(error, PeerLost):
-        kind = "peer lost"
-    elif isinstance(error, UsageError):
-        kind = "refused"
-    elif isinstance(error, KeyboardInterrupt):
-        kind = "interrupted"
+    kind = next(kind for cause, kind in CAUSES if isinstance(error, cause))
     culprit = error.culprit if isinstance(error, (PeerLost, Disagreement)) else None
     ours = isinstance(error, (UsageError, TrainingError))
     sentence = text_of(error) if ours else f"{type(error).__name__}: {text_of(error)}".removesuffix(": ")
@@ -168,27 +154,27 @@ def exit_report(world: World, error: BaseException) -> ExitReport:
 
 def report(world: World, words: ExitReport) -> None:
     """Tell the launcher if there is one, else whoever reads standard error; then the other processes."""
+    who = world.describe(world.rank)
     if world.folder_descriptor is not None:
         try:
             words.write(world.folder_descriptor)  # the launcher tells it, once for all ranks
         except OSError:
             warn(f"\n{words.line()}")  # a line of its own, whatever was printed before
     elif words.kind != "interrupted" or world.size > 1:  # whoever interrupts one process knows it
-        text = [words.traceback or "", f"{world.describe(world.rank)}: {words.sentence}\n"]
+        text = [words.traceback or "", f"{who}: {words.sentence}\n"]
         text += [f"  it waited for {world.waits.words(item)}\n" for item in words.waiting]
         warn("".join(text), end="")
     if world.mailbox is not None:
-        who = world.describe(world.rank)
         culprit = world.rank if words.culprit is None else words.culprit
         sentence = words.sentence if words.kind == "peer lost" else f"{who}: {words.sentence}"
         if words.kind == "interrupted":
             sentence = f"{who} was interrupted"
-        world.mailbox.say_failure(culprit, sentence)
+        world.mailbox.end(Failed(culprit, sentence))
 
 
-def flush(mailbox: Mailbox, seconds: float) -> None:
-    """Have everything that was posted sent, in at most so many seconds."""
-    deadline = monotonic() + seconds
+def flush(mailbox: Mailbox) -> None:
+    """Have everything that was posted sent, as far as that takes no longer than a moment."""
+    deadline = monotonic() + FLUSH_SECONDS
     while not mailbox.flushed() and monotonic() < deadline:
         sleep(0.01)
 
@@ -197,7 +183,7 @@ def end(world: World, status: int) -> None:
     """End this process now, without the ways out that wait for others."""
     try:
         if world.mailbox is not None:
-            flush(world.mailbox, FLUSH_SECONDS)
+            flush(world.mailbox)
             world.mailbox.read()  # what is unread would reset the connections: our words could be lost
         settle_streams()
     finally:
@@ -205,8 +191,11 @@ def end(world: World, status: int) -> None:
 
 
 def fail(world: World, error: BaseException) -> None:
-    """Report an error and end this process, with the status that goes with it; from any thread."""
-    world.leaving.claim_end()
+    """Report an error and end this process, with the status that goes with it; from any thread.
+
+    One thread does. Any other waits here while the process ends, and goes on only if it does not.
+    """
+    world.ending.acquire(timeout=END_SECONDS)
     status = FAILED
     try:
         words = exit_report(world, error)
@@ -231,38 +220,38 @@ def limit_overtime(world: World, limit: float) -> None:
     """
     if world.folder is None and world.size == 1:
         limit = inf
-    threading.Thread(target=_watch, args=[world, limit], name="rrfp-overtime", daemon=True).start()
 
+    def outlast(seconds: float) -> None:
+        """Let so many seconds pass in which this process does not say goodbye."""
+        while seconds > 0:
+            begun = monotonic()
+            sleep(min(OVERTIME_TICK_SECONDS, seconds))
+            if not world.says_goodbye:
+                seconds -= monotonic() - begun
 
-def _watch(world: World, limit: float) -> None:
-    while threading.main_thread().is_alive():  # joining it would be in Python's way, which looks at its lock
-        sleep(OVERTIME_TICK_SECONDS)
-    early = min(WORD_SECONDS, limit / 2)
-    _outlast(world, early)
-    at_most = "" if isinf(limit) else f", {limit:g} s at most"
-    warn(f"{world.describe(world.rank)}: its work is done; it waits for {waited_for()} to end{at_most}")
-    _outlast(world, limit - early)
-    fail(world, TrainingError(f"its work is done, but {waited_for()} has not ended within {limit:g} s"))
+    def watch() -> None:
+        while (
+            threading.main_thread().is_alive()
+        ):  # joining it would be in Python's way, which looks at its lock
+            sleep(OVERTIME_TICK_SECONDS)
+        early = min(WORD_SECONDS, limit / 2)
+        outlast(early)
+        at_most = "" if isinf(limit) else f", {limit:g} s at most"
+        warn(f"{world.describe(world.rank)}: its work is done; it waits for {waited_for()} to end{at_most}")
+        outlast(limit - early)
+        fail(world, TrainingError(f"its work is done, but {waited_for()} has not ended within {limit:g} s"))
 
-
-def _outlast(world: World, seconds: float) -> None:
-    """Let so many seconds pass in which this process does not say goodbye."""
-    while seconds > 0:
-        begun = monotonic()
-        sleep(min(OVERTIME_TICK_SECONDS, seconds))
-        if not world.leaving.says_goodbye:
-            seconds -= monotonic() - begun
+    threading.Thread(target=watch, name="rrfp-overtime", daemon=True).start()
 
 
 def waited_for() -> str:
     """What keeps this process from ending: a thread, or an exit handler, by name and line."""
     lasting = {thread.name for thread in threading.enumerate() if not thread.daemon}
     threads = own_threads()
-    main = next((thread for thread in threads if thread.is_main), None)
     for thread in threads:
         if thread.name in lasting and not thread.is_main:
             return f"the thread {thread.name}, in {thread.users or thread.frames[0]},"
-    at = main and (main.users or (main.frames[0] if main.frames else None))
+    at = next((thread.users or next(iter(thread.frames), None) for thread in threads if thread.is_main), None)
     return f"an exit handler{f', in {at},' if at else ''}"
 
 
@@ -282,7 +271,7 @@ class Shutdown:
         # Started now: from Python 3.12 on no thread can be once the main one has ended.
         self._leaver = threading.Thread(target=self._leave_when_done, name="rrfp-leave", daemon=True)
         self._leaver.start()
-        sys.excepthook = self._on_error
+        sys.excepthook = lambda kind, error, trace: fail(world, error)
         atexit.register(self._say_goodbye)
         children_give_up(self._leave_to_parent)
 
@@ -291,9 +280,6 @@ class Shutdown:
         sys.excepthook = sys.__excepthook__
         atexit.unregister(self._say_goodbye)
         self._mailbox.let_go()
-
-    def _on_error(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        fail(self._world, error)
 
     def _give_up(self, gone: Gone) -> None:
         fail(self._world, PeerLost(gone.sentence, gone.culprit))
@@ -306,27 +292,25 @@ class Shutdown:
 
     def _say_goodbye(self) -> None:
         """At Python's end, after the main thread's."""
-        self._world.leaving.says_goodbye = True
-        self._world.recorder.phase(ENDED)
+        world = self._world
+        world.says_goodbye = True
+        world.recorder.phase(ENDED)
         if self._coordinator is not None:
-            self._outlive_others()
-            if (gone := self._mailbox.membership.trouble) is not None:
+            while not world.membership.all_gone:  # one that is silent for too long counts as lost
+                self._mailbox.read()
+                sleep(0.02)
+            if (gone := world.membership.trouble) is not None:
                 self._give_up(gone)
         self._leave_service()
-        self._world.leaving.act()
-        self._mailbox.say_goodbye()
-        flush(self._mailbox, FLUSH_SECONDS)
+        for act in world.at_last:
+            act()
+        self._mailbox.end(Goodbye())
+        flush(self._mailbox)
         if self._coordinator is not None:
             self._coordinator.close()
         self._watchdog.stop()
         self._mailbox.close()
-        self._world.leaving.says_goodbye = False  # exit handlers that were there before follow
-
-    def _outlive_others(self) -> None:
-        """Wait until all other processes have ended; one that is silent for too long counts as lost."""
-        while not self._mailbox.membership.all_gone:
-            self._mailbox.read()
-            sleep(0.02)
+        world.says_goodbye = False  # exit handlers that were there before follow
 
     def _leave_service(self) -> None:
         """Leave the coordination service, in the thread that was started for it: it may stand still."""
@@ -334,16 +318,12 @@ class Shutdown:
         self._done.set()
         self._leaver.join(min(limit, threading.TIMEOUT_MAX))
         if self._leaver.is_alive():
-            fail(
-                self._world,
-                TrainingError(
-                    f"its work is done, but the process with the key-value store, started by the launcher or "
-                    f"rank 0, has not answered for {limit:g} s: frozen or cut off"
-                ),
+            sentence = (
+                f"its work is done, but the process with the key-value store, started by the launcher or "
+                f"rank 0, has not answered for {limit:g} s: frozen or cut off"
             )
+            fail(self._world, TrainingError(sentence))
 
-
-TICK_SECONDS = 0.5
 
 HANG_UP_SECONDS = 0.01
 """Pause before a connection that was closed is read again."""
@@ -359,12 +339,7 @@ class Watchdog:
     the main thread is not waited for.
     """
 
-    def __init__(
-        self,
-        mailbox: Mailbox,
-        attend: Callable[[], None],
-        give_up: Callable[[Gone], None],
-    ) -> None:
+    def __init__(self, mailbox: Mailbox, attend: Callable[[], None], give_up: Callable[[Gone], None]) -> None:
         self._mailbox, self._attend, self._give_up = mailbox, attend, give_up
         self._stop_end, self._stopper = os.pipe()
         self._stopped = False
@@ -374,23 +349,18 @@ class Watchdog:
     def stop(self) -> None:
         """End the thread. From another one, once."""
         self._stopped = True
-        os.write(self._stopper, b"\0")
+        os.close(self._stopper)  # which wakes it
         self._thread.join()
-        os.close(self._stopper)
         os.close(self._stop_end)
 
     def _run(self) -> None:
         while not self._stopped:
-            self._pause()
+            known = len(self._mailbox.membership.gone)
+            if self._mailbox.await_hang_up(TICK_SECONDS, self._stop_end):
+                self._mailbox.read()
+                # Nothing new: the main thread reads just now, or there is more to come.
+                if len(self._mailbox.membership.gone) == known:
+                    sleep(HANG_UP_SECONDS)
             self._attend()
             if (gone := self._mailbox.tick()) is not None:
                 self._give_up(gone)
-
-    def _pause(self) -> None:
-        """Until the next tick, or news of a connection that was closed."""
-        known = len(self._mailbox.membership.gone)
-        if self._mailbox.await_hang_up(TICK_SECONDS, self._stop_end):
-            self._mailbox.read()
-            # Nothing new: the main thread reads just now, or there is more to come.
-            if len(self._mailbox.membership.gone) == known:
-                sleep(HANG_UP_SECONDS)

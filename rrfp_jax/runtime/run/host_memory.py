@@ -15,11 +15,11 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from rrfp_jax.errors import UsageError
-from rrfp_jax.runtime.run.proc import children_giving_up
+from rrfp_jax.files import is_used
+from rrfp_jax.runtime.run.name_lock import used_folder
 
 FOLDER, REPLICAS = "RRFP_HOST_MEMORY", "RRFP_REPLICAS"
 
@@ -39,11 +39,7 @@ class HostMemory:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> HostMemory | None:
-        """What RRFP_HOST_MEMORY and RRFP_REPLICAS say; None if nothing was lent.
-
-        Raises:
-            UsageError: they say what cannot be.
-        """
+        """What RRFP_HOST_MEMORY and RRFP_REPLICAS say; None if nothing was lent, UsageError for nonsense."""
         folder, replicas = (environment.get(name, "") for name in (FOLDER, REPLICAS))
         if not folder and not replicas:
             return None
@@ -71,19 +67,15 @@ class HostMemory:
         return self._request.exists()
 
     def make(self) -> None:
-        """Make the folder again if somebody has removed it, for this user only.
-
-        Raises:
-            OSError: that cannot be done.
-        """
+        """Make the folder again if somebody has removed it, for this user only."""
         self.folder.mkdir(0o700, exist_ok=True)
 
     def ask(self) -> None:
-        """Have the ranks hand over, after the step after the present one; raises as `make` does."""
+        """Have the ranks hand over, after the step after the present one."""
         self._request.touch()
 
     def forget(self) -> None:
-        """Take an earlier request back; raises as `make` does."""
+        """Take an earlier request back."""
         self._request.unlink(missing_ok=True)
 
     @property
@@ -93,11 +85,7 @@ class HostMemory:
 
 @contextmanager
 def lent_folder(place: Path = PLACE) -> Iterator[Path]:
-    """A new folder in the host's memory, removed at the end, as are those that killed launchers have left.
-
-    Raises:
-        UsageError: there is no room.
-    """
+    """A new folder in the host's memory, removed at the end, as are those that killed launchers have left."""
     prefix = f"rrfp-{os.getuid()}-"
     try:
         for left in place.glob(f"{prefix}*"):
@@ -108,14 +96,11 @@ def lent_folder(place: Path = PLACE) -> Iterator[Path]:
             f"{place}: no folder can be made in the host's memory ({error.strerror}): start the run without "
             f"--replace-after, or mount a tmpfs there"
         ) from None
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        with children_giving_up(partial(os.close, descriptor)):  # else a child would hold the lock
+    with used_folder(folder, fcntl.LOCK_EX):
+        try:
             yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(descriptor)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def outlives_launcher(memory: HostMemory) -> HostMemory:
@@ -127,14 +112,8 @@ def outlives_launcher(memory: HostMemory) -> HostMemory:
 def _remove_left(folder: Path) -> None:
     """Remove the folder of a launcher that no longer lives: the kernel has taken its lock back."""
     with suppress(OSError):
-        found = folder.lstat()
         states = folder / "states"  # a folder that ranks have made again is not locked
         changed = max(path.lstat().st_mtime for path in (folder, states) if path.exists())
-        if found.st_uid != os.getuid() or time.time() - changed < LOCK_SECONDS:
-            return
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        is_old = folder.lstat().st_uid == os.getuid() and time.time() - changed >= LOCK_SECONDS
+        if is_old and is_used(folder) is False:
             shutil.rmtree(folder, ignore_errors=True)
-        finally:
-            os.close(descriptor)

@@ -1,5 +1,9 @@
 """Control messages between the processes of a run: one socket per pair, small frames, nothing blocks.
 
+A frame is four bytes of length, then [kind, channel, [field, ...]] in msgpack. A kind of message is a class:
+its fields with their types are all that has to be said of it. What comes with other fields is refused where
+it is read, before anybody acts on it.
+
 Messages from one process arrive in the order in which they were posted. The driver reads them when it runs or
 sleeps, else the watchdog does. What was read waits in an inbox until the main thread pumps, so handlers run
 in one thread only. What processes say of themselves goes to `Membership` as soon as it is read.
@@ -16,13 +20,17 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from math import inf
 from time import perf_counter
-from typing import Any, Protocol, TypeVar, get_args
+from typing import Any, NamedTuple, Protocol, TypeVar, get_args
 
 import msgspec
+import numpy as np
 
-from rrfp_jax.runtime.run.frames import Frame, Message, pack, unpack
-from rrfp_jax.runtime.run.membership import Gone, Membership, Said, Send
+from rrfp_jax.runtime.run.membership import Failed, Gone, Goodbye, Membership, Said, Send
 
+LARGEST_FRAME = 2**20
+"""Bytes; control messages are small, so a longer one is an error or an attack."""
+
+HEADER = 4
 READ_AT_ONCE = 2**18  # bytes
 
 FULL_RETRY_SECONDS = 1e-3
@@ -31,10 +39,72 @@ FULL_RETRY_SECONDS = 1e-3
 LOSS_SECONDS = 2.0
 """Data fails to come as soon as its sender dies; that it has, this process may hear a little later."""
 
+
+class Message(msgspec.Struct, frozen=True, array_like=True):
+    """A message between processes; every kind is a subclass, and goes by its name."""
+
+
+class Frame(NamedTuple):
+    """A message that has come and not been decoded yet."""
+
+    kind: str
+    channel: int
+    body: msgspec.Raw
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's scalars are plain data, too."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} is no plain data")
+
+
 M = TypeVar("M", bound=Message)
 Decoder = msgspec.msgpack.Decoder
+_encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
+_frames = Decoder(Frame)
 
-SAID = {kind.__name__: Decoder(kind) for kind in get_args(Said)}
+
+def pack(message: Message | Said, channel: int = 0) -> bytes:
+    """A message as a frame; ValueError if it is larger than a frame may be."""
+    kind = type(message).__name__
+    body = _encoder.encode((kind, channel, message))
+    if len(body) > LARGEST_FRAME:
+        raise ValueError(f"a message {kind} of {len(body)} bytes; a frame holds {LARGEST_FRAME}")
+    return len(body).to_bytes(HEADER, "big") + body
+
+
+def unpack(buffer: bytearray) -> Frame | None:
+    """Take the first frame off a buffer; None if it is not there in full, ValueError for no message."""
+    if len(buffer) < HEADER:
+        return None
+    end = HEADER + int.from_bytes(buffer[:HEADER], "big")
+    if end - HEADER > LARGEST_FRAME:
+        raise ValueError(f"a frame of {end - HEADER} bytes; {LARGEST_FRAME} are allowed")
+    if len(buffer) < end:
+        return None
+    try:
+        frame = _frames.decode(buffer[HEADER:end])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ValueError(f"a frame that is no message: {error}") from None
+    del buffer[:end]
+    return frame
+
+
+def encoded(value: Any) -> bytes:
+    """Plain data of any size."""
+    return _encoder.encode(value)
+
+
+def pieces(value: Any) -> list[bytes]:
+    """Plain data of any size as pieces that fit into frames."""
+    body = encoded(value)
+    return [body[at : at + LARGEST_FRAME // 2] for at in range(0, len(body), LARGEST_FRAME // 2)]
+
+
+def whole(parts: Sequence[bytes]) -> Any:
+    """The data that `pieces` took apart."""
+    return msgspec.msgpack.decode(b"".join(parts))
 
 
 class Wakeup(Protocol):
@@ -52,17 +122,11 @@ class EventWakeup:
 
     def __init__(self) -> None:
         self._event = threading.Event()
-
-    def ring(self) -> None:
-        self._event.set()
+        self.ring = self._event.set
 
     def sleep(self, seconds: float) -> None:
         if self._event.wait(seconds):
             self._event.clear()
-
-
-class ConnectionLost(Exception):
-    """The other end is gone, or sent nonsense; the message goes on after its name."""
 
 
 class Connection:
@@ -70,16 +134,11 @@ class Connection:
 
     def __init__(self, rank: int, connected: socket.socket) -> None:
         self.rank, self.socket = rank, connected
-        self.unsent, self._unread = bytearray(), bytearray()
+        self.unsent, self.unread = bytearray(), bytearray()
         connected.setblocking(False)
 
-    def send(self, frame: bytes) -> None:
-        """Send a frame behind those before; returns at once, also if the other end is gone."""
-        self.unsent += frame
-        self.flush()
-
     def flush(self) -> None:
-        """Send what waits, as much as the socket takes."""
+        """Send what waits, as much as the socket takes; returns at once, also if the other end is gone."""
         try:
             while self.unsent:
                 del self.unsent[: self.socket.send(self.unsent)]
@@ -89,24 +148,17 @@ class Connection:
             self.unsent.clear()
 
     def read(self) -> bool:
-        """Read what has come; returns at once. Whether anything had."""
+        """Read what has come; returns at once. Whether anything had; EOFError says that nothing more can."""
         try:
             data = self.socket.recv(READ_AT_ONCE)
         except BlockingIOError:
             return False
         except OSError as error:
-            raise ConnectionLost(f"is gone ({error.strerror}): killed, crashed or cut off") from None
+            raise EOFError(f"is gone ({error.strerror}): killed, crashed or cut off") from None
         if not data:
-            raise ConnectionLost("closed its connection without a word: killed, crashed or cut off")
-        self._unread += data
+            raise EOFError("closed its connection without a word: killed, crashed or cut off")
+        self.unread += data
         return True
-
-    def next_frame(self) -> Frame | None:
-        """The next frame of what was read; None if it is not there in full."""
-        try:
-            return unpack(self._unread)
-        except ValueError as error:
-            raise ConnectionLost(f"sent {error}") from None
 
 
 class Mailbox:
@@ -117,10 +169,14 @@ class Mailbox:
 
     def __init__(self, rank: int, sockets: Mapping[int, socket.socket], silence: float = inf) -> None:
         self.connections = {r: Connection(r, s) for r, s in sorted(sockets.items())}
-        self.membership = Membership(rank, self.connections.keys(), perf_counter(), silence)
+        self.ranks: Collection[int] = self.connections.keys()
+        self.membership = Membership(rank, self.ranks, perf_counter(), silence)
         self.lock = threading.Lock()
-        self._inbox: deque[tuple[Callable[[int, Any], None], int, Message]] = deque()
-        self._handlers: dict[int, dict[str, tuple[Decoder[Any], Any]]] = {}  # by channel and name
+        self._inbox: deque[tuple[Callable[[int, Any], None], int, Any]] = deque()
+        # By channel and name; what processes say of themselves has no handler.
+        self._handlers: dict[int, dict[str, tuple[Decoder[Any], Callable[[int, Any], None] | None]]] = {
+            0: {kind.__name__: (Decoder(kind), None) for kind in get_args(Said)}
+        }
         self._ended: set[int] = set()  # channels
         self._closed = False
         self._selector = selectors.DefaultSelector()
@@ -131,19 +187,10 @@ class Mailbox:
         for connection in self.connections.values():
             self._selector.register(connection.socket, selectors.EVENT_READ, connection)
 
-    @property
-    def ranks(self) -> Collection[int]:
-        """The other processes."""
-        return self.connections.keys()
-
     def on(self, kind: type[M], handler: Callable[[int, M], None], channel: int = 0) -> None:
-        """Have messages of a kind handled by `handler(rank, message)`, in the thread that pumps.
-
-        Raises:
-            ValueError: a class of this name has a handler on this channel.
-        """
+        """Have messages of a kind handled by `handler(rank, message)`, in the thread that pumps."""
         known = self._handlers.setdefault(channel, {})
-        if kind.__name__ in known or (channel == 0 and kind.__name__ in SAID):
+        if kind.__name__ in known:
             raise ValueError(f"messages {kind.__name__!r} on channel {channel} have a handler already")
         known[kind.__name__] = Decoder(kind), handler
 
@@ -152,7 +199,7 @@ class Mailbox:
         self._ended.add(channel)  # first: a message must find one or the other
         self._handlers.pop(channel, None)
 
-    def post(self, rank: int, message: Message, channel: int = 0) -> None:
+    def post(self, rank: int, message: Message | Said, channel: int = 0) -> None:
         """Send a message to a process; returns at once, also if that process is gone."""
         frame = pack(message, channel)
         with self.lock:
@@ -180,25 +227,17 @@ class Mailbox:
             self.ring()  # the main thread may just have gone to sleep on what has been taken away here
 
     def tick(self) -> Gone | None:
-        """Read, judge who is silent, and show a sign of life; for whom to end this process, if for anybody.
-
-        Call it often.
-        """
+        """Read, judge who is silent, and show a sign of life, often; for whom to end this process, if any."""
         self.read()  # before silence is judged: it may be this process that stood still
         with self.lock:
             now = perf_counter()
             self._tell(self.membership.tick(now))
             return self.membership.overdue(now)
 
-    def say_goodbye(self) -> None:
-        """Tell the others that this process has done its part."""
+    def end(self, word: Goodbye | Failed) -> None:
+        """Tell the others that this process has done its part, or ends, by whose fault, and why."""
         with self.lock:
-            self._tell(self.membership.leave())
-
-    def say_failure(self, culprit: int, sentence: str) -> None:
-        """Tell the others that this process ends, by whose fault, and why."""
-        with self.lock:
-            self._tell(self.membership.fail(culprit, sentence))
+            self._tell(self.membership.end(word))
 
     def leave(self, handler: Callable[[int, Any], None], number: int, what: Any) -> None:
         """Have the thread that pumps call `handler(number, what)`; from any thread."""
@@ -206,11 +245,7 @@ class Mailbox:
         self.ring()
 
     def hear_of_losses(self) -> None:
-        """Something between processes has failed, perhaps since one is gone: wait a while to hear of that.
-
-        Raises:
-            PeerLost: one is.
-        """
+        """Something between processes has failed: wait a while to hear of one gone, and raise for it."""
         deadline = perf_counter() + LOSS_SECONDS
         while perf_counter() < deadline:
             self.membership.require_all()
@@ -232,14 +267,7 @@ class Mailbox:
         select.select([self._selector], [], [], max(seconds, 0.0))  # type: ignore[list-item]
 
     def await_hang_up(self, seconds: float, other: int) -> bool:
-        """Wait until a process that is not known to be gone closes its connection; whether any did.
-
-        Reads nothing.
-
-        Args:
-            seconds: at most so long.
-            other: a descriptor that ends the wait, too, by becoming readable.
-        """
+        """Wait until a process closes its connection that was not gone, or `other` is readable."""
         poll = select.poll()
         poll.register(other, select.POLLIN)
         for rank, peer in self.connections.items():
@@ -262,10 +290,9 @@ class Mailbox:
         """Do so without the lock; in a forked child, where some other thread may hold it for ever."""
         self._closed = True
         self._selector.close()
-        self._wake_end.close()
-        self._ring_end.close()
-        for connection in self.connections.values():
-            connection.socket.close()
+        peers = [connection.socket for connection in self.connections.values()]
+        for each in (self._wake_end, self._ring_end, *peers):
+            each.close()
 
     def _all_sent(self) -> bool:
         return not any(connection.unsent for connection in self.connections.values())
@@ -274,7 +301,8 @@ class Mailbox:
 
     def _send(self, ranks: Collection[int], frame: bytes) -> None:
         for rank in () if self._closed else ranks:
-            self.connections[rank].send(frame)
+            self.connections[rank].unsent += frame
+            self.connections[rank].flush()
 
     def _tell(self, sends: Sequence[Send]) -> None:
         for ranks, said in sends:
@@ -299,21 +327,25 @@ class Mailbox:
             if connection.read():
                 now = perf_counter()
                 self.membership.heard(connection.rank, now)
-                while (frame := connection.next_frame()) is not None:
+                while (frame := unpack(connection.unread)) is not None:
                     self._file(connection.rank, frame, now)
-        except ConnectionLost as lost:
+        except (EOFError, ValueError) as error:
+            reason = f"sent {error}" if isinstance(error, ValueError) else str(error)
             self._selector.unregister(connection.socket)
-            self.membership.closed(connection.rank, str(lost), perf_counter())
+            self.membership.closed(connection.rank, reason, perf_counter())
 
     def _file(self, rank: int, frame: Frame, now: float) -> None:
+        known = self._handlers.get(frame.channel, {}).get(frame.kind)
+        if known is None:
+            if frame.channel in self._ended:
+                return
+            raise ValueError(f"an unknown message {frame.kind!r}")
+        decoder, handler = known
         try:
-            if frame.channel == 0 and frame.kind in SAID:
-                said = SAID[frame.kind].decode(frame.body)
-                self._tell(self.membership.received(rank, said, now))
-            elif (known := self._handlers.get(frame.channel, {}).get(frame.kind)) is not None:
-                decoder, handler = known
-                self._inbox.append((handler, rank, decoder.decode(frame.body)))
-            elif frame.channel not in self._ended:
-                raise ConnectionLost(f"sent an unknown message {frame.kind!r}")
+            message = decoder.decode(frame.body)
         except msgspec.DecodeError as error:
-            raise ConnectionLost(f"sent a message {frame.kind!r} that is none: {error}") from None
+            raise ValueError(f"a message {frame.kind!r} that is none: {error}") from None
+        if handler is None:
+            self._tell(self.membership.received(rank, message, now))
+        else:
+            self._inbox.append((handler, rank, message))

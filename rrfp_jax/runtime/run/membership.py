@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from math import inf
 from typing import Literal, TypeAlias
 
+from msgspec import Struct
+
 from rrfp_jax.errors import PeerLost
-from rrfp_jax.runtime.run.frames import Message
 
 GRACE_SECONDS = 4.0
 """How long the main thread may take to notice by itself that a process is gone."""
@@ -27,24 +28,24 @@ SAMPLES = 32
 """The quickest of so many latest round trips counts; older ones may have drifted."""
 
 
-class Beat(Message, frozen=True):
+class Beat(Struct, frozen=True, array_like=True):
     """The sender lives; rank 0 answers with its time."""
 
     sent: float  # by the sender's `perf_counter`, in seconds, as are all times here
 
 
-class Echo(Message, frozen=True):
+class Echo(Struct, frozen=True, array_like=True):
     """Rank 0's answer: the time at which the beat was sent, and rank 0's own."""
 
     sent: float
     theirs: float
 
 
-class Goodbye(Message, frozen=True):
+class Goodbye(Struct, frozen=True, array_like=True):
     """The sender has done its part."""
 
 
-class Failed(Message, frozen=True):
+class Failed(Struct, frozen=True, array_like=True):
     """The sender ends: by whose fault, and why."""
 
     culprit: int
@@ -148,13 +149,11 @@ class Membership:
                 self.closed(rank, reason, now)
         return self._to_all(Beat(now))  # also to those given up: one that goes on must hear who is there
 
-    def leave(self) -> Sequence[Send]:
-        """Say goodbye: this process has done its part."""
-        return self._end(Goodbye())
-
-    def fail(self, culprit: int, sentence: str) -> Sequence[Send]:
-        """Tell the others that this process ends, and why."""
-        return self._end(Failed(culprit, sentence))
+    def end(self, word: Goodbye | Failed) -> Sequence[Send]:
+        """Tell the others that this process ends, and say nothing more."""
+        sends = self._to_all(word)
+        self._ended = True
+        return sends
 
     def overdue(self, now: float) -> Gone | None:
         """For whom this process must end now, because its main thread has not noticed; None for nobody.
@@ -163,27 +162,23 @@ class Membership:
         """
         if self._ended:
             return None
-        gone, at_once = self.gone.values(), self.is_cut_off
-        late = (one for one in gone if one.how != "left" and (at_once or now - one.since > GRACE_SECONDS))
-        return next(late, None)
+        at_once = self.is_cut_off
+        late = (one for one in self.gone.values() if at_once or now - one.since > GRACE_SECONDS)
+        return next((one for one in late if one.how != "left"), None)
 
     def describe(self, rank: int) -> str:
         """A rank as messages name it: "rank 2 (stage 2)"."""
         return f"rank {rank} ({self.stages[rank]})" if self.stages[rank] else f"rank {rank}"
 
     def require(self, needed: Collection[int], known: Mapping[int, Gone] | None = None) -> None:
-        """Raise for the most telling of these processes that are gone: one that failed, else one lost.
+        """Raise PeerLost for the most telling of processes that are gone: one that failed, else one lost.
 
         Args:
             needed: ranks that the caller cannot do without.
             known: who was gone at some earlier moment; None for now. Of a process that left, something may
                 still be unread if it was read by the watchdog just now, so look before pumping.
-
-        Raises:
-            PeerLost: one of them is gone.
         """
-        known = self.gone if known is None else known
-        if not known:
+        if not (known := self.gone if known is None else known):
             return
         gone = [one for rank, one in sorted(known.items()) if rank in needed]
         if (one := min(gone, key=lambda one: MOST_TELLING.index(one.how), default=None)) is None:
@@ -217,11 +212,6 @@ class Membership:
         known = self.gone.get(rank)
         if known is None or (gone.how == "failed" and known.how != "failed"):
             self.gone = {**self.gone, rank: gone}
-
-    def _end(self, word: Goodbye | Failed) -> Sequence[Send]:
-        sends = self._to_all(word)
-        self._ended = True
-        return sends
 
     def _to_all(self, said: Said) -> Sequence[Send]:
         return () if self._ended else [(self.others, said)]

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import printable
 from rrfp_jax.files import is_used, opened, read_whole
-from rrfp_jax.runtime.run.proc import children_giving_up
+from rrfp_jax.runtime.run.signals import children_giving_up
 
 if TYPE_CHECKING:
     from rrfp_jax.runtime.run.world import World
@@ -39,7 +39,7 @@ def name_held(world: World, folder: Path, say: Callable[[str], None]) -> Iterato
     Raises:
         UsageError: a live run has the name.
     """
-    from rrfp_jax.runtime.run.world import START_SECONDS  # with it JAX, which `is_held` does without
+    from rrfp_jax.runtime.run.world import START_SECONDS  # with it NumPy, which `is_held` does without
 
     with ExitStack() as stack:
         lock, holder = _lock_of(folder), ""
@@ -49,7 +49,9 @@ def name_held(world: World, folder: Path, say: Callable[[str], None]) -> Iterato
                 if is_used(folder) and not world.has_folder(folder):
                     holder = f"another process, whose lock file {lock.name} somebody has deleted"
             except BlockingIOError:
-                holder = _holder(lock)
+                with suppress(OSError):
+                    holder = printable(read_whole(lock, LONGEST_HOLDER).decode(errors="replace").strip())
+                holder = holder or "another process"
             except OSError as error:
                 say(f"{lock} cannot be locked ({error.strerror}): start no other run of this name meanwhile")
         holder = world.gather("whether the run's name is free", holder, START_SECONDS)[0]
@@ -70,21 +72,16 @@ class Hold(NamedTuple):
 
 def hold_on(folder: Path) -> Hold | None:
     """Who has the name of this folder; None if nobody has."""
-    certain, lock = True, _lock_of(folder)
+    lock = _lock_of(folder)
     try:
         with opened(lock) as descriptor:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return None
-    except FileNotFoundError:
-        return None
-    except BlockingIOError:
-        pass
-    except OSError:
-        certain = False
-    try:
+    except OSError as error:
+        certain = isinstance(error, BlockingIOError)
+    with suppress(OSError):  # there is none, or it has ended meanwhile
         return Hold(lock.stat().st_mtime, certain)
-    except OSError:  # it has ended meanwhile
-        return None
+    return None
 
 
 def is_held(folder: Path) -> bool:
@@ -98,12 +95,12 @@ def _lock_of(folder: Path) -> Path:
 
 
 @contextmanager
-def used_folder(folder: Path) -> Iterator[None]:
+def used_folder(folder: Path, how: int = fcntl.LOCK_SH) -> Iterator[None]:
     """Inside, `is_used` is true of a folder, also once it has another name; without locks it never is."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with suppress(OSError):  # its file system has none
-            fcntl.flock(descriptor, fcntl.LOCK_SH)
+            fcntl.flock(descriptor, how)
         with children_giving_up(partial(os.close, descriptor)):  # else a child would hold the lock
             yield
     finally:
@@ -118,9 +115,12 @@ def _locked(path: Path) -> Iterator[None]:
     try:
         descriptor = _lock(path)
         try:
+            since = time.strftime("%Y-%m-%d %H:%M:%S")
             with suppress(OSError):  # a full disk: the lock holds all the same
                 os.ftruncate(descriptor, 0)
-                os.write(descriptor, f"{_this_process()}\n".encode())
+                os.write(
+                    descriptor, f"process {os.getpid()} on {socket.gethostname()} (since {since})\n".encode()
+                )
             with children_giving_up(partial(os.close, descriptor)):  # else a child would hold the lock
                 yield
         finally:
@@ -134,37 +134,18 @@ def _locked(path: Path) -> Iterator[None]:
 
 def _lock(path: Path) -> int:
     """The descriptor of the file, locked."""
+    tries = TRIES
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         try:
-            _flock(descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Else whoever had the lock has removed this file since: there is another by now.
             with suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(descriptor), path.stat()):
-                    return descriptor
-        except BaseException:
-            os.close(descriptor)
-            raise
-        os.close(descriptor)  # whoever had the lock has removed this file since: there is another by now
-
-
-def _flock(descriptor: int) -> None:
-    for left in reversed(range(TRIES)):
-        try:
-            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    return os.dup(descriptor)  # which keeps the lock
         except BlockingIOError:
-            if not left:
+            if not (tries := tries - 1):
                 raise
             time.sleep(TRY_SECONDS)
-
-
-def _this_process() -> str:
-    since = time.strftime("%Y-%m-%d %H:%M:%S")
-    return f"process {os.getpid()} on {socket.gethostname()} (since {since})"
-
-
-def _holder(path: Path) -> str:
-    """Who has the lock, in words."""
-    with suppress(OSError):
-        text = read_whole(path, LONGEST_HOLDER).decode(errors="replace").strip()
-        return printable(text) or "another process"
-    return "another process"
+        finally:
+            os.close(descriptor)

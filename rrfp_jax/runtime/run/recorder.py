@@ -16,9 +16,10 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import socket
 import struct
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from ctypes import Structure, c_char, c_double, c_int32, c_int64, c_uint8, c_uint32, c_uint64
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +28,6 @@ from typing import NamedTuple, TypeAlias
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Direction, Input, Kind, Output, Placement, Shape, Task
 from rrfp_jax.files import opened, read_whole
-from rrfp_jax.runtime.run.proc import host_name, start_of
 
 OFFERED, PRODUCED, DELIVERED = 1, 2, 4
 """Bits of what is sent: its task was dispatched, its program has ended, it has come to its receiver."""
@@ -96,6 +96,41 @@ SIZE = ctypes.sizeof(PageLayout)
 RING_AT, PHASES_AT, BEAT_AT = PageLayout.ring.offset, PageLayout.phases.offset, PageLayout.beat.offset
 SENT_AT, GOT_AT = (PageLayout.board.offset + board.offset for board in (BoardLayout.sent, BoardLayout.got))
 
+LONGEST_STAT = 4096
+"""Bytes of `/proc/<pid>/stat`."""
+
+STATE, START = 0, 19
+"""Of what follows the program's name: places of the state's letter, and of the start in clock ticks."""
+
+
+def start_of(pid: int) -> int | None:
+    """When a process was started, in clock ticks after the machine was; None if it has ended, or unknown.
+
+    With its number it tells a process from a later one that got the same number.
+    """
+    found = _stat(pid)
+    return None if found is None or found[STATE] in "ZX" else int(found[START])
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether it stands still: after SIGSTOP or Ctrl-Z."""
+    found = _stat(pid)
+    return found is not None and found[STATE] == "T"
+
+
+def _stat(pid: int) -> list[str] | None:
+    try:
+        text = read_whole(Path(f"/proc/{pid}/stat"), LONGEST_STAT)
+    except OSError:
+        return None
+    return text.rpartition(b")")[2].decode("ascii").split()
+
+
+def host_name() -> bytes:
+    """Of this machine, as flight recorders have it."""
+    return socket.gethostname().encode()[:64]
+
+
 SILENT = 2.0
 """Seconds without a heartbeat that are worth a word."""
 
@@ -113,93 +148,8 @@ class RunPhase(NamedTuple):
 STARTING, COMPILING, ENDED = RunPhase("starting"), RunPhase("compiling"), RunPhase("ended")
 
 
-class RoundBoard:
-    """The writer's side of the board; nothing is allocated once a round has begun."""
-
-    def __init__(self, memory: mmap.mmap | bytearray, board: BoardLayout) -> None:
-        self._memory, self._board = memory, board
-        self._first: dict[int, int] = {}  # by stage replica, the place of its first message
-        self._ended = self._told = 0
-        self._chunks = self._microbatches = 0
-
-    def begin(self, round: int, step: int, rules: StepRules, own: Sequence[int], dispatched: int) -> None:
-        """A round begins.
-
-        Args:
-            round: its number.
-            step: its step's.
-            rules: of the step.
-            own: the stage replicas of this process.
-            dispatched: how many tasks this process has dispatched before.
-        """
-        board, placement = self._board, rules.placement
-        self._chunks, self._microbatches = placement.chunks, rules.microbatches
-        each = 2 * self._chunks * self._microbatches
-        fits = len(own) <= MOST_OWN and each * len(own) <= MOST_MESSAGES
-        self._first = {stage: i * each for i, stage in enumerate(own)} if fits else {}
-        self._told, self._ended = 0, dispatched
-        # The number at the end comes first, that at the front last: who reads meanwhile finds them differ.
-        board.again += 1
-        used = each * len(self._first)
-        for at in (SENT_AT, GOT_AT):
-            self._memory[at : at + used] = bytes(used)
-        for i, stage in enumerate(self._first):
-            board.own[i] = stage
-        board.round, board.step, board.owns = round, step, len(self._first)
-        board.stages, board.chunks, board.shape = (
-            placement.stages,
-            placement.chunks,
-            SHAPES.index(placement.shape),
-        )
-        board.microbatches, board.forward_only = rules.microbatches, rules.forward_only
-        board.before = board.ended = dispatched
-        board.told = board.membership = 0
-        board.count = board.again
-
-    def sent(self, stage_replica: int, what: Task | Output, bit: int) -> None:
-        """Something has happened to what a task of this process sends: `what`, or the task itself."""
-        first = self._first.get(stage_replica)
-        if first is not None:
-            direction, chunk, microbatch = what
-            place = first + ((direction > 0) * self._chunks + chunk) * self._microbatches + microbatch
-            self._memory[SENT_AT + place] |= bit
-
-    def got(self, stage_replica: int, wanted: Input, bit: int) -> None:
-        """Something has happened to what a task of this process needs."""
-        first = self._first.get(stage_replica)
-        if first is not None:
-            direction, chunk, microbatch = wanted
-            place = first + ((direction > 0) * self._chunks + chunk) * self._microbatches + microbatch
-            self._memory[GOT_AT + place] |= bit
-
-    def ended(self) -> None:
-        """One more program has ended."""
-        self._ended = self._board.ended = self._ended + 1
-
-    def enters(self, what: str) -> None:
-        """A program is dispatched that runs on several processes together and is no task."""
-        self._board.collective = _clipped(what, 78)
-        self._board.entered += 1
-
-    def joins(self, ranks: Sequence[int]) -> None:
-        """These share the process's stage in this round, in the order of members."""
-        ranks = ranks[:MOST_MEMBERS]
-        for i, rank in enumerate(ranks):
-            self._board.members[i], self._board.heard[i] = rank, 0
-        self._board.told, self._board.membership = 0, len(ranks)
-
-    def told(self) -> None:
-        """A message to the others of the group has been sent in this round."""
-        self._told = self._board.told = self._told + 1
-
-    def heard(self, member: int) -> None:
-        """A message has come from a member of the group."""
-        if member < MOST_MEMBERS:
-            self._board.heard[member] += 1
-
-
 class RecordedRound:
-    """What a board holds.
+    """What was recorded of a round.
 
     Attributes:
         before: how many tasks the process had dispatched before.
@@ -208,7 +158,6 @@ class RecordedRound:
         told: messages that it has sent to them.
         heard: by member, messages that have come.
         own: its stage replicas.
-        sent_bits, got_bits: a byte for each message.
     """
 
     def __init__(self, board: BoardLayout) -> None:
@@ -248,18 +197,13 @@ def _round_of(board: BoardLayout) -> RecordedRound | None:
 
 @dataclass(frozen=True)
 class RecordedDispatch:
-    """A task that was dispatched.
+    """A task that was dispatched."""
 
-    Attributes:
-        position: in the process's sequence of dispatches, from 1.
-        at: when, in the seconds of `time.time()`.
-    """
-
-    position: int
+    position: int  # in the process's sequence of dispatches, from 1
     step: int
     stage: int
     task: Task
-    at: float
+    at: float  # in the seconds of `time.time()`
 
 
 @dataclass(frozen=True)
@@ -341,28 +285,44 @@ def _ago(seconds: float) -> str:
     return f"{max(seconds, 0.0):.1f} s"
 
 
+def _noting(at: int) -> Callable[[FlightRecorder, int, Task | Output | Input, int], None]:
+    """A method that notes a bit of a message of a stage replica among those at a place of the page."""
+
+    def note(self: FlightRecorder, stage_replica: int, what: Task | Output | Input, bit: int) -> None:
+        first = self._first.get(stage_replica)
+        if first is not None:
+            direction, chunk, microbatch = what
+            place = first + ((direction > 0) * self._chunks + chunk) * self._microbatches + microbatch
+            self._memory[at + place] |= bit
+
+    return note
+
+
 class FlightRecorder:
     """The writer's side. Times are those of `time.time()`, in seconds, so that another process can compare.
 
+    Nothing is allocated once a round has begun.
+
     Args:
-        path: of the file, made anew; None for no file.
+        path: of the file, made anew; None for no file. Raises OSError if it cannot be written.
         rank: of this process.
         stages: which stages it runs, as text: "stage 2", "stages 2-3"; "" until `runs` says.
 
-    Raises:
-        OSError: the file cannot be written.
-
     Attributes:
-        board: of the present round's messages.
         counters: through which this process and those who look at it tell each other something.
     """
+
+    sent = _noting(SENT_AT)  # something has happened to what a task of this process sends, or to the task
+    got = _noting(GOT_AT)  # something has happened to what a task of this process needs
 
     def __init__(self, path: Path | None, rank: int, stages: str) -> None:
         self._memory: mmap.mmap | bytearray = bytearray(SIZE) if path is None else _mapped(path)
         self._page = page = PageLayout.from_buffer(self._memory)
-        self.board = RoundBoard(self._memory, page.board)
+        self._board = page.board
         self.counters: Counters = page.counters
         self._phases, self._training_step, self._position = 0, -1, 0
+        self._first: dict[int, int] = {}  # by stage replica, the place of its first message
+        self._ended = self._told = self._chunks = self._microbatches = 0
         page.rank, page.pid = rank, os.getpid()
         page.started, page.host = start_of(os.getpid()) or 0, host_name()
         self.runs(stages)
@@ -374,16 +334,57 @@ class FlightRecorder:
         """Say which stages the process runs: as text, and their numbers, as far as there is room for them."""
         self._page.stages = _clipped(stages, 62)
         for word in range(STAGE_WORDS):
-            bits = (1 << number % 64 for number in numbers if number // 64 == word)
-            self._page.stage_bits[word] = sum(bits)
+            self._page.stage_bits[word] = sum(1 << number % 64 for number in numbers if number // 64 == word)
 
     def dumps_by(self, number: int) -> None:
         """Say which signal makes the process dump its stacks; 0 for none."""
         self._page.dump_signal = number
 
     def begin_round(self, round: int, step: int, rules: StepRules, own: Sequence[int]) -> None:
-        """A round of tasks begins on these stage replicas; see `RoundBoard.begin`."""
-        self.board.begin(round, step, rules, own, self._position)
+        """A round of tasks begins on these stage replicas."""
+        board, placement = self._board, rules.placement
+        self._chunks, self._microbatches = placement.chunks, rules.microbatches
+        each = 2 * self._chunks * self._microbatches
+        fits = len(own) <= MOST_OWN and each * len(own) <= MOST_MESSAGES
+        self._first = {stage: i * each for i, stage in enumerate(own)} if fits else {}
+        self._told, self._ended = 0, self._position
+        # The number at the end comes first, that at the front last: who reads meanwhile finds them differ.
+        board.again += 1
+        used = each * len(self._first)
+        for at in (SENT_AT, GOT_AT):
+            self._memory[at : at + used] = bytes(used)
+        board.owns = len(self._first)
+        board.own[: board.owns] = [*self._first]
+        board.round, board.step, board.shape = round, step, SHAPES.index(placement.shape)
+        board.stages, board.chunks, board.microbatches = placement.stages, self._chunks, self._microbatches
+        board.forward_only = rules.forward_only
+        board.before = board.ended = self._position
+        board.told = board.membership = 0
+        board.count = board.again
+
+    def ended(self) -> None:
+        """One more program has ended."""
+        self._ended = self._board.ended = self._ended + 1
+
+    def enters(self, what: str) -> None:
+        """A program is dispatched that runs on several processes together and is no task."""
+        self._board.collective = _clipped(what, 78)
+        self._board.entered += 1
+
+    def joins(self, ranks: Sequence[int]) -> None:
+        """These share the process's stage in this round, in the order of members."""
+        self._board.membership = count = min(len(ranks), MOST_MEMBERS)
+        self._board.members[:count], self._board.heard[:count] = [*ranks[:count]], [0] * count
+        self._board.told = 0
+
+    def told(self) -> None:
+        """A message to the others of the group has been sent in this round."""
+        self._told = self._board.told = self._told + 1
+
+    def heard(self, member: int) -> None:
+        """A message has come from a member of the group."""
+        if member < MOST_MEMBERS:
+            self._board.heard[member] += 1
 
     def phase(self, phase: RunPhase) -> None:
         """Say what begins now."""
@@ -411,12 +412,7 @@ class FlightRecorder:
 
 
 def read(path: Path) -> Recording:
-    """Read a flight recorder, whether or not its process lives.
-
-    Raises:
-        ValueError: the file is no flight recorder.
-        OSError: it cannot be read.
-    """
+    """Read a flight recorder, whether or not its process lives; ValueError if the file is none."""
     data = read_whole(path, SIZE)
     if len(data) != SIZE or not data.startswith(MAGIC):
         raise ValueError(f"{path}: not a flight recorder ({len(data)} bytes, beginning with {data[:8]!r})")
@@ -443,23 +439,14 @@ def read(path: Path) -> Recording:
 
 
 def last_beat(path: Path) -> float:
-    """When the process was last known alive, in the seconds of `time.time()`; without reading the rest.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """When the process was last known alive, in the seconds of `time.time()`; without reading the rest."""
     with opened(path) as descriptor:
         data = os.pread(descriptor, 8, BEAT_AT)
     return c_double.from_buffer_copy(data.ljust(8, b"\0")).value
 
 
 def counters_of(path: Path) -> Counters:
-    """The counters of another process's flight recorder, to be written.
-
-    Raises:
-        OSError: it cannot be opened for writing, as when it is another user's.
-        ValueError: it is no flight recorder.
-    """
+    """The counters of another process's flight recorder, to be written; OSError if it is another user's."""
     with path.open("r+b") as file:
         counters: Counters = PageLayout.from_buffer(mmap.mmap(file.fileno(), SIZE)).counters
     return counters

@@ -14,22 +14,23 @@ same (`Stop.agreed`).
 
 from __future__ import annotations
 
+import os
 import select
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from enum import IntEnum
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rrfp_jax.environment import ENVIRONMENT
 from rrfp_jax.errors import INTERRUPTED, TrainingError
 from rrfp_jax.printing import warn
 from rrfp_jax.runtime.run.place import seconds_of
-from rrfp_jax.runtime.run.proc import children_giving_up, exit_now
 from rrfp_jax.runtime.run.waits import LONGEST_SECONDS
 
 if TYPE_CHECKING:
@@ -37,9 +38,6 @@ if TYPE_CHECKING:
 
 SAVE_SECONDS = 120.0
 """After SIGTERM or Ctrl-C a run has so long to come to a step boundary. RRFP_SAVE_SECONDS changes it."""
-
-END_SECONDS = 10.0
-"""After so long a thread that ends the process is stuck itself, as on a disk that does not answer."""
 
 
 @contextmanager
@@ -106,34 +104,43 @@ class Stop:
         self.agreed = max(self.agreed, StopReason(requested))
 
 
-class ExitCallbacks:
-    """What is to be done when this process leaves its run, and who may end it.
+_given_up: list[Callable[[], object]] = []
 
-    Attributes:
-        says_goodbye: whether this process is taking its leave of the others, and may wait for them.
-    """
 
-    def __init__(self) -> None:
-        self.says_goodbye = False
-        self._acts: list[Callable[[], None]] = []
-        self._ending = threading.Lock()
+def children_give_up(act: Callable[[], object]) -> None:
+    """From now on forked children begin by calling this; what was asked for last is called first."""
+    _given_up.append(act)
 
-    def at_last(self, act: Callable[[], None]) -> None:
-        """Have something done once this process has left the run in good order, before it ends."""
-        self._acts.append(act)
 
-    def act(self) -> None:
-        """Do all of that, in order."""
-        for act in self._acts:
-            act()
+@contextmanager
+def children_giving_up(act: Callable[[], object]) -> Iterator[None]:
+    """Inside, forked children begin by calling this."""
+    children_give_up(act)
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # a child has called it
+            _given_up.remove(act)
 
-    def claim_end(self) -> None:
-        """To be called before a thread ends the process: main thread or watchdog, never both at once.
 
-        Returns at once to the first caller. Any other waits here while the process ends, and goes on only
-        if it does not.
-        """
-        self._ending.acquire(timeout=END_SECONDS)
+def _give_up() -> None:
+    while _given_up:
+        with suppress(OSError):
+            _given_up.pop()()
+
+
+os.register_at_fork(after_in_child=_give_up)
+
+
+def exit_now(status: int, *, also_waited_for: bool = False) -> NoReturn:
+    """End this process without Python's way out, and the workers that `multiprocessing` would end with it."""
+    try:
+        if (multiprocessing := sys.modules.get("multiprocessing")) is not None:
+            for worker in multiprocessing.active_children():
+                if worker.daemon or also_waited_for:
+                    worker.terminate()
+    finally:
+        os._exit(status)
 
 
 class Signals:
@@ -144,10 +151,7 @@ class Signals:
         self._reader, self.writer = socket.socketpair()
         self._reader.setblocking(False)
         self.writer.setblocking(False)
-
-    def fileno(self) -> int:
-        """Of what becomes readable; so it does for signals that are not told."""
-        return self._reader.fileno()
+        self.fileno = self._reader.fileno  # readable also for signals that are not told
 
     def take(self) -> Sequence[int]:
         """Those since the last call, in order."""
@@ -160,14 +164,12 @@ class Signals:
     def also(self, numbers: Sequence[int]) -> Iterator[None]:
         """Inside, these are told, too; to be called in the main thread."""
         usual = self._numbers
-        before = _only_waking(numbers)
-        self._numbers |= frozenset(numbers)
-        try:
-            with children_giving_up(partial(_put_back, before)):
+        with _only_waking(numbers):
+            self._numbers |= frozenset(numbers)
+            try:
                 yield
-        finally:
-            _put_back(before)
-            self._numbers = usual
+            finally:
+                self._numbers = usual
 
     def wake(self) -> None:
         """Make this readable, though no signal has come; from any thread."""
@@ -189,118 +191,86 @@ def collected_signals(numbers: Sequence[int], *, wakes: Sequence[int] = ()) -> I
         wakes: those that only make the result readable.
     """
     signals = Signals(numbers)
-    wanted = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
-    before = _only_waking([*wanted, *wakes])
+    woken = [*(number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN), *wakes]
     wakeup = signal.set_wakeup_fd(signals.writer.fileno(), warn_on_full_buffer=False)
 
     def give_back() -> None:
         signal.set_wakeup_fd(wakeup)
-        _put_back(before)
         signals.close()
 
     def leave_to_parent() -> None:
         give_back()
-        if signal.SIGINT in before:  # a terminal sends it to all; the parent may need its workers to the end
+        if signal.SIGINT in woken:  # a terminal sends it to all; the parent may need its workers to the end
             signal.signal(signal.SIGINT, _only_wake)
 
     try:
-        with children_giving_up(leave_to_parent):
+        with children_giving_up(leave_to_parent), _only_waking(woken):
             yield signals
     finally:
         give_back()
 
 
-def _only_waking(numbers: Sequence[int]) -> Mapping[int, Any]:
-    """Have signals do nothing but wake; the handlers that they had."""
-    return {number: signal.signal(number, _only_wake) for number in numbers}
+@contextmanager
+def _only_waking(numbers: Sequence[int]) -> Iterator[None]:
+    """Inside, signals do nothing but wake."""
+    before = {number: signal.signal(number, _only_wake) for number in numbers}
 
+    def put_back() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
-def _put_back(handlers: Mapping[int, Any]) -> None:
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
+    try:
+        with children_giving_up(put_back):
+            yield
+    finally:
+        put_back()
 
 
 def _only_wake(number: int, frame: object) -> None:
     """A handler for signals whose number, written to the wake-up socket, is all that is wanted."""
 
 
-class SignalAnswer(Protocol):
+class SignalAnswer:
     """What follows a signal; its methods are called in the thread that listens."""
 
     def heed(self, number: int) -> None:
         """A signal has come."""
 
-    def left(self) -> float | None:
-        """Seconds until `check` wants to be called if no signal comes; None for never."""
-
-    def check(self) -> None:
-        """See whether a limit has passed."""
+    def check(self) -> float | None:
+        """See whether a limit has passed; seconds until the next look if no signal comes, None for never."""
 
 
-class EndsAtOnce:
+class EndsAtOnce(SignalAnswer):
     """The answer of a process that has nothing to save yet: it says so, and ends by `end`."""
 
     def __init__(self, say: Callable[[], None], end: Callable[[], None]) -> None:
         self._say, self._end = say, end
 
     def heed(self, number: int) -> None:
-        """Say so, and end."""
         try:
             self._say()
         finally:
             self._end()
 
-    def left(self) -> float | None:
-        """None: there is no limit."""
-        return None
-
-    def check(self) -> None:
-        """Nothing."""
-
 
 class StopSignals:
-    """The signals of a process, once it listens; `heard_signals` makes one.
-
-    Args:
-        signals: that have come; None if this process does not listen, because somebody else does.
-        answer: to them.
-    """
+    """The signals of a process, and its answer to them; without `signals` somebody else listens."""
 
     def __init__(self, signals: Signals | None, answer: SignalAnswer) -> None:
-        self._signals, self._answer, self._ended = signals, answer, False
+        self._signals, self.answer = signals, answer
 
     @contextmanager
     def answered_by(self, answer: SignalAnswer, *also: int) -> Iterator[None]:
-        """Inside, signals have another answer; some that end the process outside may be among them.
-
-        Args:
-            answer: to all that come.
-            *also: further signals that are heard inside, unless this program has handlers of its own.
-        """
+        """Inside, signals have another answer, and some more are heard that nobody has handlers for."""
         if self._signals is None:
             yield
             return
-        before, self._answer = self._answer, answer
+        before, self.answer = self.answer, answer
         try:
             with self._signals.also(replaceable(also)):
                 yield
         finally:
-            self._answer = before
-
-    def listen(self) -> None:
-        """Answer signals until `end` is called."""
-        assert self._signals is not None
-        while not self._ended:
-            select.select([self._signals], [], [], self._answer.left())
-            for number in self._signals.take():
-                self._answer.heed(number)
-            self._answer.check()
-
-    def end(self) -> None:
-        """Answer no more; from another thread."""
-        assert self._signals is not None
-        self._ended = True
-        self._signals.wake()
+            self.answer = before
 
 
 @contextmanager
@@ -310,13 +280,21 @@ def heard_signals(*numbers: int, answer: SignalAnswer) -> Iterator[StopSignals]:
         yield StopSignals(None, answer)
         return
     with collected_signals(replaceable(numbers)) as signals:
-        heard = StopSignals(signals, answer)
-        thread = threading.Thread(target=heard.listen, name="rrfp-signals", daemon=True)
+        heard, ended = StopSignals(signals, answer), threading.Event()
+
+        def listen() -> None:
+            while not ended.is_set():
+                select.select([signals], [], [], heard.answer.check())
+                for number in signals.take():
+                    heard.answer.heed(number)
+
+        thread = threading.Thread(target=listen, name="rrfp-signals", daemon=True)
         thread.start()
         try:
             yield heard
         finally:
-            heard.end()
+            ended.set()
+            signals.wake()
             thread.join()
 
 
@@ -327,12 +305,7 @@ def replaceable(numbers: Sequence[int]) -> list[int]:
 
 
 def ends_at_once(command: str, end: Callable[[], None] | None = None) -> EndsAtOnce:
-    """The answer of a command that has begun nothing yet; of several processes of a launcher one says it.
-
-    Args:
-        command: by its name.
-        end: ends the process; None for at once.
-    """
+    """The answer of a command that has begun nothing yet; of several processes of a launcher one says it."""
 
     def say() -> None:
         if ENVIRONMENT.get("RRFP_RANK", "0") == "0":
@@ -348,7 +321,7 @@ def save_seconds(environment: Mapping[str, str]) -> float:
     return seconds_of(environment, "RRFP_SAVE_SECONDS", SAVE_SECONDS, what, 0.0, LONGEST_SECONDS)
 
 
-class StopsAfterStep:
+class StopsAfterStep(SignalAnswer):
     """The answer to signals between the first step and the last: the run is to stop at a step boundary.
 
     A second signal ends this process at once, and so does the limit if there was no step boundary: even if
@@ -373,7 +346,6 @@ class StopsAfterStep:
         self._deadline: float | None = None
 
     def heed(self, number: int) -> None:
-        """Ask the run to stop; the second time, end."""
         stop = self._world.stop
         why = StopReason.CTRL_C if number == signal.SIGINT else StopReason.SIGTERM
         asked = stop.requested >= StopReason.SIGTERM
@@ -383,17 +355,14 @@ class StopsAfterStep:
             self._fail(KeyboardInterrupt())
         self._deadline = monotonic() + self._limit
 
-    def left(self) -> float | None:
-        """Seconds until a step must have ended."""
-        if self._deadline is None or self._world.stop.agreed >= StopReason.SIGTERM:
+    def check(self) -> float | None:
+        stop = self._world.stop
+        if self._deadline is None or stop.agreed >= StopReason.SIGTERM:
             return None
-        return max(self._deadline - monotonic(), 0.0)
-
-    def check(self) -> None:
-        """End this process if no step has ended in time."""
-        if self.left() == 0.0:
-            why = self._world.stop.requested
-            self._fail(TrainingError(f"{why} came, and no step ended in the next {self._limit:g} s"))
+        if (left := self._deadline - monotonic()) <= 0.0:
+            sentence = f"{stop.requested} came, and no step ended in the next {self._limit:g} s"
+            self._fail(TrainingError(sentence))
+        return max(left, 0.0)
 
     def _fail(self, error: BaseException) -> None:
         from rrfp_jax.runtime.run.exits import fail  # here: a command hears signals before it imports JAX

@@ -45,17 +45,11 @@ class StackFrame(NamedTuple):
 
 
 class Thread(NamedTuple):
-    """A thread of a process.
+    """A thread of a process."""
 
-    Attributes:
-        name: as Python has it; a number if only that is known.
-        is_main: whether it is the main thread.
-        frames: where it is, innermost first.
-    """
-
-    name: str
+    name: str  # as Python has it; a number if only that is known
     is_main: bool
-    frames: tuple[StackFrame, ...]
+    frames: tuple[StackFrame, ...]  # innermost first
 
     @property
     def users(self) -> StackFrame | None:

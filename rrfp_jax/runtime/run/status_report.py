@@ -8,6 +8,7 @@ stacks dumped by `faulthandler`, which needs no interpreter.
 from __future__ import annotations
 
 import faulthandler
+import json
 import os
 import signal
 import threading
@@ -15,11 +16,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
+from typing import Any
 
 from msgspec import to_builtins
 
 from rrfp_jax.json_files import Unreadable, read_json
-from rrfp_jax.runtime.run.proc import leave_file
 from rrfp_jax.runtime.run.recorder import ANSWERED, ASKED, HEARD, PLEAS, FlightRecorder
 from rrfp_jax.runtime.run.stacks import Thread, own_threads
 from rrfp_jax.runtime.run.waits import AnyAwaited
@@ -28,40 +29,39 @@ from rrfp_jax.runtime.run.world import World
 
 @dataclass(frozen=True, kw_only=True)
 class StatusReport:
-    """An answer of a rank.
-
-    Attributes:
-        number: of the question that it answers.
-        waiting: what the main thread waits for.
-        gathers: how many it has begun, each of which tells its value to the others.
-        threads: where they are; the main one first.
-    """
+    """An answer of a rank."""
 
     rank: int
-    number: int
-    waiting: tuple[AnyAwaited, ...]
-    gathers: int
-    threads: tuple[Thread, ...]
+    number: int  # of the question
+    waiting: tuple[AnyAwaited, ...]  # of the main thread
+    gathers: int  # begun, each of which tells its value to the others
+    threads: tuple[Thread, ...]  # the main one first
 
     def write(self, folder: int) -> None:
-        """Leave it as `testimony-<rank>.json` in a folder.
-
-        Raises:
-            OSError: it cannot be written.
-        """
-        leave_file(folder, _name(self.rank), to_builtins(self))
+        """Leave it in a folder, for `read_report`."""
+        leave_file(folder, f"testimony-{self.rank}.json", self)
 
 
 def read_report(folder: Path, rank: int) -> StatusReport | None:
     """The latest of a rank; None if there is none that can be read."""
     try:
-        return read_json(folder / _name(rank), StatusReport)
+        return read_json(folder / f"testimony-{rank}.json", StatusReport)
     except Unreadable:
         return None
 
 
-def _name(rank: int) -> str:
-    return f"testimony-{rank}.json"
+def leave_file(folder: Path | int, name: str, content: Any) -> None:
+    """Write plain data as JSON into a folder, or its descriptor, which leads there when it was renamed."""
+    where = folder if isinstance(folder, int) else os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    part = f".{name}.part"
+    try:
+        file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644, dir_fd=where)
+        with os.fdopen(file, "w", encoding="ascii") as out:
+            json.dump(to_builtins(content), out)
+        os.replace(part, name, src_dir_fd=where, dst_dir_fd=where)
+    finally:
+        if where is not folder:
+            os.close(where)
 
 
 TICK_SECONDS = 0.5
@@ -81,21 +81,29 @@ class StatusResponder:
 
     def attend(self) -> None:
         """Show a sign of life, and answer who asks."""
-        self._world.recorder.beat()
+        world = self._world
+        world.recorder.beat()
         asked = self._counters[ASKED]
-        if asked > self._counters[ANSWERED] and self._world.folder_descriptor is not None:
+        if asked > self._counters[ANSWERED] and world.folder_descriptor is not None:
             with suppress(OSError):  # a full disk; who asks finds no answer
-                status_of(self._world, asked).write(self._world.folder_descriptor)
+                StatusReport(
+                    rank=world.rank,
+                    number=asked,
+                    waiting=world.waits.awaited(),
+                    gathers=world.gathers,
+                    threads=tuple(own_threads()),
+                ).write(world.folder_descriptor)
             self._counters[ANSWERED] = asked
 
     def alone(self) -> None:
         """Attend from a thread of its own, for a process without others, which has no watchdog."""
-        threading.Thread(target=self._run, name="rrfp-status", daemon=True).start()
 
-    def _run(self) -> None:
-        while True:
-            sleep(TICK_SECONDS)
-            self.attend()
+        def run() -> None:
+            while True:
+                sleep(TICK_SECONDS)
+                self.attend()
+
+        threading.Thread(target=run, name="rrfp-status", daemon=True).start()
 
     def request_diagnosis(self) -> None:
         """Have the launcher look at all ranks, now that a wait has come to its limit; returns when it has."""
@@ -105,17 +113,6 @@ class StatusResponder:
         deadline = monotonic() + PLEA_SECONDS
         while self._counters[HEARD] < plea and monotonic() < deadline:
             sleep(0.05)
-
-
-def status_of(world: World, number: int) -> StatusReport:
-    """What this process is at, in answer to a question; from any thread."""
-    return StatusReport(
-        rank=world.rank,
-        number=number,
-        waiting=world.waits.awaited(),
-        gathers=world.collectives.gathers,
-        threads=tuple(own_threads()),
-    )
 
 
 def dump_on_signal(path: Path, recorder: FlightRecorder) -> None:

@@ -1,36 +1,57 @@
-"""The processes of a run, as one of them sees them.
-
-`World` is the face of several parts, each with a file of its own:
+"""The processes of a run, as one of them sees them, and what all of them do together.
 
 - `membership.py`: who there is, and who is gone;
 - `mailbox.py`: messages between the processes, signs of life, and rank 0's clock;
 - `recorder.py`: what this process last did;
-- `collectives.py`: what all do together; `waits.py`: what the main thread waits for, and how long;
-- `signals.py`: whether the run is to stop, and what is done when this process leaves it.
+- `waits.py`: what the main thread waits for, and how long;
+- `signals.py`: whether the run is to stop.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
+import threading
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, sleep
+from typing import TYPE_CHECKING, Any
 
-from rrfp_jax.runtime.run.collectives import Collectives
-from rrfp_jax.runtime.run.mailbox import Mailbox
+from rrfp_jax.errors import Disagreement, TrainingError
+from rrfp_jax.runtime.run.mailbox import Mailbox, Message, pieces, whole
 from rrfp_jax.runtime.run.membership import Membership
 from rrfp_jax.runtime.run.recorder import FlightRecorder
-from rrfp_jax.runtime.run.signals import ExitCallbacks, Stop
+from rrfp_jax.runtime.run.signals import Stop
 from rrfp_jax.runtime.run.token import Store
-from rrfp_jax.runtime.run.waits import Waits
+from rrfp_jax.runtime.run.waits import LONGEST_SLEEP_SECONDS, ForDevices, ForGather, Waits, pause
+
+if TYPE_CHECKING:
+    import jax
 
 START_SECONDS = 3600.0
 """Limit for all processes to have compiled: one may have much more to compile than another."""
 
 
+class Gathered(Message, frozen=True):
+    """A piece of a rank's value for a gather; pieces of one rank come in order."""
+
+    number: int
+    what: str
+    piece: bytes
+    is_last: bool
+
+
+class Compared(Message, frozen=True):
+    """A rank's value of something that must be equal everywhere."""
+
+    number: int
+    what: str
+    value: dict[str, str]  # by name; one that stands alone has none
+
+
 class World:
-    """The processes of this run.
+    """The processes of this run. All call `gather` and `agree` in the same order.
 
     Args:
         rank, size: of this process, and how many there are.
@@ -43,6 +64,10 @@ class World:
     Attributes:
         folder_descriptor: of the folder; it still leads there when that has been renamed.
         membership: who takes part in the run.
+        gathers: how many this process has begun.
+        at_last: done once this process has left the run in good order, before it ends.
+        says_goodbye: whether this process is taking its leave of the others, and may wait for them.
+        ending: held by the one thread that ends the process.
     """
 
     def __init__(
@@ -58,16 +83,21 @@ class World:
         self.folder = folder
         self.folder_descriptor = None if folder is None else os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         self.recorder = recorder or FlightRecorder(None, rank, "")
-        self.stop, self.leaving = Stop(), ExitCallbacks()
+        self.stop = Stop()
+        self.at_last: list[Callable[[], None]] = []
+        self.says_goodbye, self.ending = False, threading.Lock()
         others = [other for other in range(size) if other != rank]
         self.membership = mailbox.membership if mailbox else Membership(rank, others, perf_counter())
         self.describe = self.membership.describe
         self.waits = Waits(rank, self.describe)
         self.waits_for = self.waits.waits_for
-        self.collectives = Collectives(self.membership, mailbox, self.waits, self.stop)
-        self.gather, self.agree = self.collectives.gather, self.collectives.agree
-        self.await_ready = self.collectives.await_ready
-        self._rounds = 0
+        self._rounds = self.gathers = self._comparisons = 0
+        self._values: dict[int, dict[int, tuple[str, Any, int]]] = {}  # by gather and rank
+        self._pieces: dict[tuple[int, int], list[bytes]] = {}
+        self._compared: dict[int, dict[int, Compared]] = {}
+        if mailbox is not None:
+            mailbox.on(Gathered, self._on_gathered)
+            mailbox.on(Compared, self._on_compared)
 
     def has_folder(self, folder: Path) -> bool:
         """Whether a folder is the one in which the launcher collects what ranks leave."""
@@ -92,3 +122,116 @@ class World:
         """What to add to a `perf_counter` time of this process to have it on rank 0's, and how wrong (s)."""
         clock = self.membership.clock
         return clock.offset, clock.precision
+
+    def gather(self, what: str, value: Any, limit: float | None = None) -> list[Any]:
+        """Every rank's value, of plain data, in rank order; waits for all, up to a limit in seconds.
+
+        Raises:
+            PeerLost: a rank whose value has not come is gone.
+            Disagreement: another rank is at something else.
+            TrainingError: it took longer than the limit; None is `waits.stall_seconds`.
+        """
+        number, self.gathers = self.gathers, self.gathers + 1
+        values = self._values.setdefault(number, {})
+        requested = int(self.stop.requested)
+        values[self.rank] = (what, value, requested)
+        if self.mailbox is not None:
+            parts = pieces([value, requested])
+            for index, piece in enumerate(parts, 1):
+                self.mailbox.post_all(Gathered(number, what, piece, index == len(parts)))
+            self._await(self.mailbox, what, values, limit)
+        del self._values[number]
+        for rank, (theirs, _, _) in sorted(values.items()):
+            if theirs != what:
+                raise Disagreement(
+                    f"{self.describe(self.rank)} is at {what}, {self.describe(rank)} at {theirs}: every "
+                    f"process must run the same program with the same arguments",
+                    rank,
+                )
+        self.stop.hear(max(requested for _, _, requested in values.values()))
+        return [values[rank][1] for rank in range(self.size)]
+
+    def agree(self, what: str, value: str | Mapping[str, str]) -> None:
+        """Compare a value, or several by name, with the other ranks' without waiting for theirs.
+
+        Raises:
+            Disagreement: now, or whenever messages are handled next; on every rank, naming the odd one.
+        """
+        if self.mailbox is not None:
+            number, self._comparisons = self._comparisons, self._comparisons + 1
+            message = Compared(number, what, {"": value} if isinstance(value, str) else dict(value))
+            self.mailbox.post_all(message)
+            self._on_compared(self.rank, message)
+
+    def await_ready(self, what: str, arrays: Sequence[jax.Array], limit: float | None = None) -> None:
+        """Wait for what this process's devices, or those of several processes together, compute.
+
+        Raises:
+            PeerLost: a process is gone.
+            TrainingError: the computation failed, or nothing came of it up to the limit.
+        """
+        import jax  # here: the launcher reads this package without JAX
+
+        with self.waits_for(ForDevices(what=what), limit) as wait:
+            try:
+                for array in arrays:
+                    while not array.is_ready():  # type: ignore[attr-defined]
+                        wait.check()
+                        seconds = wait.shortened(min(pause(wait.waited), LONGEST_SLEEP_SECONDS))
+                        if self.mailbox is None:
+                            sleep(seconds)
+                        else:
+                            self.mailbox.pump()
+                            self.membership.require_all()
+                            self.mailbox.sleep(seconds)
+                jax.block_until_ready(arrays)
+            except jax.errors.JaxRuntimeError as error:
+                if self.mailbox is not None:
+                    self.mailbox.hear_of_losses()
+                raise TrainingError(f"{what}: {error}") from error
+
+    def _await(self, mailbox: Mailbox, what: str, values: Mapping[int, Any], limit: float | None) -> None:
+        """Until every rank's value is there."""
+
+        def missing() -> tuple[int, ...]:
+            return tuple(rank for rank in range(self.size) if rank not in values)
+
+        def awaited() -> Sequence[ForGather]:
+            return [ForGather(number=self.gathers, what=what, ranks=missing())]
+
+        with self.waits_for(awaited, limit) as wait:
+            known = self.membership.gone
+            mailbox.pump()
+            while ranks := missing():
+                self.membership.require(ranks, known)
+                wait.check()
+                mailbox.sleep(wait.shortened(LONGEST_SLEEP_SECONDS))
+                known = self.membership.gone
+                mailbox.pump()
+
+    def _on_gathered(self, rank: int, message: Gathered) -> None:
+        parts = self._pieces.setdefault((rank, message.number), [])
+        parts.append(message.piece)
+        if message.is_last:
+            value, requested = whole(self._pieces.pop((rank, message.number)))
+            self._values.setdefault(message.number, {})[rank] = (message.what, value, requested)
+
+    def _on_compared(self, rank: int, message: Compared) -> None:
+        known = self._compared.setdefault(message.number, {})
+        known[rank] = message
+        if len(known) < self.size:
+            return
+        del self._compared[message.number]
+        texts = {rank: repr(one) for rank, one in sorted(known.items())}
+        usual = Counter(texts.values()).most_common(1)[0][0]
+        odd = next((rank for rank, text in texts.items() if text != usual), None)
+        if odd is None:
+            return
+        value = known[odd].value
+        elsewhere = next(known[rank].value for rank, text in texts.items() if text == usual)
+        name = next((name for name in [*value, *elsewhere] if value.get(name) != elsewhere.get(name)), "")
+        raise Disagreement(
+            f"{known[odd].what}{name and ': '}{name} is {value.get(name)} on {self.describe(odd)}, elsewhere "
+            f"it is {elsewhere.get(name)}: every process must run the same program on the same data",
+            odd,
+        )

@@ -154,7 +154,7 @@ class Staging:
             for number, stage_mesh in sorted(stage_meshes.items()):
                 if not stage_mesh.single:
                     what = f"the first sum over all devices of {self._layout.name(number)}"
-                    self._layout.world.recorder.board.enters(what)
+                    self._layout.world.recorder.enters(what)
                     total = first_sum(self.compiler(stage_mesh))()
                     self._layout.world.await_ready(what, [total], START_SECONDS)
 

@@ -174,9 +174,9 @@ class EndsForLeavers(Membership):
 class GoesOn(Membership):
     """A process beats after its goodbye."""
 
-    def leave(self) -> Sequence[Send]:
-        sends = super().leave()
-        self._ended = False
+    def end(self, word: Goodbye | Failed) -> Sequence[Send]:
+        sends = super().end(word)
+        self._ended = isinstance(word, Failed)
         return sends
 
 
@@ -193,16 +193,16 @@ class StillJudges(Membership):
 class NoGoodbye(Membership):
     """Nobody says goodbye."""
 
-    def leave(self) -> Sequence[Send]:
-        super().leave()
-        return ()
+    def end(self, word: Goodbye | Failed) -> Sequence[Send]:
+        sends = super().end(word)
+        return sends if isinstance(word, Failed) else ()
 
 
 class BlamesItself(Membership):
     """Who ends by another one's fault blames itself."""
 
-    def fail(self, culprit: int, sentence: str) -> Sequence[Send]:
-        return super().fail(self.rank, sentence)
+    def end(self, word: Goodbye | Failed) -> Sequence[Send]:
+        return super().end(Failed(self.rank, word.sentence) if isinstance(word, Failed) else word)
 
 
 class BlamesMessenger(Membership):

@@ -212,7 +212,7 @@ def _leave(world: World, r: int) -> World:
         for other, one in enumerate(world.ranks[1:], 1):
             if one.state != "left" and one.said[0] != 0 and not world.ranks[0].guilty:
                 raise Broken(f"rank 0 leaves in good order, although rank {other} has not")
-    sends = machine.leave()
+    sends = machine.end(Goodbye())
     if not any(isinstance(said, Goodbye) for _, said in sends):
         raise Broken(f"rank {r} leaves without a word")
     return _quiet(_end(_send(_with(world, r, machine=machine), r, sends), r, "left"), r)
@@ -220,7 +220,7 @@ def _leave(world: World, r: int) -> World:
 
 def _fail(world: World, r: int, culprit: int, sentence: str) -> World:
     machine = copied(world.ranks[r].machine)
-    sends = machine.fail(culprit, sentence)
+    sends = machine.end(Failed(culprit, sentence))
     world = _send(_with(world, r, machine=machine, said=(culprit, sentence)), r, sends)
     if not any(said == Failed(culprit, sentence) for _, said in sends):
         raise Broken(f"rank {r} fails without saying why")
@@ -246,7 +246,7 @@ def _trouble(machine: Membership) -> tuple[int, str]:
 def _quiet(world: World, r: int) -> World:
     """After its end a rank says and judges nothing."""
     machine, later = copied(world.ranks[r].machine), world.clock(r) + 10 * UNIT
-    if machine.tick(later) or machine.leave() or machine.overdue(later):
+    if machine.tick(later) or machine.end(Goodbye()) or machine.overdue(later):
         raise Broken(f"rank {r} goes on after its end")
     return world
 
