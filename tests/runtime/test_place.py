@@ -16,6 +16,7 @@ from rrfp_jax.runtime.run.place import (
     Address,
     Place,
     SlurmStep,
+    address_towards,
     exit_seconds,
     first_host,
     join_seconds,
@@ -218,20 +219,20 @@ def test_what_came_of_calling_is_said():
 )
 def test_the_address_to_listen_on_may_be_chosen(monkeypatch, bind, address):
     monkeypatch.setenv("RRFP_BIND", bind)
-    assert join.address_towards("host0") == address
+    assert address_towards("host0") == address
 
 
 def test_a_name_is_looked_up(monkeypatch):
     """JAX's transfer server would take it for every address."""
     monkeypatch.setenv("RRFP_BIND", "localhost")
-    assert join.address_towards("host0") in {"127.0.0.1", "::1"}
+    assert address_towards("host0") in {"127.0.0.1", "::1"}
 
 
 @pytest.mark.parametrize("bind", ["0.0.0.0", "[::]", "no such host", "300.1.1.1"])
 def test_an_address_that_is_none_to_listen_on(monkeypatch, bind):
     monkeypatch.setenv("RRFP_BIND", bind)
     with pytest.raises(OSError) as error:
-        join.address_towards("127.0.0.1")
+        address_towards("127.0.0.1")
     assert error.value.strerror and error.value.errno in {errno.EINVAL, *map(int, GAI_ERRORS)}
 
 

@@ -17,8 +17,7 @@ from pathlib import Path
 from rrfp_jax.commands.preflight import nixl_probe
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.run.handshake import listen
-from rrfp_jax.runtime.run.join import address_towards
-from rrfp_jax.runtime.run.place import PROC, Address, Place, SlurmStep, step_gpus
+from rrfp_jax.runtime.run.place import PROC, Address, Place, SlurmStep, address_towards, step_gpus
 
 PACKAGES = ("jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin")
 

@@ -10,8 +10,8 @@ import functools
 import socket
 import threading
 from collections.abc import Callable
-from ipaddress import ip_address
 from math import inf
+from pathlib import Path
 from time import monotonic, perf_counter
 
 from rrfp_jax.environment import ENVIRONMENT
@@ -31,6 +31,7 @@ from rrfp_jax.runtime.run.place import (
     exit_seconds,
     join_seconds,
     named_place,
+    own_address,
     silence_seconds,
     step_gpus,
 )
@@ -122,31 +123,50 @@ def is_taken() -> bool:
     return ENVIRONMENT.get(TAKEN) == named_place(ENVIRONMENT)
 
 
+def in_company() -> bool:
+    """Whether this process has joined a run of several."""
+    found = _jax.place_in_run()
+    return found is not None and found[1] > 1
+
+
 def _joined() -> World:
-    """The same, without a limit on what follows the work."""
-    place = Place.of(ENVIRONMENT) or _place_in_step()
+    """The same as `join`, without a limit on what follows the work."""
+    place = Place.of(ENVIRONMENT)
+    if place is None and (step := SlurmStep.of(ENVIRONMENT)) is not None:
+        ENVIRONMENT.update(step_gpus(ENVIRONMENT, step))  # this task's share, if `srun` shows it those of all
+        place = Place.in_step(step)
     silence, limit = silence_seconds(ENVIRONMENT), join_seconds(ENVIRONMENT)
-    recorder = None if place is None else _recorder(place)
     folder = None if place is None else place.folder
-    token = take_token(ENVIRONMENT)
-    apart = place is not None and place.processes > 1 and _jax.place_in_run() is None
     rank, size = (place.rank, place.processes) if place is not None else (0, 1)
+    recorder = None if folder is None else _recorder(folder, rank)
+    token = take_token(ENVIRONMENT)
 
     def give_up(error: TrainingError) -> None:
         fail(World(rank, size, folder=folder), error)
 
     with JoinWatchdog(rank, give_up) as joining:
         coordinator = None
-        if place is not None and apart:
+        if place is not None and size > 1 and _jax.place_in_run() is None:
             _require_able(place, token)
             coordinator = _meet(place, joining, limit)
         found = _jax.place_in_run()
         if found is None or found[1] == 1:
-            return _alone(World(folder=folder, recorder=recorder))
+            world = World(folder=folder, recorder=recorder)
+            if folder is not None:  # a process without others answers its launcher
+                responder = StatusResponder(world)
+                world.waits.at_limit = responder.request_diagnosis
+                responder.alone()
+            return world
         rank, size = found
         joining.waits_for("the run's token", CONNECT_SECONDS)
-        shared = place.token if place is not None and token is None else None
-        token = token or _shared_token(shared, rank)
+        shared = SharedToken(place.step) if place is not None and place.step and token is None else None
+        if shared is not None:
+            token = shared.write() if rank == 0 else shared.read(CONNECT_SECONDS)
+        if token is None:
+            raise UsageError(
+                f"jax.distributed was initialized, but no token says who is of this run: on every rank set "
+                f"{FILE} to the same: {HOW}"
+            )
         store = SealedStore(_jax.key_value_store(), token)
         joining.waits_for("the addresses and calls of all other ranks", CONNECT_SECONDS)
         world = World(rank, size, _connect(rank, size, token, store, silence), folder, recorder, store)
@@ -157,26 +177,15 @@ def _joined() -> World:
     return world
 
 
-def _recorder(place: Place) -> FlightRecorder | None:
-    if place.folder is None:
-        return None
+def _recorder(folder: Path, rank: int) -> FlightRecorder:
     try:
-        recorder = FlightRecorder(place.folder / f"flight-{place.rank}", place.rank, "")
-        dump_on_signal(place.folder / f"stacks-{place.rank}.txt", recorder)
+        recorder = FlightRecorder(folder / f"flight-{rank}", rank, "")
+        dump_on_signal(folder / f"stacks-{rank}.txt", recorder)
         return recorder
     except OSError as error:
         raise UsageError(
-            f"{place.folder}: cannot be written: {error.strerror}; name another directory, or make room"
+            f"{folder}: cannot be written: {error.strerror}; name another directory, or make room"
         ) from None
-
-
-def _alone(world: World) -> World:
-    """A process without others, which answers its launcher if it has one."""
-    if world.folder is not None:
-        responder = StatusResponder(world)
-        world.waits.at_limit = responder.request_diagnosis
-        responder.alone()
-    return world
 
 
 def _require_able(place: Place, token: bytes | None) -> None:
@@ -187,7 +196,7 @@ def _require_able(place: Place, token: bytes | None) -> None:
             f"{first_used(_jax.first_use())}; begin the program with `import rrfp_jax as rrfp` and "
             f"`rrfp.join()`, before all other imports"
         )
-    if token is None and place.token is None:
+    if token is None and place.step is None:
         raise UsageError(f"no token says who is of this run: on every rank set {FILE} to the same: {HOW}")
     place.coordinator.require_known()
     try:
@@ -196,16 +205,6 @@ def _require_able(place: Place, token: bytes | None) -> None:
     except OSError as error:
         reason = NO_PORT if error.errno == errno.EADDRINUSE else error.strerror
         raise UsageError(f"rank {place.rank} cannot take part: {reason}") from None
-
-
-def _shared_token(shared: SharedToken | None, rank: int) -> bytes:
-    """The token of a SLURM step, which its first task hands out."""
-    if shared is None:
-        raise UsageError(
-            f"jax.distributed was initialized, but no token says who is of this run: on every rank set "
-            f"{FILE} to the same: {HOW}"
-        )
-    return shared.write() if rank == 0 else shared.read(CONNECT_SECONDS)
 
 
 def _learn_clock(world: World) -> None:
@@ -223,26 +222,17 @@ def _learn_clock(world: World) -> None:
     world.gather("the clocks", None)  # so that rank 0 is there to answer
 
 
-def _place_in_step() -> Place | None:
-    """What SLURM says; this task then sees its share of the GPUs if `srun` shows it those of all tasks."""
-    step = SlurmStep.of(ENVIRONMENT)
-    if step is None:
-        return None
-    ENVIRONMENT.update(step_gpus(ENVIRONMENT, step))
-    return Place.in_step(step)
-
-
 def _meet(place: Place, joining: JoinWatchdog, limit: float) -> Coordinator | None:
     """Wait for all processes of the run, and serve them if this is rank 0 and there is no launcher."""
-    where, count = place.coordinator, place.processes
+    where, count, coordinator = place.coordinator, place.processes, None
 
     def tried() -> str:
         return f"{where.tried(PROBE_SECONDS)}; are all started, and is that address right?"
 
     joining.waits_for(f"all {count} ranks at {where}", limit, tried)
-    serves = place.rank == 0 and place.folder is None
     try:
-        coordinator = Coordinator(where.serving, count) if serves else None
+        if place.rank == 0 and place.folder is None:
+            coordinator = Coordinator(where.serving, count)
     except RuntimeError as error:
         raise TrainingError(f"this process cannot join its run: {error}") from None
     ENVIRONMENT.update(directly(where.host, ENVIRONMENT))
@@ -256,20 +246,14 @@ def _meet(place: Place, joining: JoinWatchdog, limit: float) -> Coordinator | No
     return coordinator
 
 
-def in_company() -> bool:
-    """Whether this process has joined a run of several."""
-    found = _jax.place_in_run()
-    return found is not None and found[1] > 1
-
-
 def _connect(rank: int, size: int, token: bytes, store: SealedStore, silence: float) -> Mailbox:
     """Connections to all other ranks, whose addresses are in the key-value store."""
     deadline = monotonic() + CONNECT_SECONDS
     listener = _listen(rank)
-    host, port = listener.getsockname()[:2]
     addresses: list[tuple[str, int]] = []
     try:
-        store.key_value_set_bytes(f"rrfp/address/{rank}", f"{host} {port}".encode())
+        own = "{} {}".format(*listener.getsockname()[:2])
+        store.key_value_set_bytes(f"rrfp/address/{rank}", own.encode())
         for other in range(size):
             left = int(1000 * max(deadline - monotonic(), 0.0))
             value = store.blocking_key_value_get_bytes(f"rrfp/address/{other}", left)
@@ -297,25 +281,3 @@ def _listen(rank: int) -> socket.socket:
         ) from None
     _jax.exchange_at(address)
     return listener
-
-
-def own_address() -> str:
-    """The address that this process of a run listens on."""
-    return address_towards(_jax.coordinator_host())
-
-
-def address_towards(coordinator: str) -> str:
-    """The address to listen on: RRFP_BIND, or the one from which the coordinator's host is reached.
-
-    Raises:
-        OSError: there is no such host, or no way to it, or RRFP_BIND is no single address.
-    """
-    if chosen := ENVIRONMENT.get("RRFP_BIND", "").strip("[]"):
-        found = str(socket.getaddrinfo(chosen, None, type=socket.SOCK_STREAM)[0][4][0])
-        if ip_address(found).is_unspecified:
-            raise OSError(errno.EINVAL, "that is every address: name the one to be reached at")
-        return found
-    family, _, _, _, address = socket.getaddrinfo(coordinator, 9, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(address)  # sends nothing: the kernel only chooses a route
-        return str(probe.getsockname()[0])

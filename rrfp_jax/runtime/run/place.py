@@ -22,6 +22,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from math import inf
@@ -29,7 +30,6 @@ from pathlib import Path
 
 from rrfp_jax.environment import ENVIRONMENT
 from rrfp_jax.errors import UsageError
-from rrfp_jax.runtime.run.token import SharedToken
 
 ADDRESS_EXAMPLE = "host0:9876, or [fd00::7]:9876"
 
@@ -54,11 +54,7 @@ class Address:
 
     @classmethod
     def parse(cls, text: str, name: str) -> Address:
-        """Read "host:port".
-
-        Raises:
-            UsageError: no such address can exist.
-        """
+        """Read "host:port", the value of `name`; UsageError if no such address can exist."""
         try:
             return cls._parsed(text)
         except ValueError as error:
@@ -108,16 +104,9 @@ class Address:
         return self.is_loopback or self._is_here
 
     def require_known(self) -> None:
-        """Look its host up, and the way there.
-
-        Raises:
-            UsageError: it has no address, or there is no way to it. If nobody could be asked just now, that
-                is not said.
-        """
+        """Look its host up, and the way there; UsageError if either is known not to exist."""
         try:
-            family, _, _, _, address = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_DGRAM)[0]
-            with socket.socket(family, socket.SOCK_DGRAM) as probe:
-                probe.connect(address)  # sends nothing: the kernel only chooses a route
+            _towards(self.host, self.port)
         except socket.gaierror as error:
             if error.errno != socket.EAI_AGAIN:
                 raise UsageError(
@@ -142,21 +131,46 @@ class Address:
     @property
     def _is_here(self) -> bool:
         """Whether it is an IP address of this machine: behind a translation of addresses it is not."""
-        if self._ip is None:
-            return False
-        try:
-            with socket.socket(socket.AF_INET if self._ip.version == 4 else socket.AF_INET6) as probe:
-                probe.bind((self.host, 0))
-        except OSError:
-            return False
-        return True
+        with suppress(OSError):
+            if self._ip is not None:
+                with socket.socket(socket.AF_INET if self._ip.version == 4 else socket.AF_INET6) as probe:
+                    probe.bind((self.host, 0))
+                return True
+        return False
 
     @property
     def _ip(self) -> IPv4Address | IPv6Address | None:
-        try:
+        with suppress(ValueError):
             return ip_address(self.host)
-        except ValueError:
-            return None
+        return None
+
+
+def _towards(host: str, port: int) -> str:
+    """This machine's address from which a host is reached."""
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(address)  # sends nothing: the kernel only chooses a route
+        return str(probe.getsockname()[0])
+
+
+def own_address() -> str:
+    """The address that this process of a run listens on."""
+    from rrfp_jax.runtime import _jax  # here: the launcher reads this file without JAX
+
+    return address_towards(_jax.coordinator_host())
+
+
+def address_towards(coordinator: str) -> str:
+    """The address to listen on: RRFP_BIND, or the one from which the coordinator's host is reached.
+
+    OSError says that there is no such host, or no way to it, or that RRFP_BIND is no single address.
+    """
+    if chosen := ENVIRONMENT.get("RRFP_BIND", "").strip("[]"):
+        found = str(socket.getaddrinfo(chosen, None, type=socket.SOCK_STREAM)[0][4][0])
+        if ip_address(found).is_unspecified:
+            raise OSError(errno.EINVAL, "that is every address: name the one to be reached at")
+        return found
+    return _towards(coordinator, 9)
 
 
 FIRST_PORT, PORTS = 61440, 4096
@@ -187,10 +201,8 @@ class SlurmStep:
     def of(cls, environment: Mapping[str, str]) -> SlurmStep | None:
         """Read the variables of a step; None for a process that is no task, or the only one.
 
-        JAX_COORDINATOR_PORT, if it is set, is the coordinator's port, as in JAX.
-
-        Raises:
-            UsageError: some variables of a step with several tasks are missing, or say what cannot be.
+        JAX_COORDINATOR_PORT, if it is set, is the coordinator's port, as in JAX. UsageError says that
+        variables of a step with several tasks are missing, or say what cannot be.
         """
         if not environment.get("SLURM_STEP_NODELIST") or not environment.get("SLURM_PROCID"):
             return None
@@ -224,24 +236,14 @@ class SlurmStep:
 
 
 def first_host(nodes: str) -> str:
-    """The first of a SLURM list of nodes, such as "node007" of "node[007-009,012],other".
-
-    Raises:
-        UsageError: it is no such list.
-    """
+    """The first of a SLURM list of nodes, such as "node007" of "node[007-009,012],other"."""
     if not re.fullmatch(f"{NODE}(?:,{NODE})*", nodes):
         raise UsageError(f"SLURM_STEP_NODELIST={nodes!r} is no list of nodes; {REMEDY}")
-    first = re.match(NODE, nodes)
-    assert first is not None
-    return re.sub(r"\[([0-9]+)[^\]]*\]", r"\1", first.group())
+    return re.sub(r"\[([0-9]+)[^\]]*\]", r"\1", re.findall(NODE, nodes)[0])
 
 
 def tasks_per_node(text: str) -> tuple[int, ...]:
-    """Of SLURM's way to write it: "2(x3),1" is (2, 2, 2, 1).
-
-    Raises:
-        UsageError: it is written otherwise.
-    """
+    """Of SLURM's way to write it: "2(x3),1" is (2, 2, 2, 1); UsageError if it is written otherwise."""
     parts = [re.fullmatch(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?", part) for part in text.split(",")]
     if not all(parts) or sum(int(part[2] or 1) for part in parts if part) > MOST_NODES:
         raise UsageError(f"SLURM_STEP_TASKS_PER_NODE={text} is no number of tasks per node; {REMEDY}")
@@ -375,40 +377,20 @@ NAMES = COORDINATOR, PROCESSES, RANK = "RRFP_COORDINATOR", "RRFP_PROCESSES", "RR
 
 EXAMPLE = f"{COORDINATOR}=host0:9876 {PROCESSES}=4 {RANK}=0"
 
-SILENCE_SECONDS = 25.0
-"""A process from which nothing has come for so long is given up, so that a frozen run ends within 30 s.
-RRFP_SILENCE_SECONDS changes it."""
-
-SHORTEST_SILENCE_SECONDS = 2.0
-"""Four heartbeats."""
-
-JOIN_SECONDS = 300.0
-"""So long a process waits until all others have come. RRFP_JOIN_SECONDS changes it."""
-
-EXIT_SECONDS = 300.0
-"""So long users' threads and exit handlers may outlast the work. RRFP_EXIT_SECONDS changes it."""
-
-SHORTEST_EXIT_SECONDS = 5.0
-"""Loggers take so long to send what they have."""
-
 
 @dataclass(frozen=True)
 class Place:
-    """What the environment says about this process's place in a run."""
+    """What the environment says about this process's place in a run; `step` names that of SLURM."""
 
     coordinator: Address
     processes: int
     rank: int
     folder: Path | None
-    token: SharedToken | None = None
+    step: str | None = None
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Place | None:
-        """Read RRFP_COORDINATOR, RRFP_PROCESSES and RRFP_RANK, which are set together or not at all.
-
-        Raises:
-            UsageError: some are missing, or say what cannot be.
-        """
+        """Read RRFP_COORDINATOR, RRFP_PROCESSES and RRFP_RANK, which are set together or not at all."""
         given = [name for name in NAMES if environment.get(name)]
         if not given:
             return None
@@ -423,24 +405,18 @@ class Place:
                 f"{PROCESSES}={processes} {RANK}={rank}: give the number of processes, and a rank from 0 to "
                 f"one less, such as {EXAMPLE}"
             )
-        return cls(coordinator, int(processes), int(rank), _folder(environment))
+        folder = environment.get("RRFP_FOLDER")
+        if folder and not Path(folder).is_dir():
+            raise UsageError(
+                f"RRFP_FOLDER={folder}: there is no such folder; the launcher sets it for its ranks, those "
+                f"started by hand need none: unset RRFP_FOLDER"
+            )
+        return cls(coordinator, int(processes), int(rank), Path(folder) if folder else None)
 
     @classmethod
     def in_step(cls, step: SlurmStep) -> Place:
         """That of a task of a SLURM step."""
-        return cls(step.coordinator, step.processes, step.rank, None, SharedToken(step.name))
-
-
-def _folder(environment: Mapping[str, str]) -> Path | None:
-    text = environment.get("RRFP_FOLDER")
-    if not text:
-        return None
-    if not Path(text).is_dir():
-        raise UsageError(
-            f"RRFP_FOLDER={text}: there is no such folder; the launcher sets it for its ranks, those started "
-            f"by hand need none: unset RRFP_FOLDER"
-        )
-    return Path(text)
+        return cls(step.coordinator, step.processes, step.rank, None, step.name)
 
 
 def named_place(environment: Mapping[str, str]) -> str:
@@ -449,21 +425,33 @@ def named_place(environment: Mapping[str, str]) -> str:
     return " ".join(environment.get(name, "-") for name in names)
 
 
+SILENCE_SECONDS, SHORTEST_SILENCE_SECONDS = 25.0, 2.0
+"""A process from which nothing has come for so long is given up, so that a frozen run ends within 30 s;
+RRFP_SILENCE_SECONDS changes it, to four heartbeats at least."""
+
+JOIN_SECONDS = 300.0
+"""So long a process waits until all others have come. RRFP_JOIN_SECONDS changes it."""
+
+EXIT_SECONDS, SHORTEST_EXIT_SECONDS = 300.0, 5.0
+"""So long users' threads and exit handlers may outlast the work; RRFP_EXIT_SECONDS changes it, at least to
+what loggers take to send what they have."""
+
+
 def silence_seconds(environment: Mapping[str, str]) -> float:
-    """After how long a silence a process is given up; UsageError if that is no number, or too short."""
+    """After how long a silence a process is given up."""
     what = f"the seconds after which a silent process is given up, at least {SHORTEST_SILENCE_SECONDS:g} "
     what += "(heartbeats come every 0.5 s)"
     return seconds_of(environment, "RRFP_SILENCE_SECONDS", SILENCE_SECONDS, what, SHORTEST_SILENCE_SECONDS)
 
 
 def join_seconds(environment: Mapping[str, str]) -> float:
-    """How long to wait until all processes have come; UsageError if that is nonsense."""
+    """How long to wait until all processes have come."""
     what = "the seconds within which all ranks must have been started, at least 1"
     return seconds_of(environment, "RRFP_JOIN_SECONDS", JOIN_SECONDS, what, 1.0)
 
 
 def exit_seconds(environment: Mapping[str, str]) -> float:
-    """How long a process whose work is done waits for users' threads; UsageError if that is nonsense."""
+    """How long a process whose work is done waits for users' threads."""
     what = "the seconds that threads and exit handlers of your own have once the work is done, at least "
     what += f"{SHORTEST_EXIT_SECONDS:g}"
     return seconds_of(environment, "RRFP_EXIT_SECONDS", EXIT_SECONDS, what, SHORTEST_EXIT_SECONDS)
@@ -472,16 +460,9 @@ def exit_seconds(environment: Mapping[str, str]) -> float:
 def seconds_of(
     environment: Mapping[str, str], name: str, usual: float, what: str, least: float, most: float = inf
 ) -> float:
-    """The seconds that a variable says, or the usual ones.
-
-    Raises:
-        UsageError: it is no number, or out of bounds.
-    """
+    """The seconds that a variable says, or the usual ones; UsageError if it is none, or out of bounds."""
     text = environment.get(name) or str(usual)
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not least <= seconds <= most:  # nor nan
-        raise UsageError(f"{name}={text}: give {what}, such as {usual:g}")
-    return seconds
+    with suppress(ValueError):
+        if least <= float(text) <= most:  # nor nan
+            return float(text)
+    raise UsageError(f"{name}={text}: give {what}, such as {usual:g}")

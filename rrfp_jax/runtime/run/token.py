@@ -42,10 +42,8 @@ def new_token() -> str:
 def take_token(environment: MutableMapping[str, str]) -> bytes | None:
     """The token that the environment holds, or that is in the file it names; None if it says neither.
 
-    It is taken out of the environment, so that what this process starts does not have it.
-
-    Raises:
-        UsageError: it is too short, or the file cannot be read, or others may read it.
+    It is taken out of the environment, so that what this process starts does not have it. UsageError says
+    that it is too short, or that the file cannot be read, or that others may read it.
     """
     if text := environment.pop(NAME, ""):
         return _checked(text, NAME)
@@ -61,11 +59,7 @@ class SharedToken:
         self._path = (folder or Path.home() / ".rrfp") / f"{name}.token"
 
     def write(self) -> bytes:
-        """Make it; one task does.
-
-        Raises:
-            UsageError: that cannot be done.
-        """
+        """Make it; one task does."""
         token = new_token()
         try:
             self._path.parent.mkdir(mode=0o700, exist_ok=True)
@@ -80,12 +74,7 @@ class SharedToken:
         return token.encode()
 
     def read(self, seconds: float) -> bytes:
-        """Wait for it.
-
-        Raises:
-            TrainingError: it does not come in time.
-            UsageError: others may read it.
-        """
+        """Wait for it; TrainingError if it does not come in time, UsageError if others may read it."""
         deadline = monotonic() + seconds
         while not self._path.exists():
             if monotonic() > deadline:
@@ -158,11 +147,7 @@ class SealedStore:
         self._store.key_value_set_bytes(key, self._seal(key, value) + value)
 
     def blocking_key_value_get_bytes(self, key: str, timeout_in_ms: int) -> bytes:
-        """See `Store.blocking_key_value_get_bytes`.
-
-        Raises:
-            RuntimeError: what is there was not written by a process of this run.
-        """
+        """As `Store` has it; RuntimeError if what is there was not written by a process of this run."""
         found = self._store.blocking_key_value_get_bytes(key, timeout_in_ms)
         seal, value = found[:SEAL], found[SEAL:]
         if not hmac.compare_digest(seal, self._seal(key, value)):

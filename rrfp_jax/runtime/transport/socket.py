@@ -20,8 +20,8 @@ from jax.experimental import transfer
 from jax.sharding import SingleDeviceSharding
 
 from rrfp_jax.errors import TrainingError
-from rrfp_jax.runtime.run.join import own_address
 from rrfp_jax.runtime.run.mailbox import Message
+from rrfp_jax.runtime.run.place import own_address
 from rrfp_jax.runtime.run.waits import pause
 from rrfp_jax.runtime.run.world import START_SECONDS
 from rrfp_jax.runtime.transport.protocol import (
