@@ -81,7 +81,7 @@ def _launch(arguments: Sequence[str]) -> int:
     if options.max_restarts < 0:
         raise UsageError(f"--max-restarts={options.max_restarts}: give a number of restarts, 0 for none")
     from rrfp_jax.launcher.folders import RunFolder  # these import JAX
-    from rrfp_jax.launcher.spawn import spawn
+    from rrfp_jax.launcher.spawn import Launch
     from rrfp_jax.launcher.supervisor import Patience
 
     patience = Patience.of(ENVIRONMENT)
@@ -89,9 +89,8 @@ def _launch(arguments: Sequence[str]) -> int:
     if earlier := folder.begin():
         warn(f"{COMMAND}: an earlier run is kept as {earlier}")
     argv = [sys.executable, *command]
-    return spawn(
-        argv, options.n, folder, command=COMMAND, patience=patience, max_restarts=options.max_restarts
-    )
+    launch = Launch(argv, options.n, folder, patience, COMMAND, max_restarts=options.max_restarts)
+    return launch.run()
 
 
 def _parser() -> Parser:

@@ -69,7 +69,7 @@ def launch_run(argv: Sequence[str], command: str, typed: str) -> int:
     leave_accelerators_alone()  # the config is read here too: the devices are the ranks'
     from rrfp_jax.commands.overrides import configured  # these import JAX
     from rrfp_jax.launcher.folders import RunFolder
-    from rrfp_jax.launcher.spawn import spawn
+    from rrfp_jax.launcher.spawn import Launch
     from rrfp_jax.launcher.supervisor import Patience
 
     config = configured(line, usage)
@@ -86,17 +86,18 @@ def launch_run(argv: Sequence[str], command: str, typed: str) -> int:
     patience = Patience.of(ENVIRONMENT)
     argv = [sys.executable, "-m", "rrfp_jax.commands.train", *rest]
     with _elastic(replace_after, max_restarts or 0, config, count) as elastic:
-        return spawn(
+        launch = Launch(
             argv,
             count,
             RunFolder(Path(config.directory), config.name),
-            command=command,
+            patience,
+            command,
             env=with_cpu_devices(config.mesh.devices_of_process(count), ENVIRONMENT),
-            patience=patience,
             max_restarts=max_restarts or 0,
             elastic=elastic,
             discards=(DONE, REFUSED, INTERRUPTED),  # done without having begun: nothing was left to do
         )
+        return launch.run()
 
 
 @contextmanager

@@ -43,9 +43,8 @@ def _why(arguments: Sequence[str]) -> int:
     if options is None:
         return DONE
     run: Path = options.run
-    from rrfp_jax.launcher.why.judge import judge  # after --help, which is to be quick
-    from rrfp_jax.launcher.why.snapshot import Look, absent_ranks
-    from rrfp_jax.launcher.why.words import render_report
+    from rrfp_jax.launcher.hang import judge, render_report  # after --help, which is to be quick
+    from rrfp_jax.launcher.snapshot import Look, absent_ranks
 
     folder, ranks = _living(run)
     try:
@@ -67,7 +66,7 @@ def _living(run: Path) -> tuple[Path, Sequence[int]]:
 
     There may be several: killed launchers leave theirs, and a new one begins beside what a run has left.
     """
-    from rrfp_jax.launcher.why.snapshot import living_ranks
+    from rrfp_jax.launcher.snapshot import living_ranks
 
     folders = [*([run] if any(run.glob("flight-*")) else []), *staged(run)]
     found = [living_ranks(folder) for folder in folders]

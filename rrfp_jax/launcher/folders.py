@@ -28,12 +28,12 @@ def set_attempt_aside(folder: Path) -> Path:
     Raises:
         OSError: that cannot be done.
     """
-    number = 1
-    while (aside := folder / f"attempt-{number}").exists():
-        number += 1
+    places = (folder / f"attempt-{number}" for number in itertools.count(1))
+    aside = next(place for place in places if not place.exists())
     aside.mkdir()
-    for path in (path for pattern in ATTEMPT for path in folder.glob(pattern)):
-        path.rename(aside / path.name)
+    for pattern in ATTEMPT:
+        for path in folder.glob(pattern):
+            path.rename(aside / path.name)
     return aside
 
 

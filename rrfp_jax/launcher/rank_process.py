@@ -11,9 +11,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from math import inf
 from pathlib import Path
 
-from rrfp_jax.launcher.exit_report import RankEnd
+from rrfp_jax.launcher.end import RankEnd
 from rrfp_jax.progress import MARK
 from rrfp_jax.runtime.run.exits import WORDS, report_in
 from rrfp_jax.runtime.run.recorder import is_stopped
@@ -40,7 +41,7 @@ class RankProcess:
     Attributes:
         end: how it ended, as far as that is known.
         tail: its latest lines, live ones left out.
-        stopped_since: `time.monotonic()` since when it was seen in process state T; None if it runs.
+        stopped_since: `time.monotonic()` since when it was seen in process state T; infinite if it was not.
 
     Raises:
         OSError: the command cannot be started.
@@ -49,10 +50,9 @@ class RankProcess:
     def __init__(
         self, rank: int, argv: Sequence[str], env: Mapping[str, str], log: Path, show: Callable[[bytes], None]
     ) -> None:
-        self.rank = rank
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
         self.end = RankEnd(rank=rank)
-        self.stopped_since: float | None = None
+        self.stopped_since = inf
         self._ended_at = 0.0  # `end.ended` by a clock that nobody sets
         self._rest = b""
         self._show = show
@@ -73,15 +73,15 @@ class RankProcess:
         os.set_blocking(self.output.fileno(), False)
 
     @property
-    def status(self) -> int | None:
-        """Its end as `subprocess` has it, negative for a signal; None while it runs."""
-        return self.end.status
+    def runs(self) -> bool:
+        """Whether it has not been seen to end."""
+        return self.end.status is None
 
     @property
     def gone(self) -> bool:
         """Whether it has ended and all its output was read, or waited for long enough."""
         lingers = time.monotonic() - self._ended_at < LINGER_SECONDS
-        return self.status is not None and (self.output.closed or not lingers)
+        return not self.runs and (self.output.closed or not lingers)
 
     def read(self) -> bool:
         """Take what it has printed; False at the end of its output."""
@@ -104,38 +104,29 @@ class RankProcess:
         self.output.close()
         self._log.close()
 
-    def reap(self) -> None:
-        """See whether it has ended; if so kill what it has left in its group, and note its status."""
-        if self.status is not None:
+    def look(self) -> None:
+        """Note whether it stands still or has ended; if so kill what it has left in its group."""
+        if not self.runs:
             return
         # Its id is its group's: that is not given away before the dead leader is waited for.
-        if os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        if os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+            self._kill_group(signal.SIGKILL)
+            self.end.ended, self._ended_at = time.time(), time.monotonic()
+            self.end.status = self._process.wait()
+        stopped = self.runs and is_stopped(self._process.pid)
+        self.stopped_since = min(self.stopped_since, time.monotonic()) if stopped else inf
+
+    def send(self, number: int, to_group: bool = True) -> None:
+        """Send a signal to it, and to all of its group but for one that the launcher only passes on."""
+        self.look()
+        if not self.runs:
             return
-        self._kill_group(signal.SIGKILL)
-        self.end.ended, self._ended_at = time.time(), time.monotonic()
-        self.end.status = self._process.wait()
-
-    def look(self, now: float) -> None:
-        """Note whether it stands still; `now` is `time.monotonic()`."""
-        if not is_stopped(self._process.pid):
-            self.stopped_since = None
-        elif self.stopped_since is None:
-            self.stopped_since = now
-
-    def pass_on(self, number: int) -> None:
-        """Send it a signal that the launcher got."""
-        self.reap()
-        if self.status is None:
-            self.end.by_launcher = True
-            self._process.send_signal(number)
-
-    def kill(self, number: int) -> None:
-        """Send a signal to it and all its group."""
-        self.reap()
-        if self.status is None:
-            self.end.by_launcher = True
-            self.end.stopped = self.end.stopped or is_stopped(self._process.pid)
+        self.end.by_launcher = True
+        if to_group:
+            self.end.stopped = self.end.stopped or self.stopped_since < inf
             self._kill_group(number)
+        else:
+            self._process.send_signal(number)
 
     def _kill_group(self, number: int) -> None:
         with suppress(ProcessLookupError, PermissionError):  # the latter on macOS, for a group of zombies

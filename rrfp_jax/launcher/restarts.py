@@ -1,10 +1,8 @@
-"""When a failed run is started again. Pure: no files, no processes, no clock.
+"""When a failed run is started again, and on what: always all ranks, or replicas that are lost and replaced.
 
 A run that fails at the same place each time would do so for ever. So restarts must bring it further: to a
 training step that no attempt before had begun. After an attempt that did, the next one follows soon. After
 one that did not, it follows later; after three of those in a row there is none.
-
-What each attempt at a run runs on: always all ranks, or replicas that are lost and replaced.
 """
 
 from __future__ import annotations
@@ -14,60 +12,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from rrfp_jax.errors import FAILED
 from rrfp_jax.runtime.run.host_memory import HostMemory
-
-
-@dataclass(frozen=True, kw_only=True)
-class Assignment:
-    """How many replicas of the model an attempt has, and by rank its slot of the machine."""
-
-    replicas: int
-    slots: Sequence[int]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Slots:
-    """The slots of a run on this machine.
-
-    Attributes:
-        needs: by number of replicas that the run can have, of how many ranks; the most are those of the whole
-            run, which has as many slots.
-        lost: those out of use.
-    """
-
-    needs: Mapping[int, int]
-    lost: frozenset[int] = frozenset()
-
-    @property
-    def count(self) -> int:
-        """Of all slots."""
-        return max(self.needs.values())
-
-    @property
-    def assignment(self) -> Assignment | None:
-        """For the next attempt: as many replicas as what is left has room for; None for not even one."""
-        left = [slot for slot in range(self.count) if slot not in self.lost]
-        possible = [replicas for replicas, ranks in self.needs.items() if ranks <= len(left)]
-        if not possible:
-            return None
-        most = max(possible)
-        return Assignment(replicas=most, slots=tuple(left[: self.needs[most]]))
-
-    def without(self, assignment: Assignment, ranks: Collection[int]) -> Slots:
-        """After these ranks of an attempt were lost."""
-        return replace(self, lost=self.lost | {assignment.slots[rank] for rank in ranks})
-
-    def never(self, replicas: int) -> Slots:
-        """Without this number of replicas, which is not the whole run's."""
-        return replace(self, needs={n: ranks for n, ranks in self.needs.items() if n != replicas})
-
-    def whole(self) -> Slots:
-        """After all that were lost were replaced, or if the run is to begin with all of them again."""
-        return replace(self, lost=frozenset())
-
 
 BACK_OFF_SECONDS = (1.0, 5.0, 30.0)
 """Wait before a restart, after none, one and two restarts in a row that brought the run no further."""
@@ -75,14 +23,8 @@ BACK_OFF_SECONDS = (1.0, 5.0, 30.0)
 NO_STEP = -1
 
 
-@dataclass(frozen=True)
-class RestartDecision:
-    """What follows an attempt.
-
-    Attributes:
-        wait: seconds until the next one; None if there is none.
-        reason: why there is none, if that is not plain from how the run ended.
-    """
+class RestartDecision(NamedTuple):
+    """Seconds until the next attempt, None if there is none; and why, if how the run ended does not say."""
 
     wait: float | None
     reason: str = ""
@@ -105,25 +47,55 @@ def after_attempt(
         back_off: seconds to wait, by the number of fruitless restarts.
         before: restarts before these attempts, which begin after one that did not fail.
     """
-    restarts, fruitless = before + len(reached) - 1, _fruitless(reached)
     if status != FAILED or most == 0:
         return RestartDecision(None)
-    if restarts >= most:
+    if before + len(reached) - 1 >= most:
         return RestartDecision(None, f"not restarted again: --max-restarts={most}")
-    if fruitless >= len(back_off):
-        where = "the first step" if max(reached) == NO_STEP else f"step {max(reached)}"
-        return RestartDecision(
-            None, f"not restarted again: {fruitless} restarts brought it no further than {where}"
-        )
-    return RestartDecision(back_off[fruitless])
-
-
-def _fruitless(reached: Sequence[int]) -> int:
-    """How many restarts at the end have brought the run no further than the attempts before them."""
-    count = 0
+    fruitless = 0  # restarts at the end that have brought the run no further than the attempts before them
     for number in range(1, len(reached)):
-        count = 0 if reached[number] > max(reached[:number]) else count + 1
-    return count
+        fruitless = 0 if reached[number] > max(reached[:number]) else fruitless + 1
+    if fruitless < len(back_off):
+        return RestartDecision(back_off[fruitless])
+    where = "the first step" if max(reached) == NO_STEP else f"step {max(reached)}"
+    return RestartDecision(
+        None, f"not restarted again: {fruitless} restarts brought it no further than {where}"
+    )
+
+
+class Assignment(NamedTuple):
+    """How many replicas of the model an attempt has, and by rank its slot of the machine."""
+
+    replicas: int
+    slots: Sequence[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slots:
+    """The slots of a run on this machine.
+
+    Attributes:
+        needs: by number of replicas that the run can have, of how many ranks; the most are those of the whole
+            run, which has as many slots.
+        lost: those out of use.
+    """
+
+    needs: Mapping[int, int]
+    lost: frozenset[int] = frozenset()
+
+    @property
+    def assignment(self) -> Assignment | None:
+        """For the next attempt: as many replicas as what is left has room for; None for not even one."""
+        left = [slot for slot in range(max(self.needs.values())) if slot not in self.lost]
+        most = max((n for n, ranks in self.needs.items() if ranks <= len(left)), default=None)
+        return None if most is None else Assignment(most, tuple(left[: self.needs[most]]))
+
+    def without(self, assignment: Assignment, ranks: Collection[int]) -> Slots:
+        """After these ranks of an attempt were lost."""
+        return replace(self, lost=self.lost | {assignment.slots[rank] for rank in ranks})
+
+    def whole(self) -> Slots:
+        """After all that were lost were replaced, or if the run is to begin with all of them again."""
+        return replace(self, lost=frozenset())
 
 
 Say: TypeAlias = Callable[[str], None]
@@ -140,9 +112,6 @@ class Elastic:
         seconds: from the first loss until all are replaced.
         folder: in the host's memory, for the states; None for a run that needs all its ranks.
         save: is called with that at the end; see `end`.
-
-    Attributes:
-        is_elastic: whether an attempt may have fewer ranks, and hand over.
     """
 
     def __init__(
@@ -152,13 +121,12 @@ class Elastic:
         folder: Path | None = None,
         save: Callable[[HostMemory, int, Say], bool] = lambda *_: False,
     ) -> None:
-        self.is_elastic = folder is not None
         self._slots, self._seconds = Slots(needs=needs), seconds
         self._folder, self._save = folder, save
         self._wait = seconds  # doubles as long as those who are brought back are lost at once
-        self._replace_at, self._asked = inf, False
-        self._tried: frozenset[int] = frozenset()  # slots that were brought back the last time
-        self._assignment = self._found()
+        self._replace_at: float
+        self._assignment: Assignment
+        self._bring_back()
 
     @property
     def slots(self) -> Sequence[int]:
@@ -166,9 +134,9 @@ class Elastic:
         return self._assignment.slots
 
     @property
-    def environment(self) -> Mapping[str, str]:
-        """What its ranks are told."""
-        return {} if self._memory is None else self._memory.environment
+    def memory(self) -> HostMemory | None:
+        """What the present attempt is lent; None for a run that needs all its ranks, and cannot hand over."""
+        return None if self._folder is None else HostMemory(self._folder, self._assignment.replicas)
 
     def begin(self) -> None:
         """An attempt begins; an earlier request to hand over is taken back.
@@ -177,17 +145,17 @@ class Elastic:
             OSError: what the ranks are to be lent cannot be had.
         """
         self._asked = False
-        if (memory := self._memory) is not None:
+        if (memory := self.memory) is not None:
             memory.make()
             memory.forget()
 
     def look(self, say: Say) -> None:
         """Ask the ranks to hand over once the time has come; to be called again and again."""
-        if self._memory is None or self._asked or time.monotonic() < self._replace_at:
+        if self._asked or time.monotonic() < self._replace_at or (memory := self.memory) is None:
             return
         self._asked = True
         try:
-            self._memory.ask()
+            memory.ask()
         except OSError as error:
             why = f"{error.filename}: {error.strerror}"
             say(f"the ranks cannot be asked to hand over: {why}; replicas come back after the next loss")
@@ -200,7 +168,7 @@ class Elastic:
             stepped: whether the attempt had come to a training step.
             wait: until the next one (s).
         """
-        if not self.is_elastic:
+        if self._folder is None:
             return ""
         before, self._slots = self._slots, self._slots.without(self._assignment, ranks)
         if self._is_whole and stepped:
@@ -211,9 +179,11 @@ class Elastic:
         if self._slots.lost:
             self._replace_at = min(self._replace_at, now + self._wait)
         later = self._replace_at - (now + wait)
-        if later <= 0 or self._slots.assignment is None:
+        found = self._slots.assignment
+        if later <= 0 or found is None:
             self._bring_back()
-        self._assignment = self._found()
+        else:
+            self._assignment = found
         whole, left = max(self._slots.needs), self._assignment.replicas
         if self._is_whole:
             return f" with all {whole} replicas"
@@ -228,27 +198,22 @@ class Elastic:
         """The ranks have refused; whether that was with fewer replicas, which is not tried again."""
         if self._is_whole:
             return False
-        self._slots = self._slots.never(self._assignment.replicas)
+        needs = {n: ranks for n, ranks in self._slots.needs.items() if n != self._assignment.replicas}
+        self._slots = replace(self._slots, needs=needs)
         return True
 
     def end(self, status: int, say: Say) -> bool:
         """No attempt follows; whether the latest state is on disk, which perhaps no rank could see to."""
-        return self._memory is not None and self._save(self._memory, status, say)
-
-    @property
-    def _memory(self) -> HostMemory | None:
-        return None if self._folder is None else HostMemory(self._folder, self._assignment.replicas)
+        return self.memory is not None and self._save(self.memory, status, say)
 
     @property
     def _is_whole(self) -> bool:
         return self._assignment.replicas == max(self._slots.needs)
 
     def _bring_back(self) -> None:
-        self._tried, self._replace_at = self._slots.lost, inf
+        """All slots are in use again; those that were lost are remembered as tried."""
+        self._tried, self._replace_at, self._asked = self._slots.lost, inf, False
         self._slots = self._slots.whole()
-        self._assignment = self._found()
-
-    def _found(self) -> Assignment:
         found = self._slots.assignment
-        assert found is not None  # else all have been brought back
-        return found
+        assert found is not None  # there is room for all
+        self._assignment = found

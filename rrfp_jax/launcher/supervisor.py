@@ -1,4 +1,9 @@
-"""The ranks of a run while it lasts: prints their output, passes signals on, ends those that must end."""
+"""The ranks of a run while it lasts: prints their output, passes signals on, ends those that must end.
+
+It looks at its ranks while it goes on watching them: when it is asked to, by SIGUSR1; when a rank's wait has
+come to its limit; and when a rank that runs has given no sign of life for half the time after which the
+others give it up.
+"""
 
 from __future__ import annotations
 
@@ -8,62 +13,33 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from pathlib import Path
 
 from rrfp_jax.errors import DONE, HANDED_OVER, INTERRUPTED
+from rrfp_jax.files import shown_path
 from rrfp_jax.launcher.folders import RunFolder
+from rrfp_jax.launcher.hang import HangReport, judge, render_report
 from rrfp_jax.launcher.rank_process import RankProcess
 from rrfp_jax.launcher.restarts import BACK_OFF_SECONDS
-from rrfp_jax.launcher.why.judge import HangReport
-from rrfp_jax.launcher.why.monitor import HangMonitor
-from rrfp_jax.launcher.why.snapshot import recorder_in
+from rrfp_jax.launcher.snapshot import Look, recorded, recorder_in
 from rrfp_jax.printing import CANNOT_PRINT, is_terminal, write_bytes
 from rrfp_jax.progress import LIVE, MARK
 from rrfp_jax.runtime.run.place import SILENCE_SECONDS, silence_seconds
-from rrfp_jax.runtime.run.recorder import STARTING, Recording
-from rrfp_jax.runtime.run.recorder import read as read_recording
+from rrfp_jax.runtime.run.recorder import (
+    ENDED,
+    HEARD,
+    PLEAS,
+    STARTING,
+    counters_of,
+    is_stopped,
+    last_beat,
+    read,
+)
 from rrfp_jax.runtime.run.signals import SAVE_SECONDS, Signals, save_seconds
-
-CLEAR = b"\r\x1b[K"
-
-
-class Screen:
-    """The launcher's stdout. When it is gone the run goes on; its logs have it all."""
-
-    def __init__(self) -> None:
-        self._live = b""
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """What ranks are told, so that they write live lines where these can be seen."""
-        return {LIVE: "1"} if is_terminal() else {}
-
-    def show(self, rank: int, line: bytes) -> None:
-        """A line that a rank has printed, ended or not."""
-        text = line.removesuffix(b"\n")
-        if text.startswith(MARK.encode()):
-            self.live(text.removeprefix(MARK.encode()))
-        else:
-            write_bytes(self._cleared() + b"[%d] " % rank + text + b"\n" + self._live)
-
-    def live(self, text: bytes = b"") -> None:
-        """Another live line, cut to the width of the terminal; without a text there is none any more."""
-        if text or self._live:
-            before, self._live = self._cleared(), text[: _columns() - 1]
-            write_bytes(before + self._live)
-
-    def _cleared(self) -> bytes:
-        return CLEAR if self._live else b""
-
-
-def _columns() -> int:
-    try:
-        return os.get_terminal_size(sys.stdout.fileno()).columns or 80  # 0 if nobody has told it
-    except CANNOT_PRINT:  # no terminal, or no file at all
-        return 80
-
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 ASKS_WHY = signal.SIGUSR1
@@ -115,6 +91,7 @@ class Supervisor:
     Attributes:
         ranks: all that were started.
         passed_on: the signals that were passed on, in order.
+        monitor: looks at the ranks.
     """
 
     def __init__(
@@ -122,25 +99,19 @@ class Supervisor:
         patience: Patience,
         folder: RunFolder,
         signals: Signals,
-        screen: Screen,
         say: Callable[[str], None],
         count: int,
         may_hand_over: bool = False,
     ) -> None:
         self.ranks: list[RankProcess] = []
         self.passed_on: list[int] = []
+        self.monitor = HangMonitor(count, folder, say, patience.silence)
         self._was_well, self._may_hand_over = False, may_hand_over
-        self._patience, self._folder, self._signals = patience, folder, signals
-        self._screen, self._say = screen, say
+        self._patience, self._folder, self._signals, self._say = patience, folder, signals, say
+        self._screen = Screen()
         self._selector = selectors.DefaultSelector()
         self._selector.register(signals, selectors.EVENT_READ)
-        self._terminate_at = self._kill_at = float("inf")
-        self._monitor = HangMonitor(count, lambda: folder.path, say, patience.silence)
-
-    @property
-    def stall(self) -> HangReport | None:
-        """Why a rank's wait came to its limit, as all ranks stood then; None if none did."""
-        return self._monitor.stall
+        self._terminate_at = self._kill_at = inf
 
     @property
     def interrupted(self) -> bool:
@@ -149,76 +120,73 @@ class Supervisor:
         After SIGTERM ranks may also have saved themselves, which is a good end.
         """
         asked = {*self.passed_on} <= {signal.SIGINT, signal.SIGTERM}
-        return self._was_well and not (asked and not any(rank.status for rank in self.ranks))
+        return self._was_well and not (asked and not any(rank.end.status for rank in self.ranks))
 
     @property
     def handed_over(self) -> bool:
         """Whether all ranks have stopped after a step because they were asked to hand over."""
-        return self._may_hand_over and all(rank.status == HANDED_OVER for rank in self.ranks)
+        return self._may_hand_over and all(rank.end.status == HANDED_OVER for rank in self.ranks)
 
     def start(self, rank: int, argv: Sequence[str], env: Mapping[str, str], where: Path) -> None:
         """Start one more rank, with its log in the folder `where`."""
-        log = where / f"rank-{rank}.log"
+        env, log = {**env, **self._screen.environment}, where / f"rank-{rank}.log"
         process = RankProcess(rank, argv, env, log, partial(self._screen.show, rank))
         self.ranks.append(process)
         self._selector.register(process.output, selectors.EVENT_READ, process)
 
-    def watch(self, meanwhile: Callable[[], None] = lambda: None) -> None:
+    def watch(self, meanwhile: Callable[[], None]) -> None:
         """Until all have ended: pass on output and signals, and end whatever would not end by itself."""
         while not all(rank.gone for rank in self.ranks):
             for key, _ in self._selector.select(POLL_SECONDS):
                 if key.data is not None and not key.data.read():
                     self._selector.unregister(key.fileobj)
                     key.data.close()
+            for rank in self.ranks:
+                rank.look()
             now = time.monotonic()
-            for rank in self._running():
-                rank.reap()
-                rank.look(now)
             self._heed_signals(now)
             self._heed_ends(now)
             self._end_frozen(now)
-            self._monitor.go_on()
+            self.monitor.go_on()
             meanwhile()
 
     def close(self) -> None:
         """Kill whatever is left, and read no more."""
+        self._end_all(signal.SIGKILL)
         for rank in self.ranks:
-            rank.kill(signal.SIGKILL)
-        for rank in self.ranks:
-            while rank.status is None:
-                rank.reap()
+            while rank.runs:
+                rank.look()
                 time.sleep(0.001)
             rank.close()
         self._screen.live()
         self._selector.close()
 
-    def _running(self) -> list[RankProcess]:
-        return [rank for rank in self.ranks if rank.status is None]
-
     def _end_all(self, number: int) -> None:
-        for rank in self._running():
-            rank.kill(number)
+        for rank in self.ranks:
+            rank.send(number)
 
     def _heed_signals(self, now: float) -> None:
         for number in self._signals.take():
             if number == ASKS_WHY:
-                self._monitor.ask()
+                self.monitor.wanted = True
                 continue
             self._was_well = self._was_well or not any(map(self._ended_badly, self.ranks))
             self.passed_on.append(number)
-            for rank in self._running():
-                rank.pass_on(number)
+            for rank in self.ranks:
+                rank.send(number, to_group=False)
             seconds = self._patience.after(self.passed_on)
             self._kill_at = min(self._kill_at, now + seconds)
             self._screen.live()
-            self._say(_passed_on(number, seconds))
+            name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+            has = f"is passed on to the ranks, which have {seconds:g} s; a second one kills them"
+            self._say(f"{name} {has if seconds else 'again: the ranks are killed'}")
 
     def _ended_badly(self, rank: RankProcess) -> bool:
         """Whether a rank has ended otherwise than it was to, upon which the others cannot go on."""
         good = [None, DONE]
         good += [INTERRUPTED] if self.passed_on else []
         good += [HANDED_OVER] if self._may_hand_over else []
-        return rank.status not in good
+        return rank.end.status not in good
 
     def _heed_ends(self, now: float) -> None:
         """Give the others some time once one has ended badly."""
@@ -232,32 +200,143 @@ class Supervisor:
 
     def _end_frozen(self, now: float) -> None:
         """Kill stopped ranks that nobody else can miss, or that all others have left."""
-        running = self._running()
-        stopped = [r for r in running if r.stopped_since is not None]
-        alone = len(stopped) == len(running)
+        running = [rank for rank in self.ranks if rank.runs]
+        alone = all(rank.stopped_since < inf for rank in running)
         others_ended = alone and len(running) < len(self.ranks)
         limit = self._patience.terminate if others_ended else self._patience.silence
-        for rank in stopped:
-            too_long = rank.stopped_since is not None and now - rank.stopped_since >= limit
-            if too_long and (alone or self._is_starting(rank)):
-                rank.kill(signal.SIGKILL)
+        for rank in running:
+            if now - rank.stopped_since >= limit and (alone or self._is_starting(rank.end.rank)):
+                rank.send(signal.SIGKILL)
 
-    def _is_starting(self, rank: RankProcess) -> bool:
-        recording = recording_of(self._folder.path, rank.rank)
+    def _is_starting(self, rank: int) -> bool:
+        recording = recorded(self._folder.path).get(rank)
         return recording is None or recording.phase == STARTING
 
 
-def _passed_on(number: int, seconds: float) -> str:
-    """What is said of a signal that was passed on."""
-    name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
-    if not seconds:
-        return f"{name} again: the ranks are killed"
-    return f"{name} is passed on to the ranks, which have {seconds:g} s; a second one kills them"
+CLEAR = b"\r\x1b[K"
 
 
-def recording_of(folder: Path, rank: int) -> Recording | None:
-    """A rank's flight recorder, if it has one."""
+class Screen:
+    """The launcher's stdout. When it is gone the run goes on; its logs have it all."""
+
+    def __init__(self) -> None:
+        self._live = b""
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What ranks are told, so that they write live lines where these can be seen."""
+        return {LIVE: "1"} if is_terminal() else {}
+
+    def show(self, rank: int, line: bytes) -> None:
+        """A line that a rank has printed, ended or not."""
+        text = line.removesuffix(b"\n")
+        if text.startswith(MARK.encode()):
+            self.live(text.removeprefix(MARK.encode()))
+        else:
+            write_bytes(self._cleared() + b"[%d] " % rank + text + b"\n" + self._live)
+
+    def live(self, text: bytes = b"") -> None:
+        """Another live line, cut to the width of the terminal; without a text there is none any more."""
+        if text or self._live:
+            before, self._live = self._cleared(), text[: _columns() - 1]
+            write_bytes(before + self._live)
+
+    def _cleared(self) -> bytes:
+        return CLEAR if self._live else b""
+
+
+def _columns() -> int:
     try:
-        return read_recording(recorder_in(folder, rank))
-    except (OSError, ValueError):
-        return None
+        return os.get_terminal_size(sys.stdout.fileno()).columns or 80  # 0 if nobody has told it
+    except CANNOT_PRINT:  # no terminal, or no file at all
+        return 80
+
+
+LOOK_SECONDS = 0.5
+"""Between looks at whether ranks want to be looked at."""
+
+LEAST_SILENCE_SECONDS = 5.0
+"""Of a rank, before it is looked at unasked."""
+
+KEPT = "why.txt"
+
+
+class HangMonitor:
+    """Looks at the ranks of a run and says why they do not move.
+
+    Attributes:
+        wanted: whether somebody has asked for a look.
+        stall: what was found when a wait first came to its limit; None if none has.
+    """
+
+    def __init__(self, count: int, folder: RunFolder, say: Callable[[str], None], silence: float) -> None:
+        self._count, self._folder, self._say = count, folder, say
+        self._silence = max(silence / 2, LEAST_SILENCE_SECONDS)
+        self._beats: dict[int, tuple[float, float]] = {}  # by rank, the latest, and when it was first seen
+        self.stall: HangReport | None = None
+        self.wanted = False
+        self._look: Look | None = None
+        self._requests: dict[int, int] = {}  # those that this look is for, by rank
+        self._polled = 0.0
+
+    def go_on(self) -> None:
+        """Do what there is to do; returns at once."""
+        try:
+            if self._look is not None:
+                if self._look.done():
+                    self._judge(self._look)
+                    self._end()
+                return
+            if (now := time.monotonic()) - self._polled >= LOOK_SECONDS:
+                self._polled = now
+                self._poll(self._folder.path, now)
+            if self.wanted or self._requests:
+                self.wanted, where = False, self._folder.path
+                self._look = Look(where, sorted(recorded(where)))
+        except (OSError, ValueError) as error:
+            self._say(f"the ranks cannot be looked at: {error}")
+            self._end()
+
+    def _judge(self, look: Look) -> None:
+        """Say what is found, and keep it with the stacks of all ranks in the run's folder."""
+        seen = look.snapshots()
+        if not seen:
+            self._say("no rank has joined the run yet: they still start")
+            return
+        absent = sorted({*range(self._count)} - {one.rank for one in seen})
+        report = judge(seen, absent=absent, stalls=bool(self._requests))
+        self.stall = self.stall or (report if self._requests else None)
+        path = self._folder.path / KEPT
+        try:
+            path.write_text(f"{render_report(report)}\n", encoding="utf-8", errors="backslashreplace")
+            where = f"the stacks of all ranks: {shown_path(path)}"
+        except OSError as error:  # a full disk
+            where = f"{path} cannot be written: {error.strerror}"
+        self._say(f"{render_report(report, blamed_only=True)}\n{where}")
+
+    def _end(self) -> None:
+        """Let those go on that had asked for the look."""
+        self._look = None
+        for rank, request in self._requests.items():
+            with suppress(OSError, ValueError):
+                counters_of(recorder_in(self._folder.path, rank))[HEARD] = request
+        self._requests.clear()
+
+    def _poll(self, folder: Path, now: float) -> None:
+        """Note which ranks want to be looked at, or have become silent."""
+        for rank in range(self._count):
+            path = recorder_in(folder, rank)
+            with suppress(OSError, ValueError):
+                counters = counters_of(path)
+                if counters[PLEAS] > counters[HEARD]:
+                    self._requests[rank] = counters[PLEAS]
+                beat = last_beat(path)
+                known, since = self._beats.get(rank, (None, now))
+                if beat != known:
+                    self._beats[rank] = beat, now
+                elif now - since >= self._silence:
+                    recording = read(path)
+                    if recording.lives and recording.phase not in (STARTING, ENDED):
+                        self._beats[rank] = beat, inf  # it is looked at once
+                        # A stopped one is the supervisor's business.
+                        self.wanted = self.wanted or not is_stopped(recording.pid)

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import rrfp_jax.commands.preflight.surroundings
-import rrfp_jax.launcher.spawn
 import rrfp_jax.runs.run
 from rrfp_jax.errors import TrainingError
+from rrfp_jax.launcher.spawn import Launch
 from rrfp_jax.runtime.programs.stage_programs import OnDevices
 from tests.bad_inputs import namespace
 from tests.support import wrong_metadata
@@ -23,7 +23,7 @@ LIMIT_SECONDS = 10
 
 FEWEST, LONGEST_SENTENCE = 500, 2000
 STARTS = (
-    (rrfp_jax.launcher.spawn, "spawn"),
+    (Launch, "run"),
     (rrfp_jax.runs.run, "train"),
     (rrfp_jax.commands.preflight.surroundings, "look"),
     (OnDevices, "lower"),

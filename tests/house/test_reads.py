@@ -210,7 +210,7 @@ WALL_CLOCK = {
     "runtime/run/recorder.py": "read by others, perhaps after the machine was restarted",
     "runtime/run/exits.py": "held beside flight recorders",
     "launcher/rank_process.py": "the same; what is waited for goes by `monotonic`",
-    "launcher/why/snapshot.py": "the same",
+    "launcher/snapshot.py": "the same",
     "live/look.py": "the same, and beside times of files",
     "runtime/run/host_memory.py": "beside times of files",
     "runtime/programs/executables.py": "beside times of files",

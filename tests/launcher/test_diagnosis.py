@@ -5,9 +5,8 @@ from signal import SIGABRT, SIGKILL, SIGSEGV, SIGTERM
 import pytest
 
 from rrfp_jax.core.tasks import BACKWARD, Task
-from rrfp_jax.launcher import exit_report
-from rrfp_jax.launcher.exit_report import RankEnd
-from rrfp_jax.launcher.exit_words import render_end
+from rrfp_jax.launcher import end as ends
+from rrfp_jax.launcher.end import RankEnd, render_end
 from rrfp_jax.runtime.run.exits import ExitReport
 from rrfp_jax.runtime.run.recorder import RecordedDispatch, Recording, RunPhase
 from rrfp_jax.runtime.run.waits import ForOther
@@ -33,7 +32,7 @@ class Found:
 
 
 def diagnose(ranks, **more):
-    return Found(exit_report.diagnose(ranks, **more))
+    return Found(ends.diagnose(ranks, **more))
 
 
 def end(rank, status=1, ended=100.0, **more):

@@ -12,7 +12,7 @@ import pytest
 from rrfp_jax.errors import DONE, FAILED, INTERRUPTED, REFUSED, TrainingError
 from rrfp_jax.launcher.folders import RunFolder
 from rrfp_jax.launcher.restarts import Elastic
-from rrfp_jax.launcher.spawn import spawn
+from rrfp_jax.launcher.spawn import Launch
 from rrfp_jax.launcher.supervisor import Patience
 from rrfp_jax.runs.latest_state import save_latest
 
@@ -53,15 +53,16 @@ def launch_ranks(tmp_path, capfd):
         def save(memory, status, say):
             return save_latest(memory, checkpoints, status, say)
 
-        status = spawn(
+        launch = Launch(
             [sys.executable, str(script)],
             4,
             RunFolder(tmp_path / "runs", "trial"),
+            patience,
             env=env,
-            patience=patience,
             max_restarts=restarts,
             elastic=Elastic({1: 2, 2: 4}, seconds, lent, save),
         )
+        status = launch.run()
         started = (tmp_path / "attempts").read_text()
         return status, capfd.readouterr().err, sorted(started.splitlines())
 
@@ -205,7 +206,7 @@ def test_only_who_may_hand_over_ends_well_so(tmp_path, capfd):
     code = "import os, sys, time\nif os.environ['RRFP_RANK'] == '1': sys.exit(75)\ntime.sleep(60)"
     patience = Patience(grace=0.2, terminate=0.3)
     folder = RunFolder(tmp_path / "runs", "trial")
-    assert spawn([sys.executable, "-c", code], 2, folder, patience=patience) == FAILED
+    assert Launch([sys.executable, "-c", code], 2, folder, patience).run() == FAILED
     assert "rank 1 exited with status 75" in capfd.readouterr().err
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from rrfp_jax.commands import why
 from rrfp_jax.commands.why import main
-from rrfp_jax.launcher.why import snapshot
+from rrfp_jax.launcher import snapshot
 from tests.verification.hang_cell import run_cell
 from tests.verification.hangs import CELLS, faults_of
 

@@ -13,10 +13,10 @@ from rrfp_jax.commands.why import main
 from rrfp_jax.core.hints import BFW
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import FORWARD, Placement, Task
+from rrfp_jax.launcher import snapshot, supervisor
 from rrfp_jax.launcher.folders import RunFolder
-from rrfp_jax.launcher.spawn import spawn
+from rrfp_jax.launcher.spawn import Launch
 from rrfp_jax.launcher.supervisor import Patience
-from rrfp_jax.launcher.why import monitor, snapshot
 from rrfp_jax.runtime.run import recorder as flight_recorder
 from rrfp_jax.runtime.run.recorder import MOST_MESSAGES, FlightRecorder, read
 from rrfp_jax.runtime.run.stacks import dumped_threads
@@ -61,7 +61,7 @@ def launch(tmp_path, marker, capfd):
         folder = RunFolder(tmp_path / "runs", "trial")
         folder.begin()
         env = {**os.environ, "PYTHONPATH": str(ROOT)}
-        status = spawn([sys.executable, str(script), marker], 2, folder, env=env, patience=PATIENT)
+        status = Launch([sys.executable, str(script), marker], 2, folder, PATIENT, env=env).run()
         return capfd.readouterr().err, tmp_path / "runs" / "trial", status
 
     return launch
@@ -96,7 +96,7 @@ def test_a_rank_whose_wait_is_at_its_limit_pleads_before_it_ends(launch):
         "    until_asked()\n"
         "if rank == 0: user()\n"
         "else:\n"
-        "    from rrfp_jax.launcher.why.snapshot import recorded\n"
+        "    from rrfp_jax.launcher.snapshot import recorded\n"
         "    while 0 not in recorded(here): time.sleep(0.02)\n"
         "    with world.waits_for(ForGather(number=1, what='the names', ranks=(0,)), 1.0) as wait:\n"
         "        try:\n"
@@ -113,7 +113,7 @@ def test_a_rank_whose_wait_is_at_its_limit_pleads_before_it_ends(launch):
 
 
 def test_what_holds_the_interpreter_is_shown_by_a_signal(launch, monkeypatch):
-    monkeypatch.setattr(monitor, "LEAST_SILENCE_SECONDS", 1.5)
+    monkeypatch.setattr(supervisor, "LEAST_SILENCE_SECONDS", 1.5)
     err, _, status = launch(
         "import ctypes, threading\n"
         "if rank == 1:\n"

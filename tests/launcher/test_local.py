@@ -18,11 +18,9 @@ def spawned(monkeypatch, tmp_path):
     calls = []
     monkeypatch.setattr(local, "leave_accelerators_alone", lambda: None)
     monkeypatch.setattr(
-        spawn,
-        "spawn",
-        lambda argv, count, folder, max_restarts, **more: (
-            calls.append((argv, count, folder, max_restarts)) or 0
-        ),
+        spawn.Launch,
+        "run",
+        lambda made: calls.append((made.argv, made.count, made.folder, made.max_restarts)) or 0,
     )
     monkeypatch.setattr(sys, "path", [*sys.path])
     return calls

@@ -42,16 +42,16 @@ def histories(draw):
 @given(histories())
 def test_whatever_is_lost_the_rest_is_used_as_well_as_it_can_be(history):
     slots, losses = history
-    gone = set()
+    gone, whole = set(), max(slots.needs.values())
     for fractions in losses:
         found = slots.assignment
         if found is None:
-            assert slots.count - len(gone) < min(slots.needs.values())
+            assert whole - len(gone) < min(slots.needs.values())
             return
         assert len(found.slots) == len(set(found.slots)) == slots.needs[found.replicas]
-        assert gone.isdisjoint(found.slots) and set(found.slots) <= set(range(slots.count))
+        assert gone.isdisjoint(found.slots) and set(found.slots) <= set(range(whole))
         more = [n for n in slots.needs if n > found.replicas]
-        assert all(slots.needs[n] > slots.count - len(gone) for n in more)
+        assert all(slots.needs[n] > whole - len(gone) for n in more)
         ranks = {int(fraction * len(found.slots)) for fraction in fractions}
         gone |= {found.slots[rank] for rank in ranks}
         slots = slots.without(found, ranks)

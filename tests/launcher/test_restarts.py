@@ -14,7 +14,7 @@ import pytest
 
 from rrfp_jax.errors import DONE, FAILED, INTERRUPTED, REFUSED
 from rrfp_jax.launcher.folders import RunFolder
-from rrfp_jax.launcher.spawn import spawn
+from rrfp_jax.launcher.spawn import Launch
 from rrfp_jax.launcher.supervisor import Patience
 from rrfp_jax.runs.config_file import load_config
 from rrfp_jax.runs.files import RunFiles
@@ -51,7 +51,7 @@ def launch(tmp_path, capfd):
             FlightRecorder(tmp_path / f"step-{step}", 0, "stage 0").phase(RunPhase("step", step))
         folder, began = RunFolder(tmp_path / "runs", "trial"), time.monotonic()
         argv = [sys.executable, str(script)]
-        status = spawn(argv, 2, folder, patience=patience, max_restarts=max_restarts)
+        status = Launch(argv, 2, folder, patience, max_restarts=max_restarts).run()
         seconds, printed = time.monotonic() - began, capfd.readouterr()
         return Launched(status, printed.out, printed.err, tmp_path / "runs" / "trial", seconds)
 

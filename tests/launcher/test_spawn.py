@@ -13,7 +13,7 @@ import pytest
 
 from rrfp_jax.files import move_away
 from rrfp_jax.launcher.folders import RunFolder
-from rrfp_jax.launcher.spawn import spawn
+from rrfp_jax.launcher.spawn import Launch
 from rrfp_jax.launcher.supervisor import Patience
 from tests.launcher.conftest import LIMIT_SECONDS, processes, until
 
@@ -52,7 +52,7 @@ def launch(tmp_path, marker, capfd):
         env = {**os.environ, "PYTHONPATH": str(ROOT)}
         began = time.monotonic()
         argv = [sys.executable, str(script), marker]
-        status = spawn(argv, count, folder, env=env, patience=patience)
+        status = Launch(argv, count, folder, patience, env=env).run()
         printed = capfd.readouterr()
         return Result(status, printed.out, printed.err, tmp_path / "runs" / "trial", time.monotonic() - began)
 

@@ -197,7 +197,7 @@ def test_a_clock_that_is_set_back_while_ranks_end(tmp_path, monkeypatch):
     rank = RankProcess(0, [sys.executable, "-c", ""], ENV, tmp_path / "log", lambda line: None)
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + 1000.0)
-    assert until(lambda: rank.reap() or rank.status is not None)
+    assert until(lambda: rank.look() or not rank.runs)
     monkeypatch.setattr(time, "time", lambda: real() - 1000.0)
     assert until(lambda: rank.gone, 5.0)
     rank.close()

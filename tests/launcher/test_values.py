@@ -8,12 +8,11 @@ import pytest
 from rrfp_jax.core import tasks
 from rrfp_jax.core.events import Wait, WaitCause
 from rrfp_jax.errors import FAILED
-from rrfp_jax.launcher import exit_words
-from rrfp_jax.launcher.exit_report import RankEnd, diagnose
+from rrfp_jax.launcher import end as ends
+from rrfp_jax.launcher import hang as hangs
+from rrfp_jax.launcher.end import RankEnd, diagnose
+from rrfp_jax.launcher.hang import HangCause, Lost, NotEntered, SentInput, SentToGroup, SentValue, judge
 from rrfp_jax.launcher.restarts import NO_STEP, Elastic, after_attempt
-from rrfp_jax.launcher.why import judge as judging
-from rrfp_jax.launcher.why import words
-from rrfp_jax.launcher.why.judge import HangCause, Lost, NotEntered, SentInput, SentToGroup, SentValue
 from rrfp_jax.runtime.run import consensus, waits
 from rrfp_jax.runtime.run.exits import ExitReport, read_all
 from rrfp_jax.runtime.run.recorder import COMPILING, STARTING, Recording, RunPhase
@@ -25,10 +24,10 @@ from tests.support.recorded_run import DRIVER, LIBRARY, USERS, Run, grouped, tas
 RENDERERS = (
     *((kind, "__str__") for kind in (tasks.Task, tasks.Input, Wait, RunPhase, StackFrame)),
     (Recording, "sentence"),
-    *((module, "words") for module in (waits, words, exit_words)),
-    *((module, "difference") for module in (consensus, words)),
-    *((words, name) for name in ("sentence", "line", "orders_differ", "render_report", "name_of")),
-    *((exit_words, name) for name in ("sentence", "orders_differ", "render_end")),
+    *((module, "words") for module in (waits, hangs, ends)),
+    *((module, "difference") for module in (consensus, hangs)),
+    *((hangs, name) for name in ("sentence", "line", "orders_differ", "render_report", "name_of")),
+    *((ends, name) for name in ("sentence", "orders_differ", "render_end")),
 )
 
 
@@ -38,7 +37,7 @@ def texts(request, monkeypatch):
     if request.param == "x":
         for owner, name in RENDERERS:
             monkeypatch.setattr(owner, name, lambda *_, **__: "x")
-        assert str(Wait(WaitCause.DONE)) == f"{STARTING}" == words.sentence(None) == "x"
+        assert str(Wait(WaitCause.DONE)) == f"{STARTING}" == hangs.sentence(None) == "x"
 
 
 def forwards(run):
@@ -186,7 +185,7 @@ HANGS = {
 @pytest.mark.parametrize(("cause", "hang"), [(cause, hang) for cause in HANGS for hang in HANGS[cause]])
 def test_who_is_blamed_that_a_run_hangs(cause, hang, texts, tmp_path):
     run, blamed, more = hang(tmp_path)
-    report = judging.judge(run.sights())
+    report = judge(run.sights())
     assert (report.cause, list(report.blamed), report.moves) == (cause, blamed, False)
     found = {name: getattr(report, name) for name in ("position", "lost", "more", "others", "program")}
     assert found == {"position": 0, "lost": None, "more": 0, "others": 0, "program": None} | more
@@ -194,11 +193,11 @@ def test_who_is_blamed_that_a_run_hangs(cause, hang, texts, tmp_path):
 
 def test_whether_a_run_moves(texts, tmp_path):
     run, *_ = message(tmp_path)
-    assert judging.judge(run.sights(later=0.3)).cause is HangCause.MOVES
+    assert judge(run.sights(later=0.3)).cause is HangCause.MOVES
     for rank, recorder in enumerate(run.recorders):
         recorder.phase(COMPILING)
         run.says(rank, [])
-    assert judging.judge(run.sights(later=5.0)).cause is HangCause.PREPARES
+    assert judge(run.sights(later=5.0)).cause is HangCause.PREPARES
 
 
 def ended(rank, kind, sentence="", status=1, **more):
@@ -239,7 +238,7 @@ def test_why_a_run_ended(ranks, kind, culprits, gone, texts, tmp_path):
 
 def test_a_run_that_hung_ended_by_that(texts, tmp_path):
     run, blamed, more = gather(tmp_path)
-    stall = judging.judge(run.sights(), stalls=True)
+    stall = judge(run.sights(), stalls=True)
     end = diagnose([ended(0, "failed", "x"), lost(1, 0), lost(2, 0)], stall=stall)
     assert (end.kind, end.hung.lost, end.hung.blamed, end.culprits) == ("failed", more["lost"], blamed, ())
 

@@ -8,7 +8,7 @@ from rrfp_jax.authors import OURS
 from rrfp_jax.core.events import WaitCause
 from rrfp_jax.core.hints import BFW
 from rrfp_jax.core.step_rules import StepRules
-from rrfp_jax.launcher.why.words import render_report
+from rrfp_jax.launcher.hang import render_report
 from rrfp_jax.runtime.run.recorder import COMING, DELIVERED, OFFERED, PRODUCED, STARTING
 from rrfp_jax.runtime.run.stacks import StackFrame, Thread
 from rrfp_jax.runtime.run.waits import ForData

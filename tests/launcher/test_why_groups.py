@@ -5,7 +5,7 @@ import time
 import pytest
 
 from rrfp_jax.core.events import WaitCause
-from rrfp_jax.launcher.why.snapshot import RankSnapshot
+from rrfp_jax.launcher.snapshot import RankSnapshot
 from rrfp_jax.runtime.run.recorder import COMPILING, STARTING, FlightRecorder, read
 from rrfp_jax.runtime.run.stacks import Thread
 from rrfp_jax.runtime.run.status_report import StatusReport

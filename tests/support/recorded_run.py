@@ -7,9 +7,8 @@ from rrfp_jax.core.events import Wait, WaitCause
 from rrfp_jax.core.hints import BFW
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Kind, Placement, Task
-from rrfp_jax.launcher.why import judge as judging
-from rrfp_jax.launcher.why import words
-from rrfp_jax.launcher.why.snapshot import RankSnapshot
+from rrfp_jax.launcher import hang
+from rrfp_jax.launcher.snapshot import RankSnapshot
 from rrfp_jax.runtime.run.recorder import ARRIVED, COMING, OFFERED, PRODUCED, FlightRecorder, RunPhase, read
 from rrfp_jax.runtime.run.stacks import StackFrame, Thread
 from rrfp_jax.runtime.run.status_report import StatusReport
@@ -30,13 +29,13 @@ class Said:
 
     def __init__(self, report):
         self.report, self.moves, self.blamed = report, report.moves, report.blamed
-        self.sentence = words.sentence(report)
-        self.lines = [words.line(report, one) for one in report.seen.values()]
+        self.sentence = hang.sentence(report)
+        self.lines = [hang.line(report, one) for one in report.seen.values()]
         self.text = "\n".join([self.sentence, *(f"  {line}" for line in self.lines)])
 
 
 def judge(seen, **more):
-    return Said(judging.judge(seen, **more))
+    return Said(hang.judge(seen, **more))
 
 
 class Run:

@@ -33,7 +33,7 @@ from typing import Any
 from benchmarks.harness import Aim, finish, parse
 from rrfp_jax.checkpoint.folder import CheckpointFolder
 from rrfp_jax.errors import DONE, FAILED
-from rrfp_jax.launcher.supervisor import recording_of
+from rrfp_jax.launcher.snapshot import recorded
 from rrfp_jax.runtime.run.host_memory import PLACE
 from tests.verification.failure_cell import ROOT, processes_with
 from tests.verification.killing import LIMIT_SECONDS, NAME, Run, ended, wait_for
@@ -190,7 +190,7 @@ def _is_at(run: Run, moment: str, rank: int) -> bool:
         return any(path for folder in lent for path in folder.glob("states/.*.saving"))
     if moment == "handing over":
         return any((folder / "hand-over").exists() for folder in lent)
-    recording = recording_of(run.folder / NAME, rank)
+    recording = recorded(run.folder / NAME).get(rank)
     return (recording.phase.name if recording is not None else "starting") == moment
 
 

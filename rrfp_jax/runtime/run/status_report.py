@@ -1,6 +1,6 @@
 """What a process does for those who look at it from outside, in a thread that is not the main one.
 
-It shows that it lives, and answers whoever asks what it is at (`launcher/why/`). Asking costs a look at a
+It shows that it lives, and answers whoever asks what it is at (`launcher/hang.py`). Asking costs a look at a
 number in memory, twice a second. If the interpreter itself is stuck, nobody answers. Then a signal has the
 stacks dumped by `faulthandler`, which needs no interpreter.
 """

@@ -136,10 +136,10 @@ class Look:
 
     def __init__(self, folder: Path, ranks: Iterable[int]) -> None:
         self._folder = folder
-        self._asked: dict[int, int] = {}
         self._counters = {rank: counters_of(recorder_in(folder, rank)) for rank in ranks}
-        for rank, counters in self._counters.items():
-            counters[ASKED] = self._asked[rank] = max(counters[ASKED], counters[ANSWERED]) + 1
+        self._asked = {rank: max(own[ASKED], own[ANSWERED]) + 1 for rank, own in self._counters.items()}
+        for rank, number in self._asked.items():
+            self._counters[rank][ASKED] = number
         self._began, self._dumped = time.monotonic(), 0.0
         self._dumps: set[int] = set()
 
@@ -182,17 +182,14 @@ class Look:
         return read(recorder_in(self._folder, rank))
 
     def _has_answered(self, rank: int) -> bool:
-        answered: int = self._counters[rank][ANSWERED]
-        return answered >= self._asked[rank]
+        return bool(self._counters[rank][ANSWERED] >= self._asked[rank])
 
     def _dumped_threads(self, rank: int) -> Sequence[Thread]:
-        if rank not in self._dumps:
-            return ()
-        try:
-            text = read_whole(self._folder / f"stacks-{rank}.txt", LARGEST_DUMP)
-        except OSError:
-            return ()
-        return dumped_threads(text.decode("utf-8", "replace").splitlines())
+        with suppress(OSError):
+            if rank in self._dumps:
+                text = read_whole(self._folder / f"stacks-{rank}.txt", LARGEST_DUMP)
+                return dumped_threads(text.decode("utf-8", "replace").splitlines())
+        return ()
 
 
 def recorder_in(folder: Path, rank: int) -> Path:

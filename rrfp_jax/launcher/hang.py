@@ -1,0 +1,491 @@
+"""Why a run does not move. `judge` makes a value of snapshots, `render_report` makes words of that.
+
+The order of belief:
+
+1. a rank that has ended, stands still, does not answer, or has not begun to join the others;
+2. two ranks of a stage that have dispatched different tasks at one position;
+3. a message, a decision or a gathered value that one rank has told and another, which waits for it, has not
+   heard;
+4. the rank to which the others' waiting leads, and which itself waits for nobody: it is in the user's code,
+   loads data, compiles, or runs a program that does not end;
+5. a rank that has not entered a program of several ranks, in which others wait;
+6. nobody: the ranks wait for one another.
+
+A run that moves is not looked into any further.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from itertools import pairwise, product
+from typing import NamedTuple, TypeAlias
+
+from rrfp_jax.core.events import WaitCause
+from rrfp_jax.core.tasks import Direction, Input, Output, Task
+from rrfp_jax.launcher.snapshot import RankSnapshot
+from rrfp_jax.runtime.run.consensus import difference, first_difference
+from rrfp_jax.runtime.run.recorder import (
+    ARRIVED,
+    COMING,
+    COMPILING,
+    ENDED,
+    OFFERED,
+    PRODUCED,
+    STARTING,
+    RecordedRound,
+    Recording,
+)
+from rrfp_jax.runtime.run.stacks import Thread
+from rrfp_jax.runtime.run.waits import ForAnswer, ForDevices, ForGather, ForProgram, ForTask, words
+
+Snapshots: TypeAlias = Mapping[int, RankSnapshot]
+"""By rank."""
+
+STILL_SECONDS, STILL_PAUSES = 2.0, 1.5
+"""A run moves if it did something within this time, or within so many of its longest pauses."""
+
+TRACED_SECONDS = 30.0
+"""For so long a rank that prepares may be in the user's code, which JAX traces."""
+
+
+class HangCause(StrEnum):
+    """Why a run does not move, or that it does."""
+
+    MOVES = "moves"  # it did something `seconds` ago
+    PAUSES = "pauses"  # nothing for `seconds`, but it paused for `paused` before
+    PREPARES = "prepares"  # all ranks start or compile, since `seconds`, and none waits for another
+    OUT = "out"  # a rank has ended, stands still, or does not answer
+    ABSENT = "absent"  # ranks have not begun to join the others
+    ORDERS_DIFFER = "orders differ"  # two ranks of a stage dispatched different tasks at `position`
+    LOST = "lost"  # the first of two ranks has sent `lost.what`, which the second one lacks
+    LATE = "late"  # `others` wait for a rank, directly or not, which waits for nobody
+    NOT_ENTERED = "not entered"  # a rank has not entered `program`, in which the second one waits for it
+    RING = "ring"  # all ranks wait for one another
+
+
+class SentInput(NamedTuple):
+    """A message between stages."""
+
+    input: Input
+    stage: int
+    step: int
+
+
+class SentValue(NamedTuple):
+    """A value of a gather."""
+
+    gather: str
+
+
+class SentToGroup(NamedTuple):
+    """A message to members of a group; if its leader has `decided`, on a task, unless that is forgotten."""
+
+    number: int
+    step: int
+    decided: bool = False
+    task: Task | None = None
+
+
+class Lost(NamedTuple):
+    """A message that one rank has sent and the other lacks; `heard`: only its data is missing."""
+
+    sender: int
+    receiver: int
+    what: SentInput | SentValue | SentToGroup
+    heard: bool = False
+
+
+class NotEntered(NamedTuple):
+    """A program of several ranks that `rank` has not entered and `waits`, which waits for it there, has."""
+
+    rank: int
+    waits: int
+    what: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class HangReport:
+    """Why a run does not move, or that it moves.
+
+    Attributes:
+        blamed: the ranks that it is about, in order.
+        more: further lost messages, besides the first.
+        program: that has not been entered, also by a rank that is late.
+    """
+
+    cause: HangCause
+    seen: Snapshots
+    blamed: Sequence[int] = ()
+    seconds: float = 0.0
+    paused: float = 0.0
+    position: int = 0
+    lost: Lost | None = None
+    more: int = 0
+    others: int = 0
+    program: NotEntered | None = None
+
+    @property
+    def moves(self) -> bool:
+        """Whether it does."""
+        return self.cause in (HangCause.MOVES, HangCause.PAUSES, HangCause.PREPARES)
+
+
+def judge(seen: Sequence[RankSnapshot], *, absent: Sequence[int] = (), stalls: bool = False) -> HangReport:
+    """Say why a run does not move, naming who is to blame, or that it moves.
+
+    Args:
+        seen: the ranks that have flight recorders; at least one.
+        absent: those that have none yet.
+        stalls: a wait of the run has come to its limit, so it does not move.
+    """
+    ranks = {one.rank: one for one in sorted(seen, key=lambda one: one.rank)}
+    if not stalls and not any(map(_is_out, seen)):
+        recordings = [one.recording for one in seen]
+        times = [[entry.at for entry in recording.last] for recording in recordings]
+        latest = max(
+            *(recording.phase_since for recording in recordings), *(own[-1] for own in times if own), 0.0
+        )
+        quiet = min(one.now for one in seen) - latest
+        paused = max((after - at for own in times for at, after in pairwise(own)), default=0.0)
+        if quiet < max(STILL_SECONDS, STILL_PAUSES * paused):
+            cause = HangCause.PAUSES if quiet >= STILL_SECONDS else HangCause.MOVES
+            return HangReport(cause=cause, seen=ranks, seconds=quiet, paused=paused)
+        if not absent and all(map(_prepares, seen)):
+            return HangReport(cause=HangCause.PREPARES, seen=ranks, seconds=quiet)
+    return _absent(ranks, absent) or _blame(ranks)
+
+
+def _is_out(one: RankSnapshot) -> bool:
+    """Whether a rank takes no part although it has not come to its end."""
+    return one.state in ("gone", "stopped") and one.phase != ENDED
+
+
+def _prepares(one: RankSnapshot) -> bool:
+    """Whether a rank starts or compiles, and waits for nobody."""
+    if one.phase not in (STARTING, COMPILING) or one.state != "answers" or one.waiting:
+        return False
+    return one.users is None or one.now - one.recording.phase_since < TRACED_SECONDS
+
+
+def _absent(seen: Snapshots, absent: Sequence[int]) -> HangReport | None:
+    """Ranks that cannot do their part whatever the others do."""
+    for one in sorted(seen.values(), key=lambda one: one.state != "gone"):
+        if _is_out(one) or (one.state == "silent" and one.phase != STARTING):
+            return HangReport(cause=HangCause.OUT, seen=seen, blamed=[one.rank])
+    return HangReport(cause=HangCause.ABSENT, seen=seen, blamed=absent) if absent else None
+
+
+def _blame(seen: Snapshots) -> HangReport:
+    """The first that holds, by the order of belief."""
+    report = partial(HangReport, seen=seen)
+    for rank, one in seen.items():
+        for other in one.round.members if one.round is not None else ():
+            if other > rank and other in seen:
+                position = first_difference(one.recording.tasks, seen[other].recording.tasks)
+                if position is not None:
+                    return report(cause=HangCause.ORDERS_DIFFER, blamed=[rank, other], position=position)
+    on, lost, missing = _waiting(seen)
+    if lost:
+        first = min(lost, key=lambda one: one.heard)
+        two = [first.sender, first.receiver]
+        return report(cause=HangCause.LOST, blamed=two, lost=first, more=len(lost) - 1)
+    if ends := _ends(on) or {rank: 0 for rank in seen if rank not in on}:
+        rank = max(ends, key=lambda rank: (ends[rank], seen[rank].users is not None, -rank))
+        program = next((one for one in missing if one.rank == rank), None)
+        return report(cause=HangCause.LATE, blamed=[rank], others=ends[rank], program=program)
+    if not missing:
+        return report(cause=HangCause.RING, blamed=list(seen))
+    return report(cause=HangCause.NOT_ENTERED, blamed=[missing[0].rank], program=missing[0])
+
+
+# Who waits for whom.
+
+
+def _waiting(seen: Snapshots) -> tuple[dict[int, list[int]], list[Lost], list[NotEntered]]:
+    """The ranks that each one waits for; messages that are lost or on their way; programs not entered."""
+    on: dict[int, list[int]] = {}
+    lost: list[Lost] = []
+    missing: list[NotEntered] = []
+    for rank, one in seen.items():
+        others: list[int] = []
+        place = one.waiting[0] if one.waiting else None
+        if one.state == "answers" and (isinstance(place, ForDevices) or one.is_busy):
+            others, without = _partners(one, seen)
+            missing += without
+        elif not one.listens:
+            continue
+        elif isinstance(place, ForGather | ForAnswer):
+            for other in place.ranks:
+                report = seen[other].report if other in seen else None
+                if isinstance(place, ForGather) and report is not None and report.gathers >= place.number:
+                    lost.append(Lost(other, rank, SentValue(place.what)))
+                else:
+                    others.append(other)
+        elif isinstance(place, ForTask | ForProgram) and one.round and place.step == one.round.step:
+            for found in (*_missing_inputs(seen, rank, one.round), *_group(one, one.round, seen)):
+                lost += [found] if isinstance(found, Lost) else []
+                others.append(found.sender if isinstance(found, Lost) else found)
+        if others := [other for other in dict.fromkeys(others) if other != rank and other in seen]:
+            on[rank] = others
+    return on, list(dict.fromkeys(lost)), missing
+
+
+def _ends(on: Mapping[int, Sequence[int]]) -> dict[int, int]:
+    """The ranks that wait for nobody, by how many others wait for them, directly or not."""
+    found: dict[int, int] = {}
+    for rank in on:
+        reached, new = {rank}, [rank]
+        while new:
+            new = [other for one in new for other in on.get(one, ()) if other not in reached]
+            reached.update(new)
+        for end in reached - on.keys():
+            found[end] = found.get(end, 0) + 1
+    return found
+
+
+def _partners(one: RankSnapshot, seen: Snapshots) -> tuple[list[int], list[NotEntered]]:
+    """Whom a rank waits for that waits for devices, or is inside a program that it has called.
+
+    They share its stage and are at another point. Of a rank that is busy it is known only that it waits for
+    somebody if another one has not entered what it has.
+    """
+    elsewhere, missing = [], []
+    for rank, other in seen.items():
+        shares = rank != one.rank and other.recording.stage_bits == one.recording.stage_bits
+        if not shares or (other.listens and other.place == one.place):
+            continue
+        behind = other.recording.entered < one.recording.entered
+        if behind or not one.is_busy:
+            elsewhere.append(rank)
+        if other.listens and behind:
+            missing.append(NotEntered(rank, one.rank, one.recording.collective))
+    return elsewhere, missing
+
+
+def _group(one: RankSnapshot, mine: RecordedRound, seen: Snapshots) -> list[Lost | int]:
+    """Messages of its group that a rank has not heard; members that are to decide, or to run what it runs."""
+    voting = one.cause is WaitCause.PROPOSALS
+    found: list[Lost | int] = [mine.members[0]] if one.cause is WaitCause.LEADER else []
+    for member, rank in enumerate(mine.members):
+        other = seen.get(rank)
+        theirs = None if other is None else other.round
+        if other is None or theirs is None or rank == one.rank:
+            continue
+        number, speaks = mine.heard[member], voting or one.rank == mine.members[0] or member == 0
+        if speaks and theirs.round == mine.round and theirs.told > number:
+            decided = member == 0 and not voting
+            task = other.recording.tasks.get(theirs.before + number + 1) if decided else None
+            found.append(Lost(rank, one.rank, SentToGroup(number, mine.step, decided, task)))
+        dispatched = max((entry.position for entry in other.recording.last), default=0) - theirs.before
+        behind = bool(one.running) and dispatched <= mine.ended - mine.before
+        if behind or (voting and theirs.told < mine.told):
+            found.append(rank)
+    return found
+
+
+def _missing_inputs(seen: Snapshots, rank: int, round: RecordedRound) -> list[Lost | int]:
+    """Where the inputs that a rank lacks are held up: lost messages, ranks that have not run a task."""
+    ranks: dict[int, Sequence[int]] = {}  # by stage replica
+    for other, one in seen.items():
+        if one.round is not None:
+            for stage_replica in one.round.own:
+                ranks.setdefault(stage_replica, one.round.members or [other])
+    directions = (Direction.FORWARD,) if round.forward_only else (Direction.FORWARD, Direction.BACKWARD)
+    wanted = product(directions, range(round.microbatches), round.own, range(round.placement.chunks))
+    found = [
+        _held_up(seen, ranks, rank, stage_replica, Input(direction, chunk, microbatch))
+        for direction, microbatch, stage_replica, chunk in wanted
+    ]
+    return [one for one in dict.fromkeys(found) if one is not None]
+
+
+def _held_up(
+    seen: Snapshots, ranks: Mapping[int, Sequence[int]], rank: int, stage_replica: int, wanted: Input
+) -> Lost | int | None:
+    """Where an input that a rank may lack is held up; None if it has it, or its sender is not known."""
+    round = seen[rank].round
+    assert round is not None
+    if not _lacks(round, stage_replica, wanted):
+        return None
+    stage = stage_replica % round.placement.stages
+    source = round.placement.source(stage, wanted)
+    assert source is not None
+    at, output = stage_replica - stage + source[0], source[1]
+    group, senders = ranks[stage_replica], ranks.get(at, ())
+    number = group.index(rank) * len(senders) // len(group)  # as `Layout.receivers` has it
+    sender = next(iter(senders[number:]), None)
+    theirs = seen[sender].round if sender is not None and sender in seen else None
+    if sender is None or theirs is None:
+        return None
+    if theirs.round != round.round:
+        return sender
+    bits = theirs.sent(at, output)
+    if bits & PRODUCED:
+        heard = bool(round.got(stage_replica, wanted) & COMING)
+        return Lost(sender, rank, SentInput(wanted, stage, round.step), heard)
+    asks = not bits & OFFERED and seen[sender].listens
+    lacked = _lacked_for(theirs, at, output) if asks else None
+    return sender if lacked is None else _held_up(seen, ranks, sender, at, lacked)
+
+
+def _lacks(round: RecordedRound, stage_replica: int, wanted: Input) -> bool:
+    """Whether an input comes from another virtual stage, and has not come."""
+    needed = round.placement.source(stage_replica % round.placement.stages, wanted) is not None
+    return needed and not round.got(stage_replica, wanted) & ARRIVED
+
+
+def _lacked_for(round: RecordedRound, stage_replica: int, output: Output) -> Input | None:
+    """What the task of an output lacks at its own stage; None if it could run."""
+    wanted = [
+        Input(direction, output.chunk, output.microbatch)
+        for direction in dict.fromkeys((output.direction, Direction.FORWARD))
+    ]
+    return next((one for one in wanted if _lacks(round, stage_replica, one)), None)
+
+
+# Words.
+
+BOOTSTRAP = ("_bootstrap", "_bootstrap_inner")
+"""Outermost in every thread but the main one, and of no interest."""
+
+
+def render_report(report: HangReport, *, blamed_only: bool = False) -> str:
+    """The finding, every rank, then the Python stacks: of those that it blames first, equal ones once.
+
+    Args:
+        report: of the run.
+        blamed_only: leave out the stacks of all others.
+    """
+    alike: dict[str, list[str]] = {}
+    for one in sorted(report.seen.values(), key=lambda one: (one.rank not in report.blamed, one.rank)):
+        if one.rank in report.blamed or not blamed_only:
+            alike.setdefault("\n".join(_stacks(one)), []).append(one.name)
+    blocks = [f"{', '.join(names)}:\n{stacks}" for stacks, names in alike.items()]
+    head = ["the stacks of all threads, the latest call first:"] if blocks else []
+    lines = (f"  {line(report, one)}" for one in report.seen.values())
+    return "\n".join([sentence(report), *lines, *head, *blocks])
+
+
+def line(report: HangReport, one: RankSnapshot) -> str:
+    """What a rank is at."""
+    return f"{one.name}, {one.recording.sentence(one.now)}: {_at(report, one)}"
+
+
+def sentence(report: HangReport) -> str:
+    """What is wrong; of a run that moves, where it is."""
+    phases = list(dict.fromkeys(str(one.phase) for one in report.seen.values()))
+    names = [name_of(report, rank) for rank in report.blamed]
+    blamed = [report.seen[rank] for rank in report.blamed if rank in report.seen]
+    match report.cause:
+        case HangCause.MOVES:
+            ago = f"{max(report.seconds, 0.0):.1f} s ago"
+            text = f"the run moves ({', '.join(phases)}): {ago} it began something"
+        case HangCause.PAUSES:
+            text = (
+                f"nothing has moved for {report.seconds:.1f} s ({', '.join(phases)}), but there was such a "
+                f"pause before, of {report.paused:.1f} s: ask again"
+            )
+        case HangCause.PREPARES:
+            text = f"all ranks are {' or '.join(phases)}, for {report.seconds:.1f} s; none waits for another"
+        case HangCause.OUT:
+            text = f"{names[0]} {_how_absent(blamed[0])}"
+        case HangCause.ABSENT:
+            has = "has" if len(names) == 1 else "have"
+            text = f"{', '.join(names)} {has} not begun to join the others: no rrfp.Trainer is made there yet"
+        case HangCause.ORDERS_DIFFER:
+            text = orders_differ(blamed[0].recording, blamed[1].recording, report.position)
+        case HangCause.LOST:
+            text = _lost(report, *names)
+        case HangCause.LATE | HangCause.NOT_ENTERED:
+            text = _late(report, blamed[0])
+        case HangCause.RING:
+            text = f"the ranks wait for one another: {', '.join(names)}"
+    return text
+
+
+def _lost(report: HangReport, sender: str, receiver: str) -> str:
+    lost = report.lost
+    assert lost is not None
+    match lost.what:
+        case SentInput(wanted, stage, step):
+            what = f"the input of {wanted} on stage {stage} in step {step}"
+        case SentValue(gather):
+            what = f"its value of {gather}"
+        case SentToGroup(number, step, decided, task):
+            told = f"decision {number} ({task})" if decided else f"message {number}"
+            what = f"{told} of their group in step {step}"
+    how = "heard of it, but its data has not come" if lost.heard else "not heard of it"
+    messages = "message" if report.more == 1 else "messages"
+    more = f" (and {report.more} more such {messages})" if report.more else ""
+    return f"{sender} has sent {what} to {receiver}, which has {how}{more}"
+
+
+def _late(report: HangReport, one: RankSnapshot) -> str:
+    program, at = report.program, _at(report, one)
+    missing = "" if program is None else f"has not entered {program.what}, "
+    if program is not None and report.cause is HangCause.NOT_ENTERED:
+        waits = name_of(report, program.waits)
+        return f"{one.name} {missing}in which {waits} waits for it; {one.name} {at}"
+    who = "another rank waits" if report.others == 1 else f"{report.others} other ranks wait"
+    return f"{one.name} {missing}{at}" + (f"; {who} for it" if report.others else "")
+
+
+def orders_differ(one: Recording, other: Recording, number: int) -> str:
+    """Two ranks of a stage have dispatched different tasks at a position."""
+    step = next(entry.step for entry in one.last if entry.position == number)
+    return difference(one.name, other.name, number, step, one.tasks, other.tasks)
+
+
+def _how_absent(one: RankSnapshot) -> str:
+    if one.state == "gone":
+        return "has ended, and the others have not noticed yet"
+    if one.state == "stopped":
+        return "stands still: it was stopped, as by SIGSTOP"
+    where = f"; it is in {one.users or _where(one)}" if one.main_frames else ""
+    since = f"its last sign of life was {one.now - one.recording.beat:.1f} s ago"
+    return f"does not answer: something holds its interpreter, {since}{where}"
+
+
+def _where(one: RankSnapshot) -> str:
+    """Where its main thread is: its latest call, and the latest that is no library's."""
+    innermost, *_ = one.main_frames
+    caller = next((frame for frame in one.main_frames if frame.whose != "library"), innermost)
+    return str(innermost) if caller == innermost else f"{innermost}, called by {caller}"
+
+
+def _at(report: HangReport, one: RankSnapshot) -> str:
+    """What a rank is at, after its name."""
+    if one.state in ("gone", "stopped"):
+        return _how_absent(one)
+    does = ""
+    if one.running:
+        oldest = one.running[0]
+        does = f"runs {oldest.task}, dispatched {one.now - oldest.at:.1f} s ago, which has not ended"
+    elif one.waiting:
+        does = f"waits for {words(one.waiting[0], partial(name_of, report))}"
+    if one.users is not None:
+        return f"{does}, in the user's {one.users}" if does else f"is in the user's {one.users}"
+    if does:
+        return does
+    compiles = "compiles, and " if one.phase == COMPILING and one.is_busy else ""
+    return f"{compiles}is in {_where(one)}" if one.main_frames else f"{compiles}has not said what it does"
+
+
+def name_of(report: HangReport, rank: int) -> str:
+    """A rank's name."""
+    return report.seen[rank].name if rank in report.seen else f"rank {rank}"
+
+
+def _stacks(one: RankSnapshot) -> Sequence[str]:
+    if not one.threads:
+        return [f"  none: {'it stands still' if one.state == 'stopped' else 'it does not answer'}"]
+    return [line for thread in one.threads for line in _lines(thread)]
+
+
+def _lines(thread: Thread) -> Sequence[str]:
+    frames = [frame for frame in thread.frames if frame.function not in BOOTSTRAP]
+    name = f"{thread.name} (main)" if thread.is_main else thread.name
+    return [f"  thread {name}", *(f"    {frame.file}:{frame.line} {frame.function}" for frame in frames)]
