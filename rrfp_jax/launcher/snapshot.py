@@ -202,8 +202,7 @@ def recorded(folder: Path) -> dict[int, Recording]:
     found = {}
     for path in folder.glob("flight-*"):
         with suppress(OSError, ValueError):
-            recording = read(path)
-            found[recording.rank] = recording
+            found[int(path.name.removeprefix("flight-"))] = read(path)
     return found
 
 
