@@ -222,7 +222,13 @@ class _Plan:
                 self.needed.update(v for v, used in pairs if used and _is_var(v))
                 dealt.append(equation)
             elif equation.primitive.name == "scan" and any(use) and not all(use):
-                dealt += reversed(self._deal_loop(equation, use))
+                sources = [self._source(atom) for atom in equation.invars]
+                loops, alias = _split_scan(equation, use, sources)
+                self.alias.update(alias)
+                self._need(loops[0])
+                if any(source.from_cotangent for source in sources):
+                    self.following.update(loops[0].outvars)
+                dealt += reversed(loops)
             else:
                 if any(use) or equation.effects:
                     self._need(equation)
@@ -232,15 +238,6 @@ class _Plan:
     def _need(self, equation: JaxprEqn) -> None:
         self.needed.update(filter(_is_var, equation.invars))
         self.needed.update(equation.outvars)
-
-    def _deal_loop(self, equation: JaxprEqn, use: Sequence[bool]) -> list[JaxprEqn]:
-        sources = [self._source(atom) for atom in equation.invars]
-        loops, alias = _split_scan(equation, use, sources)
-        self.alias.update(alias)
-        self._need(loops[0])
-        if any(source.from_cotangent for source in sources):
-            self.following.update(loops[0].outvars)
-        return loops
 
     def _source(self, atom: Any) -> SplitInput:
         """A loop's operand as an input of its body."""
@@ -318,9 +315,10 @@ class _Plan:
         read = [v for v in (_follow(self.roots, atom) for atom in equation.invars) if _is_var(v)]
         for v in read:
             network.edge(("has", v), task)
+        stays = equation.primitive.name not in _LIGHT and any(v in self.following for v in read)
         if needed:
             network.edge(SOURCE, task, charge)
-        elif self._stays(equation, read):
+        elif stays or any(v in self.sources and not self.sources[v].first for v in read):
             network.edge(task, SINK)
         else:
             network.edge(task, SINK, charge)
@@ -328,12 +326,6 @@ class _Plan:
                 if v in self.producers and v not in self.needed:  # if this is done early, so is that, once
                     network.edge(task, ("does", id(self.producers[v])))
         return read
-
-    def _stays(self, equation: JaxprEqn, read: Sequence[Var]) -> bool:
-        """Whether an equation that the first half does not need is for the second one in any case."""
-        if any(v in self.sources and not self.sources[v].first for v in read):
-            return True
-        return equation.primitive.name not in _LIGHT and any(v in self.following for v in read)
 
 
 def _is_var(atom: Any) -> bool:

@@ -222,7 +222,12 @@ class _Inliner:
             self.equations.append(equation.replace(invars=read, outvars=made))
             return [*map(self.made_again, made)] if calls_programs(equation) else made
         if equation.params.get("differentiated"):
-            read = self._behind_barrier(read, equation.params["prevent_cse"])
+            chosen = equation.params["prevent_cse"]
+            flags = [chosen] * len(read) if isinstance(chosen, bool) else chosen
+            held = [i for i, flag in enumerate(flags) if flag and not isinstance(read[i], Literal)]
+            barrier = jax.make_jaxpr(jax.lax.optimization_barrier)([spec_of(read[i]) for i in held])
+            behind = dict(zip(held, self.call(barrier, [read[i] for i in held]), strict=True))
+            read = [behind.get(i, atom) for i, atom in enumerate(read)]
         return self.call(equation.params[parameter], read)
 
     def made_again(self, var: Var) -> Any:
@@ -231,16 +236,6 @@ class _Inliner:
             return var
         again = jax.make_jaxpr(lambda key: as_key(var.aval, plain(key)))(var.aval)
         return self.call(again, [var])[0]
-
-    def _behind_barrier(self, read: list[Any], chosen: bool | Sequence[bool]) -> list[Any]:
-        flags = [chosen] * len(read) if isinstance(chosen, bool) else chosen
-        held = [i for i, flag in enumerate(flags) if flag and not isinstance(read[i], Literal)]
-        specs = [spec_of(read[i]) for i in held]
-        barrier = jax.make_jaxpr(jax.lax.optimization_barrier)(specs)
-        behind = list(read)
-        for i, atom in zip(held, self.call(barrier, [read[i] for i in held]), strict=True):
-            behind[i] = atom
-        return behind
 
 
 _OPAQUE = frozenset(["pallas_call", "core_map", "run_state", "tpu_custom_call"])

@@ -135,6 +135,7 @@ def add_losses(losses: Sequence[Loss]) -> Loss | None:
     """The sum of several terms, or None if there are none."""
     if not losses:
         return None
+    total, weight = _sum([loss.total for loss in losses]), _sum([loss.weight for loss in losses])
     metrics = {}
     for name, kind in kinds_of(loss.metrics for loss in losses).items():
         given = [loss.metrics[name] for loss in losses if name in loss.metrics]
@@ -142,7 +143,7 @@ def add_losses(losses: Sequence[Loss]) -> Loss | None:
         join = _largest if kind == "max" else _sum
         joined = {of: join([own[of] for own in parts]) for of in parts[0]}
         metrics[name] = joined[""] if kind == "per weight" else type(given[0])(**joined)
-    return Loss(_sum([loss.total for loss in losses]), _sum([loss.weight for loss in losses]), metrics)
+    return Loss(total, weight, metrics)
 
 
 def _sum(values: Sequence[Any]) -> Any:

@@ -198,7 +198,9 @@ class Pipeline:
             return out, (term.total, term.weight)
 
         with named(who, f"cannot be built{given if spec.kind == 'linen' else ''}"):
-            params = jax.tree.map(_strong, jax.eval_shape(spec.init, key, carry, mb))
+            params = jax.eval_shape(spec.init, key, carry, mb)
+            # As an update of optax would type them, too.
+            params = jax.tree.map(lambda own: own.update(weak_type=False) if own.weak_type else own, params)
             partition = _partition(spec.partition(key, carry, mb))
         with named(who, f"failed when it was called{given}"):
             arguments = params, carry, dict(fields), IDS
@@ -248,11 +250,6 @@ def _check_constants(closed: ClosedJaxpr) -> None:
                 f"look into, but layers are built while JAX traces, where no array has values: make it an "
                 f"attribute of the module, or a leaf of what make= returns; or compute it with NumPy"
             )
-
-
-def _strong(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    """The spec of a parameter, which an update of optax would type strongly, too."""
-    return leaf.update(weak_type=False) if leaf.weak_type else leaf
 
 
 def _partition(specs: Any) -> dict[str, PartitionSpec]:
