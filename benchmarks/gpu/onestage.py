@@ -21,8 +21,7 @@ from rrfp_jax.runtime.model.layers import LayerSpec
 from rrfp_jax.runtime.model.pipeline import IDS
 from rrfp_jax.runtime.programs.compiler import Compiler
 from rrfp_jax.runtime.programs.gradients import wide
-from rrfp_jax.runtime.programs.stage_programs import OnDevices, StagePrograms
-from rrfp_jax.runtime.programs.virtual_stage import VirtualStageShape
+from rrfp_jax.runtime.programs.stage_programs import OnDevices, StagePrograms, VirtualStageShape
 from rrfp_jax.runtime.sizes import nbytes
 from rrfp_jax.runtime.stages.step import ModelStep
 
@@ -96,7 +95,7 @@ class Run:
         self._step = ModelStep(own, "train", [[stage.programs]], [0], [[]])  # type: ignore[arg-type]
         self._sums = own.sums
         jax.block_until_ready([self._x, self._cotangent, leaves, sums])
-        jax.block_until_ready([bound.head for bound in self._step._bound.values()])
+        jax.block_until_ready([head for _, head, _ in self._step._bound.values()])
 
     def fresh_input(self) -> jax.Array:
         """A copy of the input, for those who count bytes."""

@@ -34,7 +34,7 @@ from configs.quickstart import get_config as quickstart_config
 from rrfp_jax import RunConfig
 from rrfp_jax.forecast.cost_analysis import program_cost
 from rrfp_jax.runtime.autodiff.differentiate import differentiate
-from rrfp_jax.runtime.programs.virtual_stage import VirtualStageShape
+from rrfp_jax.runtime.programs.stage_programs import VirtualStageShape
 from rrfp_jax.runtime.sizes import temporary_bytes
 
 DECODERS = ("gpt3_large", "qwen3_4b", "llama3_70b", "mixtral_8x7b")

@@ -31,7 +31,7 @@ from models.gpt import GPTConfig
 from rrfp_jax.data.contract import load_step
 from rrfp_jax.runtime.autodiff.differentiate import differentiate
 from rrfp_jax.runtime.model.pipeline import IDS
-from rrfp_jax.runtime.programs.virtual_stage import VirtualStageShape
+from rrfp_jax.runtime.programs.stage_programs import VirtualStageShape
 
 POSITIONS = {"first": range(3), "middle": range(3, 5), "last": range(5, 8)}
 """Layers of three stages: embedding, six blocks and head, two blocks each."""

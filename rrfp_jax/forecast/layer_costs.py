@@ -23,8 +23,7 @@ from rrfp_jax.runtime.model.gradient_flow import Border
 from rrfp_jax.runtime.model.pipeline import LayerShapes, Pipeline
 from rrfp_jax.runtime.model.roles import Roles
 from rrfp_jax.runtime.programs.library import specs_of
-from rrfp_jax.runtime.programs.stage_programs import StagePrograms
-from rrfp_jax.runtime.programs.virtual_stage import VirtualStageShape
+from rrfp_jax.runtime.programs.stage_programs import StagePrograms, VirtualStageShape
 from rrfp_jax.runtime.sizes import nbytes
 
 

@@ -28,8 +28,7 @@ from rrfp_jax.runtime.mesh.topology import Mesh
 from rrfp_jax.runtime.model.pipeline import Pipeline
 from rrfp_jax.runtime.programs.compiler import compile_pool, compiled_for
 from rrfp_jax.runtime.programs.executables import Executables
-from rrfp_jax.runtime.programs.gradients import wide
-from rrfp_jax.runtime.programs.virtual_stage import placed_params
+from rrfp_jax.runtime.programs.gradients import leaves_of, wide
 from rrfp_jax.runtime.sizes import in_words, nbytes, temporary_bytes
 from rrfp_jax.runtime.stages.memory import BucketLedger, StageLedger, memory_of_step
 from rrfp_jax.runtime.stages.staging import LastingPrograms
@@ -202,11 +201,9 @@ def _stage(
     """What is known of a stage now."""
     layout, library, chunks = engine.layout, engine.library, engine.chunks[number]
     stage_mesh, sums = layout.stage_meshes[number], lasting.sums[number]
-    sharding = library.sharding(stage_mesh.width)
-    specs = [{str(i): library.params[str(i)] for i in layers} for layers in chunks]
-    leaves = [jax.tree.leaves(placed_params(own, stage_mesh, sharding)) for own in specs]
-    roles = [library.roles.leaves(own) for own in specs]
-    gradients = [[wide(own[i]) for i in of.trained] for own, of in zip(leaves, roles, strict=True)]
+    parts = leaves_of(*engine.staging.parts(number, stage_mesh))
+    leaves = [own for own, _ in parts]
+    gradients = [[wide(own[i]) for i in of.trained] for own, of in parts]
     optimizer = lasting.optimizers.get(number)
     programs = library.of_stage(number)
     ledger = StageLedger.of(

@@ -41,7 +41,7 @@ class Standing:
 
 def is_finite(sums: Sums) -> bool:
     """Whether a step can be applied."""
-    return sums.finite and all(map(math.isfinite, [*sums.totals, sums.weight]))
+    return sums.norms.finite and all(map(math.isfinite, [*sums.totals, sums.weight]))
 
 
 def leave_out(

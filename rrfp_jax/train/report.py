@@ -83,7 +83,7 @@ class Report:
             step_seconds=trace.makespan,
             load_seconds=sums.load_seconds,
             bubble=trace.bubble(),
-            parameter_norm=math.sqrt(sums.squared_parameter_norm),
+            parameter_norm=math.sqrt(sums.norms.squared_of_parameters),
             peak_bytes=sums.peak_bytes,
             budget_bytes=sums.budget_bytes,
             recorded=sums.recorded,

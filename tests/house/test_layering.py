@@ -81,9 +81,7 @@ MANY_ARGUMENTS: dict[str, str] = {
     "families/family.py:Family": "a record, one field a fact",
     "runs/config.py:RunConfig": "what users type, flat",
     "runtime/engine/device.py:Running": "a record, one field a figure",
-    "runtime/stages/memory.py:StageLedger": "a record, one field a figure",
     "runtime/run/recorder.py:Recording": "a record, one field a fact",
-    "runtime/stages/step.py:Sums": "a record, one field a figure",
     "train/report.py:Report": "a record, one field a figure",
     "train/trainer.py:Trainer": "what users type, flat",
 }

@@ -15,7 +15,7 @@ from rrfp_jax.runtime.model.roles import Roles
 from rrfp_jax.runtime.model.sharding import Sharding
 from rrfp_jax.runtime.programs.compiler import Compiler
 from rrfp_jax.runtime.programs.gradients import SumPrograms
-from rrfp_jax.runtime.programs.virtual_stage import placed_params
+from rrfp_jax.runtime.programs.stage_programs import placed_params
 from rrfp_jax.train.nonfinite import MOST_IN_VAIN
 from tests.support import toy
 from tests.support.refusals import copied, refused, same
@@ -167,7 +167,7 @@ def norms(sums):
     compiled = SumPrograms.compile(
         [placed_params(specs, stage_mesh, Sharding())], roles, Compiler(stage_mesh)
     )
-    leaves = [[jnp.asarray(sums, jnp.float32)]]
+    leaves = [jnp.asarray(sums, jnp.float32)]
     return compiled.norms(leaves, leaves).tolist()
 
 

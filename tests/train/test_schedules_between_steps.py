@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import rrfp_jax as rrfp
-from rrfp_jax.runtime.programs import virtual_stage
+from rrfp_jax.runtime.programs import stage_programs
 from rrfp_jax.runtime.programs.compiler import Compiler
 from tests.support import toy
 
@@ -41,7 +41,7 @@ def test_nothing_is_compiled_again_after_a_step_of_another_kind(monkeypatch):
     trainer.step(batch)
     trainer.evaluate(batch)
     monkeypatch.setattr(Compiler, "__call__", lambda *args, **kwargs: pytest.fail("compiled"))
-    monkeypatch.setattr(virtual_stage, "differentiate", lambda *args: pytest.fail("traced"))
+    monkeypatch.setattr(stage_programs, "differentiate", lambda *args: pytest.fail("traced"))
     trainer.step(batch[:3])
     trainer.evaluate(batch)
 

@@ -27,6 +27,7 @@ from rrfp_jax.runtime.model.pipeline import Pipeline
 from rrfp_jax.runtime.model.roles import layers_of_chunks
 from rrfp_jax.runtime.programs.compiler import Compiler, compile_pool, compiled_for
 from rrfp_jax.runtime.programs.executables import Executables
+from rrfp_jax.runtime.programs.gradients import Reduction
 from rrfp_jax.runtime.programs.initial import InitFunction
 from rrfp_jax.runtime.programs.library import Library, Phase, RankPrograms, phase_of
 from rrfp_jax.runtime.run.recorder import COMPILING
@@ -34,7 +35,6 @@ from rrfp_jax.runtime.stages import leaves as ties
 from rrfp_jax.runtime.stages.leaves import Held
 from rrfp_jax.runtime.stages.memory import Memory, StepMemory
 from rrfp_jax.runtime.stages.optimizer import Optimizer
-from rrfp_jax.runtime.stages.replicas import Reduction
 from rrfp_jax.runtime.stages.stage import Stage
 from rrfp_jax.runtime.stages.staging import BuiltStages, Staging
 from rrfp_jax.runtime.stages.step import Inputs, Load, ModelStep, Sums, add_up, not_finite
@@ -279,7 +279,7 @@ class Engine:
 
     def give_up(self) -> tuple[Driver, Held]:
         """What another engine goes on with: this one has nothing any more, and must not be used."""
-        driver, held = self.driver, self.staging.naming.held(self.stages, self.optimizers)
+        driver, held = self.driver, self.staging.held(self.stages, self.optimizers)
         self._closing.detach()
         self.stages, self.optimizers, self.given_up = {}, (), True
         self.memory.forget()
@@ -363,7 +363,8 @@ class Engine:
         """Add up what replicas, tied parameters and processes have found, once all tasks have ended."""
         if run.phase == "train":
             self._add_replicas()
-            ties.collect_gradients(self._ties, self.stages, self.driver.exchange)
+            if self._ties:
+                ties.collect_gradients(self._ties, self.stages, self.driver.exchange)
         mine = run.results(self.stages, self.optimizers, self.layout, records)
         told = mine if self.layout.reported else None  # of every stage replica once
         gathered = self.driver.gather(f"the results of {run.phase} step {run.step}", told, records, run.step)
@@ -396,7 +397,8 @@ class Engine:
         for stage_replica in sorted(self.stages.keys() - updated):  # they own no parameter
             self.stages[stage_replica].reset_gradients()
         self._has_gradients = False
-        ties.spread_values(self._ties, self.stages, self.driver.exchange)
+        if self._ties:
+            ties.spread_values(self._ties, self.stages, self.driver.exchange)
 
     def gradients(self) -> Params:
         """The gradient sums of this process's stages after `run`; of tied parameters the sum over all."""

@@ -41,7 +41,7 @@ def compiled_for_split(
     new.library.know(engine.library)
     if quiet:
         new.library.progress = silent
-    found = leaves.transfers(engine.staging.naming.leaves(), new.staging.naming.leaves())
+    found = leaves.transfers(engine.staging.leaves(), new.staging.leaves())
     leaves.check_widths(found, engine.layout.widths)
     with compile_pool() as pool:
         compiled = new.staging.compile(pool)

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from itertools import groupby
 from operator import attrgetter
-from types import TracebackType
 from typing import Any, TypeAlias
 
 import jax
@@ -45,7 +44,7 @@ class Counting:
             self._tell()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         with self._lock:
             if self._done < self._total:  # an error: it ends here
                 self._done = self._total
@@ -109,9 +108,6 @@ class Compiler:
                 unless it is given all are whole.
             donate: indices of the arguments whose memory the results may take.
             roughly: whether it runs once and computes little, so that compiling it well takes longer.
-
-        Raises:
-            NoLongerWanted: nobody wants it any more.
         """
         if IS_DROPPED.get()():
             raise NoLongerWanted
@@ -187,11 +183,7 @@ def require_gpu_compiler() -> None:
 
 
 def absent_gpus(target: str, processes: int, each: int) -> list[Sequence[jax.Device]]:
-    """GPUs by process, numbered as those of a run are.
-
-    Raises:
-        UsageError: there is no compiler for GPUs, or JAX was in use already without `ENVIRONMENT`.
-    """
+    """GPUs by process, numbered as those of a run are; `UsageError` without a compiler for them."""
     require_gpu_compiler()
     try:
         found = topologies.get_topology_desc(

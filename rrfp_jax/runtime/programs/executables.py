@@ -192,14 +192,9 @@ GPU_COMPILERS = ("jax-cuda12-pjrt", "jax-cuda13-pjrt", "jax-rocm7-pjrt")
 """Packages of which one is the compiler for GPUs."""
 
 COMPILER_SETTINGS = (
-    "jax_compiler_enable_remat_pass",
-    "jax_disable_most_optimizations",
-    "jax_enable_pgle",
-    "jax_exec_time_optimization_effort",
-    "jax_memory_fitting_effort",
-    "jax_memory_fitting_level",
-    "jax_optimization_level",
-    "jax_xla_profile_version",
+    *("jax_compiler_enable_remat_pass", "jax_disable_most_optimizations", "jax_enable_pgle"),
+    *("jax_exec_time_optimization_effort", "jax_memory_fitting_effort", "jax_memory_fitting_level"),
+    *("jax_optimization_level", "jax_xla_profile_version"),
 )
 """Those that tell the compiler something; all others show in the program's text."""
 
@@ -307,7 +302,6 @@ class Executables:
 
     Args:
         folder: made when it is needed; None to keep nothing.
-        environment: variables of this process.
         say: what to do with a line about what cannot be used. For each reason there is one.
         here: whether programs can be loaded on their devices; those for absent devices are only stored.
 

@@ -1,4 +1,10 @@
-"""What a stage does with gradients, whatever the shapes of microbatches: add parked ones, take their norm."""
+"""What a stage does with gradients, whatever the shapes of microbatches.
+
+It adds parked ones and those of aliases, takes their norm, and adds up those of its replicas, once at the end
+of a step: the sums of all replicas, side by side, are one array over the mesh of all of them, whose sum over
+the first axis is an all-reduce. A stage's replicas do so as soon as all have run their tasks, whatever other
+stages do.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +16,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from rrfp_jax.runtime.autodiff.differentiate import Differentiated
+from rrfp_jax.runtime.mesh.stage_mesh import StageMesh
 from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.model.roles import LeafRoles
 from rrfp_jax.runtime.programs.compiler import Compiled, Compiler
@@ -22,14 +30,15 @@ SMALLEST = np.finfo(np.float32).tiny
 
 @dataclass(frozen=True, kw_only=True)
 class SumPrograms:
-    """Adding parked gradients, and the norm; lists of arrays come per chunk of the stage.
+    """Adding parked gradients, and the norm.
 
     zeros         of each chunk: -> sums of the trained leaves, all zero
-    zero_aliases  -> those of the aliases among them
+    zero_aliases  -> those of the aliases among them, of all chunks
     accumulate    of each chunk: sums, parked gradients -> sums                   (sums donated)
     add_aliases   by chunk and place of an owner: its sum, its aliases' -> sum    (its own donated)
-    norms         owned parameters, owned sums -> 3 numbers: the largest magnitude of a sum, not finite if
-                  one is not; squares of sums over that added up, which cannot overflow; those of parameters
+    norms         owned parameters, owned sums, of all chunks -> 3 numbers: the largest magnitude of a sum,
+                  not finite if one is not; squares of sums over that added up, which cannot overflow; those
+                  of parameters
 
     Sums are float32 or wider whatever the parameters are: they are taken over many microbatches. So are
     parked gradients, as they were added to zeros.
@@ -42,23 +51,15 @@ class SumPrograms:
     norms: Compiled
 
     @classmethod
-    def compile(
-        cls,
-        chunks: Sequence[Params],
-        roles: Sequence[LeafRoles],
-        compiler: Compiler,
-    ) -> SumPrograms:
+    def compile(cls, chunks: Sequence[Params], roles: Sequence[LeafRoles], compiler: Compiler) -> SumPrograms:
         """Trace and compile for the parameters of each chunk, given by specs with their shardings."""
-        leaves = [jax.tree.leaves(params) for params in chunks]
-        sums_of = [[wide(spec) for spec in specs] for specs in leaves]
-        parts = list(zip(leaves, sums_of, roles, strict=True))
+        parts = [(leaves, list(map(wide, leaves)), of) for leaves, of in leaves_of(chunks, roles)]
         trained = [[sums[i] for i in of.trained] for _, sums, of in parts]
-        owned = [[own[i] for i in of.owned] for own, _, of in parts]
-        owned_sums = [[sums[i] for i in of.owned] for _, sums, of in parts]
-        aliases = [[sums[i] for i in of.aliases] for _, sums, of in parts]
+        owned = [own[i] for own, _, of in parts for i in of.owned]
+        owned_sums = [sums[i] for _, sums, of in parts for i in of.owned]
         return cls(
             zeros=[_zeros_program(compiler, sums) for sums in trained],
-            zero_aliases=_zeros_program(compiler, aliases),
+            zero_aliases=_zeros_program(compiler, [sums[i] for _, sums, of in parts for i in of.aliases]),
             accumulate=[compiler(_accumulate, sums, sums, out=where(sums), donate=(0,)) for sums in trained],
             add_aliases={
                 (chunk, i): compiler(
@@ -71,9 +72,14 @@ class SumPrograms:
         )
 
 
-def _zeros_program(compiler: Compiler, specs: Any) -> Compiled:
+def leaves_of(chunks: Sequence[Params], roles: Sequence[LeafRoles]) -> list[tuple[list[Any], LeafRoles]]:
+    """By chunk, the leaves of its parameters, and what they are."""
+    return [(jax.tree.leaves(params), of) for params, of in zip(chunks, roles, strict=True)]
+
+
+def _zeros_program(compiler: Compiler, specs: list[Any]) -> Compiled:
     """Of programs without any result, stored ones cannot be loaded."""
-    if not jax.tree.leaves(specs):
+    if not specs:
         return lambda: specs
     return compiler(lambda: zeros(specs), out=where(specs), roughly=True)
 
@@ -94,7 +100,6 @@ def _add_aliases(own: Any, theirs: list[Any]) -> Any:
 
 
 def _norms(params: Any, sums: Any) -> Any:
-    sums, params = jax.tree.leaves(sums), jax.tree.leaves(params)
     real = widest(a.dtype for a in sums)
     magnitudes = [jnp.abs(a).astype(real) for a in sums]
     zero = jnp.zeros((), real)
@@ -125,18 +130,14 @@ def zeros(specs: Any) -> Any:
     return jax.tree.map(lambda spec: jnp.zeros(spec.shape, spec.dtype), specs)
 
 
-Flat = Callable[..., Sequence[Any]]
-"""A program of flat arguments and results."""
-
 TOKEN = jax.ShapeDtypeStruct((), jnp.bool_)
 """What an adding program gives last: it is ready when the program has ended, and nobody takes its memory."""
 
 
-def adding(program: Flat, count: int) -> Flat:
+def adding(program: Callable[..., Sequence[Any]], count: int) -> Callable[..., list[Any]]:
     """A program whose last `count` results are gradients, as one that adds them to sums.
 
-    It takes the sums before the program's own arguments, and gives them in the gradients' places, then a
-    token.
+    It takes the sums before its arguments, and gives them in the gradients' places, then a token.
     """
 
     def sums_and_rest(*args: Any) -> list[Any]:
@@ -200,3 +201,76 @@ class FusedHalves:
     def memory_analysis(self) -> FusedHalves:
         """As of a compiled program, whose bytes of temporaries are asked for."""
         return self
+
+
+class Reduction:
+    """Adds up the gradients of one stage's replicas, of which this process has at least one.
+
+    Args:
+        replicas: the compilers of this process's replicas, in their order.
+        home: that of the devices of all replicas.
+        sums: specs of the gradient sums.
+        partition: how each is spread over a replica's devices.
+    """
+
+    def __init__(
+        self,
+        replicas: Sequence[Compiler],
+        home: Compiler,
+        sums: Sequence[Any],
+        partition: Sequence[PartitionSpec],
+    ) -> None:
+        self._meshes, self._home = [compiler.stage_mesh for compiler in replicas], home.stage_mesh
+        beside = [jax.ShapeDtypeStruct((home.stage_mesh.replicas, *s.shape), s.dtype) for s in sums]
+        self._beside = home.stage_mesh.spread(beside, [PartitionSpec("dp", *spec) for spec in partition])
+        self._lifts: list[Compiled] = []
+        for compiler in replicas:
+            own = compiler.stage_mesh.spread(sums, partition)
+            out = [compiler.stage_mesh.sharding(PartitionSpec(None, *spec)) for spec in partition]
+            self._lifts.append(compiler(_lift, own, out=out, donate=(0,)))
+        where = [home.stage_mesh.sharding(spec) for spec in partition]
+        self._add = home(_add_replicas, self._beside, out=where)
+
+    def __call__(self, sums: Sequence[Sequence[jax.Array]]) -> list[Sequence[jax.Array]]:
+        """The totals for each of this process's replicas, from its sums, which are donated."""
+        lifted = [lift(list(own)) for lift, own in zip(self._lifts, sums, strict=True)]
+        return apart(
+            self._home, self._meshes, self._add(together(self._home, self._meshes, lifted, self._beside))
+        )
+
+
+def _lift(sums: list[Any]) -> list[Any]:
+    return [a[None] for a in sums]
+
+
+def _add_replicas(sums: list[Any]) -> list[Any]:
+    return [jnp.sum(a, axis=0) for a in sums]
+
+
+def together(
+    home: StageMesh, meshes: Sequence[StageMesh], arrays: Sequence[Sequence[jax.Array]], specs: Sequence[Any]
+) -> Sequence[jax.Array]:
+    """Arrays over the devices of all replicas, from what this process's replicas have of them."""
+    shards = [stage_mesh.shards(own) for stage_mesh, own in zip(meshes, arrays, strict=True)]
+    counts = [len(stage_mesh.own) for stage_mesh in meshes]
+    beside = [
+        shard
+        for i in range(len(specs))
+        for own, n in zip(shards, counts, strict=True)
+        for shard in own[i * n : (i + 1) * n]
+    ]
+    return home.joined(beside, specs)
+
+
+def apart(
+    home: StageMesh, meshes: Sequence[StageMesh], arrays: Sequence[jax.Array]
+) -> list[Sequence[jax.Array]]:
+    """What each of this process's replicas has of arrays over all of them that are alike on each."""
+    partition = [array.sharding.spec for array in arrays]  # type: ignore[attr-defined]
+    shards, n, first, found = home.shards(arrays), len(home.own), 0, []
+    for stage_mesh in meshes:
+        places = [i * n + first + k for i in range(len(arrays)) for k in range(len(stage_mesh.own))]
+        specs = stage_mesh.spread(arrays, partition)
+        found.append(stage_mesh.joined([shards[place] for place in places], specs))
+        first += len(stage_mesh.own)
+    return found

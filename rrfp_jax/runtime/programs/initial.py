@@ -27,14 +27,10 @@ class ModelCheckedInit(Protocol):
     """An init function that can tell beforehand, of all parameters, whether it fits."""
 
     def check_model(self, params: Collection[str], owners: Mapping[str, str]) -> None:
-        """Refuse a model that it does not fit.
+        """Raise `UsageError` for a model that it does not fit.
 
-        Args:
-            params: paths of all its parameters.
-            owners: by path of each tied alias its owner's, which is the one that is asked for.
-
-        Raises:
-            UsageError: it does not.
+        `params` are the paths of all its parameters; `owners` has by path of each tied alias its owner's,
+        which is the one that is asked for.
         """
 
 
@@ -61,11 +57,7 @@ class InitialParams:
     _programs: dict[Any, Compiled] = field(default_factory=dict, init=False)
 
     def of(self, layers: range) -> Params:
-        """The parameters of some layers, {layer index as text: tree}.
-
-        Raises:
-            UsageError: `init` gives an array of another shape or dtype than the parameter.
-        """
+        """The parameters of some layers, {layer index as text: tree}; `UsageError` for what `init` gives."""
         return {str(layer): self._of_layer(layer) for layer in layers}
 
     def _of_layer(self, layer: int) -> Params:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence, Set
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property, partial
 from time import perf_counter
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import jax
 import numpy as np
@@ -23,18 +24,29 @@ from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.model.pipeline import LayerShapes, Pipeline
 from rrfp_jax.runtime.model.roles import Roles
 from rrfp_jax.runtime.model.sharding import Sharding, sharding_of
-from rrfp_jax.runtime.programs.compiler import Compiler, Counting, compile_pool
-from rrfp_jax.runtime.programs.stage_programs import OnDevices, StagePrograms
-from rrfp_jax.runtime.programs.virtual_stage import VirtualStageShape
+from rrfp_jax.runtime.programs.compiler import Compiler, Counting, Job, compile_pool
+from rrfp_jax.runtime.programs.stage_programs import OnDevices, StagePrograms, VirtualStageShape
 
 Phase: TypeAlias = Literal["train", "evaluate"]
 
-RankPrograms: TypeAlias = Mapping[int, Sequence[StagePrograms]]
-"""By stage replica, the programs of each of its chunks."""
+
+class RankPrograms(dict[int, Sequence[StagePrograms]]):
+    """By stage replica, the programs of each of its chunks for a bucket.
+
+    Attributes:
+        fields: by replica of the model, those that stages here read; for who loads them (`Inputs`).
+    """
+
+    def __init__(self, programs: Mapping[int, Sequence[StagePrograms]]) -> None:
+        super().__init__(programs)
+        self.fields: dict[int, frozenset[str]] = {}
+        self.reads = {n: sorted({i for of in own for i in of.inputs}) for n, own in programs.items()}
 
 
 class Library:
     """Shapes and compiled programs by bucket. Nothing is compiled but by `prepare`.
+
+    All but `examine` needs one examined bucket.
 
     Attributes:
         compile_seconds: by stage replica, spent so far.
@@ -63,21 +75,12 @@ class Library:
 
     @cached_property
     def roles(self) -> Roles:
-        """What is trained, frozen and tied; needs one examined bucket.
-
-        Raises:
-            UsageError: the Pipeline's `frozen` or `tied` name what there is not.
-        """
+        """What is trained, frozen and tied; `UsageError` if the Pipeline names what there is not."""
         pipe = self._pipe
         return Roles.of(self.params, pipe.frozen, pipe.tied, pipe.constants(self.params))
 
     def sharding(self, width: int) -> Sharding:
-        """How parameters and carries lie on the stages of so many devices; needs one examined bucket.
-
-        Raises:
-            UsageError: the Pipeline's `sharding` or `carry`, or a layer's own metadata, ask for what there
-                is not, or cannot be.
-        """
+        """How parameters and carries lie on the stages of so many devices; `UsageError` if they cannot."""
         if width not in self._shardings:
             layers = {i for own in self._everywhere if own.width == width for i in own.layers}
             _, shapes = self.first
@@ -91,7 +94,7 @@ class Library:
 
     @property
     def params(self) -> Params:
-        """Specs of all parameters, {layer index as text: nested dict}; needs one examined bucket."""
+        """Specs of all parameters, {layer index as text: nested dict}."""
         _, shapes = self.first
         return {str(i): layer.params for i, layer in enumerate(shapes)}
 
@@ -108,13 +111,9 @@ class Library:
         return next(iter(self._shapes.items()))
 
     def examine(self, bucket: Bucket) -> list[LayerShapes]:
-        """Check that the model takes microbatches of this bucket; specs only.
-
-        Raises:
-            UsageError: it does not, or it would have other parameters than for the first bucket.
-        """
+        """Check that the model takes microbatches of this bucket, with the parameters of the first one."""
         if bucket not in self._shapes:
-            with next(iter(self._compilers.values())).stage_mesh.tracing():
+            with self._tracing():
                 shapes = self._pipe.shapes(specs_of(bucket))
             first = next(iter(self._shapes.values()), shapes)
             for index, (a, b) in enumerate(zip(first, shapes, strict=True)):
@@ -138,20 +137,19 @@ class Library:
             self._check_shardings(shapes)
 
     def flow(self, bucket: Bucket) -> Flow:
-        """Which parameters, and leaves of the carries, have a gradient; of a bucket that has been examined.
-
-        Raises:
-            UsageError: a layer that cannot be differentiated, or a loss whose weight depends on parameters.
-        """
+        """Which parameters, and leaves of the carries, have a gradient; of an examined bucket."""
         if bucket not in self._flows:
-            with next(iter(self._compilers.values())).stage_mesh.tracing():
-                fields, shapes = specs_of(bucket), self._shapes[bucket]
-                flow = gradient_flow(self._pipe, shapes, fields, self.roles)
+            shapes = self._shapes[bucket]
+            with self._tracing():
+                flow = gradient_flow(self._pipe, shapes, specs_of(bucket), self.roles)
             if self._remat != NONE:
                 names, traced = [spec.name for spec in self._pipe.layers], [own.traced for own in shapes]
                 check_repeatable(names, traced, self._remat)
             self._flows[bucket] = flow
         return self._flows[bucket]
+
+    def _tracing(self) -> AbstractContextManager[Any]:
+        return next(iter(self._compilers.values())).stage_mesh.tracing()
 
     def _check_shardings(self, shapes: Sequence[LayerShapes]) -> None:
         """All processes check all virtual stages, so that all refuse alike."""
@@ -163,35 +161,36 @@ class Library:
     def prepare(self, buckets: Sequence[Bucket], rules: StepRules) -> bool:
         """Compile for these buckets what a step by these rules needs and is not there yet; never inside one.
 
-        What was compiled stays, so that a change of schedule back and forth compiles once.
-
-        Returns:
-            Whether there was anything to compile.
+        What was compiled stays, so that a change of schedule back and forth compiles once. Whether there was
+        anything to compile.
         """
         stages = rules.placement.stages
         kinds = {s: rules.backward_kinds(s % stages) for s in self._virtual_stages}
         if kinds != self._kinds:
             self._kinds, self._complete = kinds, set()
-        missing = [bucket for bucket in dict.fromkeys(buckets) if bucket not in self._complete]
-        if not missing:
+        if self._complete.issuperset(buckets):
             return False
+        missing = [bucket for bucket in dict.fromkeys(buckets) if bucket not in self._complete]
         for bucket in missing:
             self.examine(bucket)
             if not rules.forward_only:
                 self.flow(bucket)
-        jobs = [
-            (b, s, c) for b in missing for s, own in self._virtual_stages.items() for c in range(len(own))
-        ]
-        expected = {job: self._expected(job, kinds[job[1]][job[2]]) for job in jobs}
-        some = {job: count for job, count in expected.items() if count}
-        with Counting(self.progress, some) as counting, compile_pool() as pool:
-            results = pool.map(lambda job: self._compile(job, kinds[job[1]][job[2]], counting), jobs)
+        jobs = {
+            (bucket, s, chunk): kinds[s][chunk]
+            for bucket in missing
+            for s, own in self._virtual_stages.items()
+            for chunk in range(len(own))
+        }
+        expected = {job: count for job, of in jobs.items() if (count := self._expected(job, of))}
+        with Counting(self.progress, expected) as counting, compile_pool() as pool:
+            results = pool.map(partial(self._compile, counting), jobs, jobs.values())
             made = dict(zip(jobs, results, strict=True))
-        phase = phase_of(rules)
         for bucket in missing:
-            self._programs[bucket, phase] = {
-                s: [made[bucket, s, c] for c in range(len(own))] for s, own in self._virtual_stages.items()
+            by_stage = {
+                s: [made[bucket, s, chunk] for chunk in range(len(own))]
+                for s, own in self._virtual_stages.items()
             }
+            self._programs[bucket, phase_of(rules)] = RankPrograms(by_stage)
         self._complete.update(missing)
         return True
 
@@ -224,46 +223,40 @@ class Library:
             for stage_replica in self._virtual_stages
         }
 
-    def _before(self, place: tuple[Bucket, int, int], kinds: Collection[Kind]) -> StagePrograms | None:
-        """What there is already by (bucket, stage replica, chunk), for these kinds of backward or others."""
-        bucket, stage_replica, chunk = place
-        before = self._programs.get((bucket, "train" if kinds else "evaluate"), {}).get(stage_replica)
-        return before[chunk] if before else None
+    def _before(self, job: Job, kinds: Collection[Kind]) -> StagePrograms | None:
+        """What there is of a virtual stage already, for these kinds of backward or others."""
+        bucket, stage_replica, chunk = job
+        before = self._programs.get((bucket, "train" if kinds else "evaluate"))
+        return None if before is None else before[stage_replica][chunk]
 
-    def _expected(self, place: tuple[Bucket, int, int], kinds: Collection[Kind]) -> int:
-        """How many programs are to be compiled there, at most."""
-        own = self._before(place, kinds)
+    def _expected(self, job: Job, kinds: Collection[Kind]) -> int:
+        """How many programs are to be compiled for a virtual stage, at most."""
+        own = self._before(job, kinds)
         wanted = {FORWARD, *(KINDS[BACKWARD].parts if kinds and self._halves else kinds)}
         if own is None:
             return len(wanted) + bool(kinds)  # and what all of them prepare
         return 0 if own.tasks.keys() == {FORWARD, *kinds} else len(wanted - own.lowered.keys())
 
-    def _compile(
-        self, place: tuple[Bucket, int, int], kinds: Collection[Kind], counting: Counting
-    ) -> StagePrograms:
-        """Programs by (bucket, stage replica, chunk); without any kind of backward, for forwards only."""
-        bucket, stage_replica, chunk = place
-        own = self._before(place, kinds)
+    def _compile(self, counting: Counting, job: Job, kinds: Collection[Kind]) -> StagePrograms:
+        """Of a virtual stage; without any kind of backward, for forwards only."""
+        bucket, stage_replica, chunk = job
+        own = self._before(job, kinds)
         if own is not None and own.tasks.keys() == {FORWARD, *kinds}:
-            counting.ended(place)
+            counting.ended(job)
             return own
         began = perf_counter()
-        compiler, virtual_stage = self._compilers[stage_replica], self._virtual_stages[stage_replica][chunk]
-        compiler = replace(compiler, made=partial(counting.one_more, place))
-        layers = virtual_stage.layers
-        params = {str(i): self._shapes[bucket][i].params for i in layers}
-        trained = set(self.roles.leaves(params).trained)
-        arriving, leaving = (
-            self.flow(bucket).borders[i] if kinds else None for i in (layers.start, layers.stop)
-        )
+        compiler = replace(self._compilers[stage_replica], made=partial(counting.one_more, job))
+        virtual_stage = self._virtual_stages[stage_replica][chunk]
+        layers, borders = virtual_stage.layers, self.flow(bucket).borders if kinds else None
+        roles = self.roles.leaves({str(i): self._shapes[bucket][i].params for i in layers})
         shape = VirtualStageShape(
             pipe=self._pipe,
             layers=layers,
             fields=specs_of(bucket),
             shapes=self._shapes[bucket],
-            trainable=[i in trained for i in range(len(jax.tree.leaves(params)))],
-            carry_gradients=arriving,
-            cotangents=leaving,
+            trainable=[i in roles.number for i in range(roles.structure.num_leaves)],
+            carry_gradients=None if borders is None else borders[layers.start],
+            cotangents=None if borders is None else borders[layers.stop],
             remat=self._remat,
             sharding=self.sharding(virtual_stage.width),
             ends=virtual_stage.ends,
@@ -271,7 +264,7 @@ class Library:
         with compiler.stage_mesh.tracing():
             programs = StagePrograms.lower(shape, kinds, OnDevices(compiler), own, self._halves)
         self.compile_seconds[stage_replica] += perf_counter() - began
-        counting.ended(place)
+        counting.ended(job)
         return programs
 
 

@@ -1,8 +1,9 @@
 """The programs of one virtual stage for one shape bucket, and what a microbatch holds between them.
 
-A microbatch passes through the programs of a virtual stage one after the other: forward and backward, or
-forward, input and weight gradient. Between them it holds a list of arrays. Each program appends what has
-arrived for it and what it computes, and leaves what later programs read.
+A virtual stage, consecutive layers of the model, is a pure function of flat lists. Differentiated, it gives
+the programs through which a microbatch passes: forward and backward, or forward, input and weight gradient.
+Between them the microbatch holds a list of arrays. Each program appends what has arrived for it and what it
+computes, and leaves what later programs read.
 
 Each program is lowered for the places where those before it leave their results. What lowering means is
 passed in: compiled for devices here, counted in `forecast/layer_costs.py`.
@@ -10,23 +11,163 @@ passed in: compiled for devices here, counted in `forecast/layer_costs.py`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from itertools import chain
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from rrfp_jax.core.footprint import Footprint
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, KINDS, Kind
-from rrfp_jax.runtime.autodiff.differentiate import Differentiated
-from rrfp_jax.runtime.autodiff.traced import SCALE, Program
-from rrfp_jax.runtime.model.metrics import Name
-from rrfp_jax.runtime.model.sharding import WHOLE
+from rrfp_jax.runtime._jax import cast_like
+from rrfp_jax.runtime.autodiff.differentiate import Differentiated, differentiate
+from rrfp_jax.runtime.autodiff.residuals import NONE
+from rrfp_jax.runtime.autodiff.traced import SCALE, Program, Specs, reduce
+from rrfp_jax.runtime.mesh.stage_mesh import StageMesh, WidthChanges
+from rrfp_jax.runtime.model.layers import Params
+from rrfp_jax.runtime.model.metrics import Name, kinds_of, numbers_of
+from rrfp_jax.runtime.model.pipeline import IDS, LayerShapes, Pipeline, run_layers
+from rrfp_jax.runtime.model.pipeline import Specs as Fields
+from rrfp_jax.runtime.model.sharding import WHOLE, Sharding
 from rrfp_jax.runtime.programs.compiler import Compiled, Compiler
 from rrfp_jax.runtime.programs.gradients import FusedHalves, adding, where, wide
-from rrfp_jax.runtime.programs.virtual_stage import VirtualStageShape
-from rrfp_jax.runtime.sizes import nbytes, temporary_bytes
+from rrfp_jax.runtime.sizes import nbytes, on_the_way, temporary_bytes
+
+Spread: TypeAlias = Callable[[Sequence[Any], Sequence[PartitionSpec]], list[Any]]
+"""Specs of leaves, and how each is partitioned -> specs with where they lie."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VirtualStageShape:
+    """One virtual stage for microbatches of given fields; specs only.
+
+    `params` is {layer index as text: nested dict}; flat lists of parameters are in its leaf order.
+
+    Attributes:
+        shapes: of all layers of the model.
+        remat: what the layers' backwards compute again; see `autodiff/residuals.py`.
+        trainable: which of the virtual stage's parameters have a gradient; None for all.
+        carry_gradients: which leaves of the carry that arrives have a gradient; None for all that could.
+        cotangents: the same of the carry that leaves; see `gradient_flow.py`.
+        sharding: of parameters and carries, where the stage has several devices.
+        ends: how the virtual stage meets its neighbours.
+    """
+
+    pipe: Pipeline
+    layers: range
+    fields: Fields
+    shapes: Sequence[LayerShapes]
+    remat: str = NONE
+    trainable: Sequence[bool] | None = None
+    carry_gradients: Sequence[int] | None = None
+    cotangents: Sequence[int] | None = None
+    sharding: Sharding = field(default_factory=Sharding)
+    ends: WidthChanges = field(default_factory=WidthChanges)
+
+    @cached_property
+    def params(self) -> Params:
+        """Specs of the virtual stage's parameters."""
+        return {str(i): self.shapes[i].params for i in self.layers}
+
+    @property
+    def carry_in(self) -> Any:
+        """Specs of what arrives from the virtual stage before (None for the first)."""
+        return self.shapes[self.layers.start].carry_in
+
+    @property
+    def input_names(self) -> list[str]:
+        """The fields in the order of a program's inputs; the numbers for random keys come after them."""
+        return sorted(self.fields)
+
+    @cached_property
+    def statistics(self) -> list[Name] | None:
+        """What the statistics vector holds after total and weight: metrics; None if there is no loss here."""
+        params = [self.params[str(i)] for i in self.layers]
+        loss = jax.eval_shape(lambda *a: self._run(*a)[1], params, self.carry_in, dict(self.fields), IDS)
+        return None if loss is None else list(kinds_of([loss.metrics]).items())
+
+    def _run(self, params: Any, carry: Any, fields: Any, ids: Any, training: bool = True) -> Any:
+        how: dict[str, Any] = {"training": training, "remat": self.remat}
+        return run_layers(self.pipe, self.layers, params, carry, fields, ids, **how)
+
+    def flat(
+        self, params: Sequence[Any], carry: Sequence[Any], inputs: Sequence[Any], training: bool = True
+    ) -> tuple[Any, Any, Any]:
+        """The virtual stage as a function of flat lists; see `differentiate.StageFunction`."""
+        tree = jax.tree.unflatten(jax.tree.structure(self.params), params)
+        specs, structure = jax.tree.flatten(self.carry_in)
+        carry = jax.tree.unflatten(structure, map(cast_like, carry, specs))
+        names = zip(self.input_names, inputs, strict=False)
+        fields = {name: value.astype(self.fields[name].dtype) for name, value in names}
+        out, loss = self._run([tree[str(i)] for i in self.layers], carry, fields, inputs[-1], training)
+        leaves = [leaf.astype(on_the_way(leaf).dtype) for leaf in map(jnp.asarray, jax.tree.leaves(out))]
+        if loss is None:
+            return leaves, None, None
+        numbers = [loss.total, loss.weight]
+        for name in sorted(loss.metrics):
+            numbers += numbers_of(loss.metrics[name]).values()
+        real = jnp.result_type(jnp.float32, *numbers)
+        return leaves, loss.total, jnp.stack([jnp.asarray(n, real) for n in numbers])
+
+    def specs(self) -> tuple[Specs, Specs, Specs]:
+        """Flat specs of parameters, carry and inputs."""
+        inputs = [*(on_the_way(self.fields[name]) for name in self.input_names), IDS]
+        return jax.tree.leaves(self.params), list(map(on_the_way, jax.tree.leaves(self.carry_in))), inputs
+
+    def traced(self, training: bool) -> Differentiated:
+        """Its programs: for training, or a forward alone, which leaves nothing for a backward."""
+        if training:
+            chosen = self.trainable, self.carry_gradients, self.cotangents
+            return differentiate(self.flat, *self.specs(), *chosen)
+        params, carry, _ = self.specs()
+        n, m, sends = len(params), len(params) + len(carry), 0
+
+        def forward(*args: Any) -> list[Any]:
+            nonlocal sends
+            leaves, _, statistics = self.flat(args[:n], args[n:m], args[m:], training=False)
+            sends = len(leaves)
+            return [*leaves, *([] if statistics is None else [statistics])]
+
+        program = reduce(jax.make_jaxpr(forward)(*chain.from_iterable(self.specs())))
+        return Differentiated(
+            prepare=None,
+            forward=program,
+            backward=reduce(jax.make_jaxpr(lambda: [])()),
+            out=sends,
+            moving_in=(),
+            moving_out=(),
+            has_statistics=len(program.outputs) > sends,
+            fixed=n,
+            cotangents=m,
+        )
+
+    def placed(self, spread: Spread) -> tuple[Specs, Specs, Specs]:
+        """The same as `specs`, with where they lie."""
+        params, carry, inputs = self.specs()
+        return (
+            spread(params, self.sharding.of_params(self.params)),
+            self._spread(spread, carry, self.ends.before),
+            spread(inputs, [WHOLE] * len(inputs)),
+        )
+
+    def sent(self, spread: Spread, count: int) -> Specs:
+        """The first leaves of the carry that goes on, with where they lie; the model's last sends none."""
+        carry = jax.tree.leaves(self.shapes[self.layers.stop - 1].carry_out)
+        return self._spread(spread, list(map(on_the_way, carry[:count])), self.ends.after)
+
+    def _spread(self, spread: Spread, carry: Specs, resized: bool) -> Specs:
+        """A carry with where it lies, at an end where the neighbour has another number of devices or not."""
+        return spread(carry, [WHOLE] * len(carry) if resized else self.sharding.of_carry(carry))
+
+
+def placed_params(params: Params, stage_mesh: StageMesh, sharding: Sharding) -> Params:
+    """Specs of parameters, {layer index as text: tree}, with where they lie on a stage's devices."""
+    leaves, structure = jax.tree.flatten(params)
+    return jax.tree.unflatten(structure, stage_mesh.spread(leaves, sharding.of_params(params)))
 
 
 class Lowering(Protocol):
@@ -36,13 +177,10 @@ class Lowering(Protocol):
         """Specs of leaves, with where they lie."""
 
     def lower(self, program: Program, given: Sequence[Any], first: Sequence[Any], sums: Sequence[Any]) -> Any:
-        """The program for such arguments; None if it would do nothing.
+        """The program for arguments of such specs; None if it would do nothing.
 
-        Args:
-            program: traced.
-            given: specs of what it reads.
-            first: where its first results lie; the others lie where the lowering chooses.
-            sums: specs of what its last results, gradients, are added to.
+        Its first results lie as given, the others where the lowering chooses. To `sums`, specs, its last
+        results are added, which are gradients.
         """
 
     def outputs(self, program: Program, lowered: Any) -> list[Any]:
@@ -107,11 +245,6 @@ class TaskProgram:
     held_bytes: int
     dropped_bytes: int
 
-    @cached_property
-    def temporary_bytes(self) -> int:
-        """What the program needs while it runs, besides arguments and results."""
-        return temporary_bytes(self.program)
-
 
 @dataclass(frozen=True, kw_only=True)
 class StagePrograms:
@@ -119,7 +252,7 @@ class StagePrograms:
 
     Attributes:
         traced: what was lowered.
-        prepare: computes from parameters (`prepare_reads`) alone, once a step, what several programs read.
+        prepare: computes from parameters alone, once a step, what several programs read.
         lowered: all programs that there are, by kind of task.
         tasks: those that the schedule runs; of a forward-only virtual stage, the forward.
         statistics: the metrics in the vector that a forward gives besides; None if it gives none.
@@ -130,7 +263,6 @@ class StagePrograms:
 
     traced: Differentiated
     prepare: Any
-    prepare_reads: Sequence[int]
     lowered: Mapping[Kind, Any]
     tasks: Mapping[Kind, TaskProgram]
     statistics: Sequence[Name] | None
@@ -147,14 +279,10 @@ class StagePrograms:
         before: StagePrograms | None = None,
         halves: bool = False,
     ) -> StagePrograms:
-        """Trace a virtual stage; lower its forward, and these kinds of backward.
+        """Trace a virtual stage; lower its forward, and these kinds of backward, if any.
 
-        Args:
-            shape: of the virtual stage.
-            kinds: none for a forward alone, which leaves nothing for a backward.
-            by: what lowering means.
-            before: programs of the same that need not be lowered again.
-            halves: whether a whole backward is I and W back to back; see `gradients.py`.
+        `before` has programs of the same that need not be lowered again. With `halves` a whole backward is
+        I and W back to back; see `FusedHalves`.
         """
         traced = shape.traced(bool(kinds)) if before is None else before.traced
         row = _Row(shape, traced, by, before)
@@ -167,7 +295,6 @@ class StagePrograms:
         return cls(
             traced=traced,
             prepare=row.prepare,
-            prepare_reads=() if traced.prepare is None else traced.prepare.reads,
             lowered=row.lowered,
             tasks=tasks,
             statistics=shape.statistics,
@@ -184,15 +311,10 @@ def program_of(traced: Differentiated, kind: Kind) -> Program:
 
 
 class _Edge(NamedTuple):
-    """What tasks take from one neighbour and give to the other, by values' numbers.
-
-    Attributes:
-        scale: the loss scale, which comes with gradients.
-        arrives_once, sends_once: see `TaskProgram`.
-    """
+    """What tasks take from one neighbour and give to the other, by values' numbers; see `TaskProgram`."""
 
     arrives: Sequence[int] = ()
-    scale: Sequence[int] = ()
+    scale: Sequence[int] = ()  # the loss scale, which comes with gradients
     sends: Sequence[int] = ()
     arrives_once: bool = False
     sends_once: bool = False
@@ -202,21 +324,20 @@ class _Row:
     """Lowers the programs of a virtual stage one after the other.
 
     Values of a microbatch are numbered in the order in which they come to be. Programs read them by way of
-    `arguments`: the numbers in the part of their argument list that differs by microbatch. So a row may come
+    `_arguments`: the numbers in the part of their argument list that differs by microbatch. So a row may come
     to have several segments, each with an argument list of its own.
 
     Attributes:
         prepared: specs of what is computed from parameters alone.
         sums: of what gradients are added to.
         values: specs of all values, with where they lie.
-        carry, inputs, cotangents, scale: numbers of what arrives, of fields and what random keys are made of,
-            of gradients that arrive, and of the loss scale.
+        inputs: numbers of fields and what random keys are made of.
     """
 
     def __init__(
         self, shape: VirtualStageShape, traced: Differentiated, by: Lowering, before: StagePrograms | None
     ) -> None:
-        self._traced, self._by, self._ends = traced, by, shape.ends
+        self._shape, self._traced, self._by = shape, traced, by
         self.lowered: dict[Kind, Any] = {} if before is None else dict(before.lowered)
         self.prepare, self.prepared = None, list[Any]()
         params, carry, inputs = shape.placed(by.spread)
@@ -228,25 +349,26 @@ class _Row:
             self.prepared = by.outputs(program, self.prepare)
         self._fixed = [*params, *self.prepared]
         self.values, self._arguments = list[Any](), list[int]()
-        self.carry, self.inputs = self._number(carry), self._number(inputs)
-        self._sent = shape.sent(by.spread, traced.out)
-        self._spread_scale = by.spread([SCALE], [WHOLE])
+        self._carry, self.inputs = self._number(carry), self._number(inputs)
         self._computed: dict[Kind, list[int]] = {}
+        self._edges: dict[int, _Edge] = {0: _Edge()}  # by flow
 
     def lower(self, kinds: Collection[Kind]) -> None:
         """Lower the forward and these kinds of backward, but for those that are there."""
-        traced, whole = self._traced, where(self._spread_scale)
-        self._lower(FORWARD, [*where(self._sent), *(whole if traced.has_statistics else ())])
-        self.cotangents = self._number(self._sent[i] for i in traced.moving_out)
-        self.scale = self._number(self._spread_scale)
-        flowing = where([self.values[self.carry[i]] for i in traced.moving_in])
+        traced, ends = self._traced, self._shape.ends
+        sent, scale = self._shape.sent(self._by.spread, traced.out), self._by.spread([SCALE], [WHOLE])
+        self._lower(FORWARD, [*where(sent), *(where(scale) if traced.has_statistics else ())])
+        cotangents, scales = self._number(sent[i] for i in traced.moving_out), self._number(scale)
+        gradients, outputs = [self._carry[i] for i in traced.moving_in], self._computed[FORWARD]
+        self._edges[1] = _Edge(self._carry, (), outputs[: traced.out], ends.before, ends.after)
+        self._edges[-1] = _Edge(cotangents, scales, gradients, ends.after, ends.before)
         for kind in sorted(kinds):  # W takes what I gives
-            self._lower(kind, flowing if KINDS[kind].flow else [])
+            self._lower(kind, where(self._specs(gradients)) if KINDS[kind].flow else [])
 
     def _lower(self, kind: Kind, first: Sequence[Any]) -> None:
         program = program_of(self._traced, kind)
         if self.lowered.get(kind) is None:
-            given = [*self._fixed, *(self.values[i] for i in self._arguments)]
+            given = [*self._fixed, *self._specs(self._arguments)]
             sums = self.sums if KINDS[kind].charge < 0 else ()
             self.lowered[kind] = self._by.lower(program, [given[i] for i in program.reads], first, sums)
         if KINDS[kind].holds is not None:
@@ -259,24 +381,12 @@ class _Row:
         self._arguments += range(start, len(self.values))
         return self._arguments[start:]
 
-    @property
-    def _edges(self) -> Mapping[int, _Edge]:
-        """By flow."""
-        sent = self._computed[FORWARD][: self._traced.out]
-        gradients = [self.carry[i] for i in self._traced.moving_in]
-        before, after = self._ends.before, self._ends.after
-        return {
-            1: _Edge(self.carry, (), sent, before, after),
-            -1: _Edge(self.cotangents, self.scale, gradients, after, before),
-            0: _Edge(),
-        }
-
     def tasks(self, kinds: Collection[Kind]) -> dict[Kind, TaskProgram]:
         """The forward and these kinds of backward, with what each takes and leaves."""
-        found, edges = {}, self._edges
+        found = {}
         held: dict[Kind | None, Sequence[int]] = {None: self.inputs}
         for kind in (FORWARD, *sorted(kinds)):
-            edge, holds = edges[KINDS[kind].flow], KINDS[kind].holds is not None
+            edge, holds = self._edges[KINDS[kind].flow], KINDS[kind].holds is not None
             at_hand = [*held[KINDS[kind].after], *edge.arrives, *edge.scale]
             place = {value: i for i, value in enumerate([*at_hand, *self._computed.get(kind, ())])}
             later = self.read_by(*(other for other in kinds if other > kind)) if holds else ()
@@ -308,7 +418,7 @@ class _Row:
             gradient_out_bytes=nbytes(self._specs(backward.sends)),
             held_after_forward_bytes=held_bytes["held_after_forward_bytes"],
             held_after_input_bytes=held_bytes.get("held_after_input_bytes", 0),
-            temporary_bytes={kind.letter: task.temporary_bytes for kind, task in tasks.items()},
+            temporary_bytes={kind.letter: temporary_bytes(task.program) for kind, task in tasks.items()},
             dropped_bytes={kind.letter: task.dropped_bytes for kind, task in tasks.items()},
         )
 
@@ -322,7 +432,8 @@ class _Row:
 
     def _bytes(self, values: Collection[int]) -> int:
         """Of values, without data and the loss scale, which are not of a microbatch in flight."""
-        return nbytes(self._specs(i for i in values if i not in self.inputs and i not in self.scale))
+        others = {*self.inputs, *self._edges[-1].scale}
+        return nbytes(self._specs(i for i in values if i not in others))
 
     def _specs(self, values: Iterable[int]) -> list[Any]:
         return [self.values[i] for i in values]

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
 from rrfp_jax.errors import UsageError
-from rrfp_jax.random_keys import as_key, plain_spec
 from rrfp_jax.runtime.mesh.layout import Layout
 from rrfp_jax.runtime.mesh.stage_mesh import Shapes, StageMesh
 from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.model.roles import leaf_paths
 from rrfp_jax.runtime.programs.library import Library
-from rrfp_jax.runtime.stages.optimizer import Optimizer, OptimizerPart, OptimizerPrograms, WholeOptimizer
 from rrfp_jax.runtime.stages.stage import Leaf, Stage
-from rrfp_jax.runtime.transport.exchange import Shards
+from rrfp_jax.runtime.transport.exchange import Place, Shards
 
 LeafShards: TypeAlias = MutableMapping[Leaf, Shards]
 """What a process's devices have of the leaves of a stage."""
@@ -27,49 +24,8 @@ LeafShards: TypeAlias = MutableMapping[Leaf, Shards]
 Held: TypeAlias = MutableMapping[int, LeafShards]
 """The same by stage replica of the process (see `Layout`)."""
 
-
-@dataclass(frozen=True)
-class Naming:
-    """Which leaves the stages of a split have."""
-
-    params: Params
-    chunks: Sequence[Sequence[range]]
-    whole: WholeOptimizer | None
-    parts: Sequence[OptimizerPart]
-
-    def leaves(self) -> list[list[Leaf]]:
-        """By stage. One whose layers have no parameters has no state either."""
-        counts = {int(layer): len(jax.tree.leaves(own)) for layer, own in self.params.items()}
-        layers = [[i for own in chunks for i in own] for chunks in self.chunks]
-        found = [[Leaf(i, False, n) for i in own for n in range(counts[i])] for own in layers]
-        for own, part in zip(found, self.parts, strict=False):
-            own += [self._of_state(k) for k in part.state if part.params]
-        return found
-
-    def held(self, stages: Mapping[int, Stage], optimizers: Iterable[Optimizer]) -> Held:
-        """What stages and optimizers have; nothing is copied."""
-        found: Held = {
-            number: {leaf: stage.stage_mesh.shards([stage.leaf(leaf)]) for leaf in stage.places}
-            for number, stage in stages.items()
-        }
-        for optimizer in optimizers:
-            for stage, shards in zip(optimizer.stages, optimizer.shards(), strict=True):
-                of_state = zip(map(self._of_state, optimizer.places), shards, strict=True)
-                found[stage.index].update(of_state)
-        return found
-
-    def state_in(
-        self, held: Sequence[LeafShards], programs: OptimizerPrograms, stage_mesh: StageMesh
-    ) -> Sequence[jax.Array]:
-        """An optimizer's state from what the stages that it updates here have, in their order."""
-        leaves = map(self._of_state, programs.places)
-        shards = [shard for leaf in leaves for own in held for shard in own[leaf]]
-        arrays = stage_mesh.joined(shards, [plain_spec(spec) for spec in programs.state])
-        return [as_key(spec, array) for spec, array in zip(programs.state, arrays, strict=True)]
-
-    def _of_state(self, k: int) -> Leaf:
-        assert self.whole is not None
-        return Leaf(self.whole.layer_of(k), True, k)
+Exchange: TypeAlias = Callable[[str, Mapping[Place, Shards], Sequence[Place]], Mapping[Place, Shards]]
+"""`exchange.exchange` of this process: what is exchanged, what it sends, what it expects -> what has come."""
 
 
 def params_in(own: LeafShards, specs: Params, stage_mesh: StageMesh) -> Params:
@@ -106,15 +62,6 @@ class LeafTransfer(NamedTuple):
         """Between stages, as between the stage replicas of each replica."""
         first = range(0, layout.replicas * layout.stages, layout.stages)
         return [self._replace(source=n + self.source, target=n + self.target) for n in first]
-
-
-class Exchange(Protocol):
-    """`exchange.exchange` of this process."""
-
-    def __call__(
-        self, what: str, sends: Mapping[tuple[int, int], Shards], expected: Sequence[tuple[int, int]]
-    ) -> Mapping[tuple[int, int], Shards]:
-        """Send arrays by receiving stage and number, and wait for the expected ones."""
 
 
 def _sent(
@@ -163,8 +110,7 @@ def check_widths(found: Sequence[LeafTransfer], widths: Sequence[int]) -> None:
 def move(held: Held, found: Sequence[LeafTransfer], layout: Layout, exchange: Exchange) -> None:
     """Move leaves, all processes together; a layer at a time, so that little is there twice.
 
-    Raises:
-        PeerLost, TrainingError: see `exchange`. Then `held` is of no use any more.
+    If that fails (see `exchange`), `held` is of no use any more.
     """
     for layer, own in groupby(found, key=lambda way: way.leaf.layer):
         ways = [way for between in own for way in between.in_all_replicas(layout)]
@@ -183,12 +129,8 @@ def move(held: Held, found: Sequence[LeafTransfer], layout: Layout, exchange: Ex
 
 
 def locate(library: Library, chunks: Sequence[Sequence[range]], layout: Layout) -> list[LeafTransfer]:
-    """The ways from the owners of tied parameters to their aliases, in every replica of the stages.
-
-    Raises:
-        UsageError: one that is spread is tied to a stage with another number of devices.
-    """
-    spread, widths, ties = library.spread, layout.widths, library.roles.ties
+    """The ways from the owners of tied parameters to their aliases, in every replica of the stages."""
+    spread, widths = library.spread, layout.widths
     at = {i: stage for stage, own in enumerate(chunks) for layers in own for i in layers}
     leaves = {
         path: Leaf(int(layer), False, n)
@@ -196,7 +138,7 @@ def locate(library: Library, chunks: Sequence[Sequence[range]], layout: Layout) 
         for n, path in enumerate(leaf_paths({layer: own}))
     }
     found = []
-    for paths in ties:
+    for paths in library.roles.ties:
         leaf, into = (leaves[path] for path in paths)
         source, target = at[leaf.layer], at[into.layer]
         resized = widths[source] != widths[target]
@@ -217,37 +159,35 @@ def distant_pairs(ties: Iterable[LeafTransfer]) -> set[tuple[int, int]]:
 def arrivals(ties: Sequence[LeafTransfer], stages: Mapping[int, Stage]) -> dict[int, set[Shapes]]:
     """By stage of this process, the messages to it in which values and gradients come."""
     found: dict[int, set[Shapes]] = {stage: set() for stage in stages}
-    values, gradients = [(tie, Stage.leaf) for tie in ties], [(tie.back, Stage.gradient) for tie in ties]
-    reads = values + gradients + [(tie, Stage.gradient) for tie in ties]  # the last for whoever asks for them
-    for way, read in reads:
-        if way.source != way.target and way.target in stages:
-            stage = stages[way.target]
-            like = read(stage, way.into)
-            found[way.target].add(stage.stage_mesh.shapes_sent([like], way.resized))
+    for tie in ties:
+        # The last are for whoever asks for gradients.
+        for way, read in ((tie, Stage.leaf), (tie.back, Stage.gradient), (tie, Stage.gradient)):
+            if way.source != way.target and way.target in stages:
+                stage = stages[way.target]
+                found[way.target].add(stage.stage_mesh.shapes_sent([read(stage, way.into)], way.resized))
     return found
 
 
 def collect_gradients(ties: Sequence[LeafTransfer], stages: Mapping[int, Stage], exchange: Exchange) -> None:
     """Add the gradient sums of all aliases to their owners', in order of declaration."""
     ways = [tie.back for tie in ties]
-    found = _passed("gradients of tied parameters", ways, stages, exchange, Stage.gradient)
-    for owner in dict.fromkeys((way.target, way.into) for way in ways if way.target in stages):
-        theirs = [found[n] for n, way in enumerate(ways) if (way.target, way.into) == owner]
-        stages[owner[0]].add_aliases(owner[1], theirs)
+    theirs: dict[tuple[int, Leaf], list[jax.Array]] = {}
+    for way, value in _passed("gradients of tied parameters", ways, stages, exchange, Stage.gradient):
+        theirs.setdefault((way.target, way.into), []).append(value)
+    for (stage, leaf), gradients in theirs.items():
+        stages[stage].add_aliases(leaf, gradients)
 
 
 def spread_values(ties: Sequence[LeafTransfer], stages: Mapping[int, Stage], exchange: Exchange) -> None:
     """Give every alias its owner's value."""
-    found = _passed("values of tied parameters", ties, stages, exchange, Stage.leaf)
-    for number, value in found.items():
-        stages[ties[number].target].set_leaf(ties[number].into, value)
+    for way, value in _passed("values of tied parameters", ties, stages, exchange, Stage.leaf):
+        stages[way.target].set_leaf(way.into, value)
 
 
 def spread_gradients(ties: Sequence[LeafTransfer], stages: Mapping[int, Stage], exchange: Exchange) -> None:
     """Give every alias its owner's gradient sum."""
-    found = _passed("sums of tied gradients", ties, stages, exchange, Stage.gradient)
-    for number, value in found.items():
-        stages[ties[number].target].set_gradient(ties[number].into, value)
+    for way, value in _passed("sums of tied gradients", ties, stages, exchange, Stage.gradient):
+        stages[way.target].set_gradient(way.into, value)
 
 
 def _passed(
@@ -256,21 +196,22 @@ def _passed(
     stages: Mapping[int, Stage],
     exchange: Exchange,
     read: Callable[[Stage, Leaf], jax.Array],
-) -> dict[int, jax.Array]:
-    """What this process's stages get, as it lies at the target, by number; within a stage nothing is sent."""
+) -> list[tuple[LeafTransfer, jax.Array]]:
+    """What this process's stages get, as it lies at the target; within a stage nothing is sent."""
 
     def shards(way: LeafTransfer) -> Shards:
         stage_mesh, value = stages[way.source].stage_mesh, [read(stages[way.source], way.leaf)]
         return stage_mesh.copies(value) if way.resized else stage_mesh.shards(value)
 
-    come, found = _sent(what, ways, stages, shards, exchange), {}
+    come, found = _sent(what, ways, stages, shards, exchange), []
     for number, way in enumerate(ways):
         if way.target in stages:
             stage = stages[way.target]
             if number not in come:
-                found[number] = read(stage, way.leaf)
+                value = read(stage, way.leaf)
             elif way.resized:
-                (found[number],) = stage.stage_mesh.copied(come[number])
+                (value,) = stage.stage_mesh.copied(come[number])
             else:
-                (found[number],) = stage.stage_mesh.joined(come[number], [read(stage, way.into)])
+                (value,) = stage.stage_mesh.joined(come[number], [read(stage, way.into)])
+            found.append((way, value))
     return found

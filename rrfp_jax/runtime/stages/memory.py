@@ -1,16 +1,17 @@
 """What a run's stages need and may hold; all processes know the same.
 
-What every stage needs of its device, known from the compiled programs before anything runs.
-
-Which microbatches fit into the stages' devices: from ledgers and a setting to the budgets of a step.
+Ledgers say what every stage needs of its device, known from the compiled programs before anything runs. From
+them and a setting follow the budgets of a step: which microbatches fit into the stages' devices.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from numbers import Integral
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -25,18 +26,6 @@ from rrfp_jax.runtime.programs.stage_programs import StagePrograms
 from rrfp_jax.runtime.sizes import in_words, memory_limit, nbytes
 from rrfp_jax.runtime.stages.optimizer import Optimizer
 from rrfp_jax.runtime.stages.stage import Stage
-
-
-class LedgerPart(Protocol):
-    """What a ledger must know of a virtual stage, or of a layer of one."""
-
-    @property
-    def inputs(self) -> frozenset[int]:
-        """Indices of the inputs (fields, then numbers) that it reads."""
-
-    @property
-    def prepared_bytes(self) -> int:
-        """What is computed from its parameters once a step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +53,11 @@ class BucketLedger:
         return max(chunk.most_transient_bytes for chunk in self.chunks)
 
     @classmethod
-    def of(cls, bucket: Bucket, parts: Sequence[LedgerPart], chunks: Chunks) -> BucketLedger:
-        """From the parts of a stage, its virtual stages or layers, and what a microbatch takes by chunk."""
+    def of(cls, bucket: Bucket, parts: Sequence[Any], chunks: Chunks) -> BucketLedger:
+        """From the parts of a stage, its virtual stages or layers, and what a microbatch takes by chunk.
+
+        Of a part count the `inputs` that it reads, indices of fields, then numbers, and its `prepared_bytes`.
+        """
         inputs = [*specs_of(bucket).values(), IDS]
         return cls(
             data_bytes=nbytes([inputs[i] for i in frozenset().union(*(part.inputs for part in parts))]),
@@ -83,15 +75,35 @@ class BucketLedger:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StageLedger:
+class FixedBytes:
+    """What a stage needs whatever the microbatches are.
+
+    Attributes:
+        parked_gradient_bytes: gradients that wait for their turn to be added.
+        slot_bytes: registered for messages from other processes (`rrfp_jax/nixl`).
+    """
+
+    weight_bytes: int
+    optimizer_bytes: int
+    accumulator_bytes: int
+    parked_gradient_bytes: int
+    slot_bytes: int
+
+    @property
+    def fixed_bytes(self) -> int:
+        """All of it."""
+        lasting = self.weight_bytes + self.optimizer_bytes + self.accumulator_bytes
+        return lasting + self.slot_bytes + self.parked_gradient_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageLedger(FixedBytes):
     """What a stage needs of its device.
 
     Attributes:
         device, rank: its name, and the process that it belongs to.
         layers: first and one after the last, of each chunk.
         parameters: their number.
-        parked_gradient_bytes: gradients that wait for their turn to be added.
-        slot_bytes: registered for messages from other processes (`rrfp_jax/nixl`).
         device_limit_bytes: what the device can hold; None if it does not say.
         buckets: by shapes, of those compiled for training.
     """
@@ -100,20 +112,9 @@ class StageLedger:
     rank: int
     layers: Sequence[tuple[int, int]]
     parameters: int
-    weight_bytes: int
-    optimizer_bytes: int
-    accumulator_bytes: int
-    parked_gradient_bytes: int
-    slot_bytes: int
     device_limit_bytes: int | None
     compile_seconds: float
     buckets: Mapping[str, BucketLedger]
-
-    @property
-    def fixed_bytes(self) -> int:
-        """Needed whatever the microbatches are."""
-        lasting = self.weight_bytes + self.optimizer_bytes + self.accumulator_bytes + self.slot_bytes
-        return lasting + self.parked_gradient_bytes
 
     @property
     def largest(self) -> BucketLedger:
@@ -154,19 +155,18 @@ MARGIN = 0.05
 REMEDY = "or take smaller microbatches, more stages, or remat='full'"
 
 
-@dataclass(frozen=True)
-class Share:
+class Share(NamedTuple):
     """A stage's share of its device.
 
     Attributes:
         total: bytes for microbatches, with what programs need while they run; None for no limit.
         transient: what they need, once per device.
-        others: how many more stages the device has.
+        stages: how many share the device.
     """
 
     total: int | None
     transient: int
-    others: int
+    stages: int
 
     @property
     def room(self) -> int | None:
@@ -174,8 +174,7 @@ class Share:
         return None if self.total is None else self.total - self.transient
 
 
-@dataclass(frozen=True)
-class StepMemory:
+class StepMemory(NamedTuple):
     """What the stages of a step may hold: by stage, bytes in all, and what the schedulers go by."""
 
     totals: Sequence[int | None]
@@ -192,24 +191,23 @@ def memory_of_step(
     """
     distinct = list(dict.fromkeys(buckets))
     numbers = [distinct.index(bucket) for bucket in buckets]
-    shares = _shares(setting, ledgers, buckets)
-    footprints = [[ledger.buckets[bucket].chunks for bucket in distinct] for ledger in ledgers]
-    totals = [share.total for share in shares]
-    if isinstance(rules.schedule, FixedOrder):
-        _check_order(setting, rules, shares, footprints, numbers)
-        return StepMemory(totals, [None] * len(totals))
-    _check_least(setting, shares, footprints)
-    rooms = [share.room for share in shares]
-    budgets = step_budgets(rooms, footprints, numbers, rules.limit, rules.charges_by_chunk)
-    return StepMemory(totals, budgets)
-
-
-def _shares(setting: Setting, ledgers: Sequence[StageLedger], buckets: Sequence[str]) -> list[Share]:
     on_device: dict[tuple[int, str], list[StageLedger]] = {}
     for ledger in ledgers:
         on_device.setdefault((ledger.rank, ledger.device), []).append(ledger)
-    known = {device: _share(setting, own, buckets) for device, own in on_device.items()}
-    return [known[ledger.rank, ledger.device] for ledger in ledgers]
+    of_device = {device: _share(setting, own, buckets) for device, own in on_device.items()}
+    shares = [of_device[ledger.rank, ledger.device] for ledger in ledgers]
+    rooms = [share.room for share in shares]
+    footprints = [[ledger.buckets[bucket].chunks for bucket in distinct] for ledger in ledgers]
+    totals = [share.total for share in shares]
+    if not isinstance(order := rules.schedule, FixedOrder):
+        _check(setting, shares, [least_room(own) for own in footprints])
+        budgets = step_budgets(rooms, footprints, numbers, rules.limit, rules.charges_by_chunk)
+        return StepMemory(totals, budgets)
+    if rooms != [None] * len(rooms):
+        placement, count, stages = rules.placement, rules.microbatches, range(len(rooms))
+        orders = [planned_order(order, stage, placement, count, False) for stage in stages]
+        _check(setting, shares, order_peaks(orders, footprints, numbers), order.title)
+    return StepMemory(totals, [None] * len(totals))
 
 
 def _share(setting: Setting, own: Sequence[StageLedger], buckets: Sequence[str]) -> Share:
@@ -227,67 +225,40 @@ def _share(setting: Setting, own: Sequence[StageLedger], buckets: Sequence[str])
             total -= sum(ledger.buckets[bucket].data_bytes for bucket in buckets)
     if total is not None:
         total = transient + (total - transient) // len(own)
-    return Share(total, transient, len(own) - 1)
+    return Share(total, transient, len(own))
 
 
-def _check_least(setting: Setting, shares: Sequence[Share], footprints: Sequence[Sequence[Chunks]]) -> None:
-    """Refuse budgets that are too small for one microbatch at a time, naming the stage that needs most."""
-    needed = [least_room(own) for own in footprints]
-    short = [s for s, share in enumerate(shares) if share.room is not None and share.room < needed[s]]
-    if short:
-        least = {s: _of_device(shares[s], needed[s]) for s in short}
-        worst = max(short, key=least.__getitem__)
-        total, transient = shares[worst].total, shares[worst].transient
-        assert total is not None
-        raise UsageError(
-            f"{_named(setting)}: stage {worst} has {in_words(total)} for microbatches, and needs "
-            f"{in_words(needed[worst] + transient)} for one at a time ({in_words(transient)} of them while a "
-            f"program runs): {_advice(setting, max(least.values()))}"
-        )
+def _check(setting: Setting, shares: Sequence[Share], needed: Sequence[int], order: str = "") -> None:
+    """Refuse budgets below what stages need for one microbatch at a time, or for a fixed order.
 
-
-def _check_order(
-    setting: Setting,
-    rules: StepRules,
-    shares: Sequence[Share],
-    footprints: Sequence[Sequence[Chunks]],
-    buckets: Sequence[int],
-) -> None:
-    """Refuse a fixed order that may hold more than there is, naming the stage that lacks most."""
-    assert isinstance(rules.schedule, FixedOrder)
-    if all(share.room is None for share in shares):
-        return
-    stages = range(len(shares))
-    orders = [planned_order(rules.schedule, s, rules.placement, rules.microbatches, False) for s in stages]
-    peaks = order_peaks(orders, footprints, buckets)
+    Of the first the stage that needs most is named, of the second the one that lacks most.
+    """
     lacking = {
-        s: peak - room for s, peak in enumerate(peaks) if (room := shares[s].room) is not None and room < peak
+        stage: need - share.room
+        for stage, (share, need) in enumerate(zip(shares, needed, strict=True))
+        if share.room is not None and share.room < need
     }
-    if lacking:
-        worst = max(lacking, key=lacking.__getitem__)
-        total, transient = shares[worst].total, shares[worst].transient
-        assert total is not None
-        least = max(_of_device(shares[s], peaks[s]) for s in lacking)
-        raise UsageError(
-            f"{_named(setting)}: {rules.schedule.title} holds up to {in_words(peaks[worst] + transient)} on "
-            f"stage {worst}, which has {in_words(total)}: {_advice(setting, least)}, a schedule that holds "
-            f"less, or a hint such as bf, which keeps within what there is"
-        )
-
-
-def _of_device(share: Share, room: int) -> int:
-    """The budget of a device with which each of its stages has this room."""
-    return share.transient + room * (share.others + 1)
-
-
-def _named(setting: Setting) -> str:
-    return f"activation_budget={setting}"
-
-
-def _advice(setting: Setting, least: int) -> str:
+    if not lacking:
+        return
+    # The budgets of devices with which each of their stages has so much.
+    least = {stage: shares[stage].transient + needed[stage] * shares[stage].stages for stage in lacking}
+    weight = lacking if order else least
+    worst = max(weight, key=weight.__getitem__)
+    total, transient, _ = shares[worst]
+    assert total is not None
+    most, has, named = in_words(needed[worst] + transient), in_words(total), f"activation_budget={setting}"
+    advice = f"take another device, {REMEDY.removeprefix('or take ')}"
     if isinstance(setting, int):
-        return f"give at least activation_budget={least}, {REMEDY}"
-    return f"take another device, {REMEDY.removeprefix('or take ')}"
+        advice = f"give at least activation_budget={max(least.values())}, {REMEDY}"
+    if order:
+        raise UsageError(
+            f"{named}: {order} holds up to {most} on stage {worst}, which has {has}: {advice}, a schedule "
+            f"that holds less, or a hint such as bf, which keeps within what there is"
+        )
+    raise UsageError(
+        f"{named}: stage {worst} has {has} for microbatches, and needs {most} for one at a time "
+        f"({in_words(transient)} of them while a program runs): {advice}"
+    )
 
 
 UNITS: Mapping[str, int] = {
@@ -305,11 +276,9 @@ def parse_setting(given: object) -> Setting:
         found = int(given)
     elif isinstance(given, str):
         number = given.rstrip("kKMGiB ")
-        unit = UNITS.get(given[len(number) :].strip())
-        try:
-            found = float(number) * unit if unit else -1
-        except ValueError:
-            found = -1
+        unit = UNITS.get(given[len(number) :].strip(), 0)
+        with suppress(ValueError):
+            found = float(number) * unit
     if not 1 <= found < 2**63:
         raise UsageError(
             f"activation_budget={given!r}: give 'auto', None, a number of bytes, or text such as '2GiB' "
@@ -331,13 +300,13 @@ class Memory:
         self._known: set[Any] = set()  # what the ledgers have programs for
         self._latest: tuple[Any, StepMemory] = None, StepMemory((), ())
 
-    @property
+    @cached_property
     def limited(self) -> bool:
         """Whether what is in flight is limited in bytes."""
-        if self._setting == "auto":
-            stage_meshes = self._layout.stage_meshes.values()
-            return any(memory_limit(stage_mesh.device) is not None for stage_mesh in stage_meshes)
-        return self._setting is not None
+        if self._setting != "auto":
+            return self._setting is not None
+        meshes = self._layout.stage_meshes.values()
+        return any(memory_limit(stage_mesh.device) is not None for stage_mesh in meshes)
 
     def start(
         self,
@@ -347,9 +316,8 @@ class Memory:
         slot_bytes: Callable[[], Mapping[int, int]] = dict,
     ) -> None:
         """Take note of this process's stages and optimizers, once they have their parameters and state."""
-        self._slot_bytes = slot_bytes
-        self._stages = stages
-        self._optimizer_bytes = {of.index: own.nbytes for own in optimizers for of in own.stages}
+        self._stages, self._slot_bytes = stages, slot_bytes
+        self._optimizer_bytes = {of.index: nbytes(own.state) for own in optimizers for of in own.stages}
         self._unadded_gradients = rules.unadded_gradients
 
     def forget(self) -> None:
@@ -358,15 +326,14 @@ class Memory:
 
     def ledgers(self) -> list[StageLedger]:
         """What every stage needs, by the programs that are there for training."""
-        slot_bytes = self._slot_bytes()
-        turns = taking_turns(self._layout.devices)
+        layout, slot_bytes, turns = self._layout, self._slot_bytes(), taking_turns(self._layout.devices)
         own = [
             StageLedger.of(
                 stage.chunks,
                 stage.gradient_bytes,
                 self._unadded_gradients,
                 device=str(turns[stage.index]),
-                rank=self._layout.world.rank,
+                rank=layout.world.rank,
                 parameters=sum(leaf.size for leaves in stage.leaves for leaf in leaves),
                 weight_bytes=nbytes(stage.leaves),
                 optimizer_bytes=self._optimizer_bytes.get(stage.index, 0),
@@ -376,18 +343,13 @@ class Memory:
                 buckets=BucketLedger.of_programs(self._library.of_stage(stage.index)),
             ).plain()
             for stage in self._stages
-            if stage.index in self._layout.reported
-            and stage.index < self._layout.stages  # replicas are alike
+            if stage.index in layout.reported and stage.index < layout.stages  # replicas are alike
         ]
-        rows = self._layout.world.gather("the ledgers of all stages", own)
+        rows = layout.world.gather("the ledgers of all stages", own)
         return [StageLedger.of_plain(plain) for plains in rows for plain in plains]
 
     def of_step(self, rules: StepRules, buckets: Sequence[Bucket]) -> StepMemory:
-        """What the stage replicas may hold in a step whose programs are there.
-
-        Raises:
-            UsageError: see `memory_of_step`.
-        """
+        """What the stage replicas may hold in a step whose programs are there; see `memory_of_step`."""
         self._unadded_gradients = max(self._unadded_gradients, rules.unadded_gradients)
         if rules.forward_only or not self.limited:
             nothing = [None] * len(self._layout.groups)

@@ -48,14 +48,15 @@ class Stage:
         stage_mesh: StageMesh,
         params: Sequence[Params],
         roles: Sequence[LeafRoles],
-        updates: SumPrograms,
+        programs: SumPrograms,
     ) -> None:
-        self.index = index
-        self.chunks = chunks
-        self.stage_mesh = stage_mesh
-        self._roles, self._updates = roles, updates
+        self.index, self.chunks, self.stage_mesh = index, chunks, stage_mesh
+        self._roles, self._programs = roles, programs
+        of_chunks = list(enumerate(roles))
+        self._owned = [(chunk, place, of.number[place]) for chunk, of in of_chunks for place in of.owned]
+        self._aliases = [(chunk, of.number[place]) for chunk, of in of_chunks for place in of.aliases]
         self.leaves = [jax.tree.leaves(own) for own in params]
-        self._sums: list[list[jax.Array]] = []  # of the trained leaves
+        self._sums: list[list[jax.Array]] = []  # of the trained leaves, by chunk
         self.reset_gradients()
         self._loss_scale = 0.0
         self.scale_loss(1.0)
@@ -88,12 +89,7 @@ class Stage:
         return [nbytes(own) for own in self._sums]
 
     def replace(self, params: Params) -> None:
-        """Take other values for parameters.
-
-        Args:
-            params: a tree like the one that there is, of arrays or of what gives, for a tuple of slices, that
-                part of one.
-        """
+        """Take other values for parameters: a tree like the one that there is; see `replace_arrays`."""
         for layers, own in zip(self.chunks, self.leaves, strict=True):
             replace_arrays(own, jax.tree.leaves({str(i): params[str(i)] for i in layers}))
 
@@ -112,32 +108,31 @@ class Stage:
 
     def zeros(self, chunk: int) -> list[jax.Array]:
         """In their place for a program whose gradients are to be parked."""
-        return self._updates.zeros[chunk]()  # type: ignore[no-any-return]
+        return self._programs.zeros[chunk]()  # type: ignore[no-any-return]
 
     def add(self, chunk: int, parked: Arrays) -> None:
         """Add a microbatch's parked gradients of a chunk to the sums."""
-        self._sums[chunk] = self._updates.accumulate[chunk](self._sums[chunk], parked)
-
-    def norms(self) -> jax.Array:
-        """Of gradient sums and parameters that this stage owns; see `SumPrograms`."""
-        return self._updates.norms(self.owned(), self.owned_sums())  # type: ignore[no-any-return]
-
-    def updated(self, owned: Sequence[Arrays], sums: Sequence[Arrays]) -> None:
-        """Take new values of the owned parameters, by chunk, and zeros for their sums.
-
-        Aliases of parameters that are owned elsewhere wait for the new value.
-        """
-        aliased_sums = self._updates.zero_aliases()
-        for chunk, roles in enumerate(self._roles):
-            for place, leaf in zip(roles.owned, owned[chunk], strict=True):
-                self.leaves[chunk][place] = leaf
-            new = dict(zip(roles.owned, sums[chunk], strict=True))
-            new |= zip(roles.aliases, aliased_sums[chunk], strict=True)
-            self._sums[chunk] = [new[place] for place in roles.trained]
+        self._sums[chunk] = self._programs.accumulate[chunk](self._sums[chunk], parked)
 
     def reset_gradients(self) -> None:
-        """Start from zero, after a step that was broken off or is not applied."""
+        """Start from zero, also after a step that was broken off or is not applied."""
         self._sums = [self.zeros(chunk) for chunk in range(len(self.chunks))]
+
+    def owned(self) -> tuple[list[jax.Array], list[jax.Array]]:
+        """The parameters that are updated here, and their gradient sums."""
+        params = [self.leaves[chunk][place] for chunk, place, _ in self._owned]
+        return params, [self._sums[chunk][number] for chunk, _, number in self._owned]
+
+    def norms(self) -> jax.Array:
+        """Of those; see `SumPrograms`."""
+        return self._programs.norms(*self.owned())  # type: ignore[no-any-return]
+
+    def updated(self, params: Arrays, sums: Arrays) -> None:
+        """Take new values of those; aliases of what is owned elsewhere wait for theirs, with zeroed sums."""
+        for (chunk, place, number), leaf, zero in zip(self._owned, params, sums, strict=True):
+            self.leaves[chunk][place], self._sums[chunk][number] = leaf, zero
+        for (chunk, number), zero in zip(self._aliases, self._programs.zero_aliases(), strict=True):
+            self._sums[chunk][number] = zero
 
     def not_finite(self) -> list[str]:
         """The paths of gradient sums that are not finite; looks at all of them on the host."""
@@ -150,19 +145,17 @@ class Stage:
     @cached_property
     def places(self) -> Mapping[Leaf, tuple[int, int]]:
         """Of every parameter: its chunk, and its place in the chunk's list of leaves."""
-        found = {}
-        for chunk, roles in enumerate(self._roles):
-            tree = jax.tree.unflatten(roles.structure, range(roles.structure.num_leaves))
-            for layer, own in tree.items():
-                for n, place in enumerate(jax.tree.leaves(own)):
-                    found[Leaf(int(layer), False, n)] = chunk, place
-        return found
+        return {
+            Leaf(int(layer), False, n): (chunk, place)
+            for chunk, of in enumerate(self._roles)
+            for layer, own in jax.tree.unflatten(of.structure, range(of.structure.num_leaves)).items()
+            for n, place in enumerate(jax.tree.leaves(own))
+        }
 
     def leaf(self, leaf: Leaf) -> jax.Array:
         """A parameter."""
         chunk, place = self.places[leaf]
-        own: Sequence[jax.Array] = self.leaves[chunk]
-        return own[place]
+        return self.leaves[chunk][place]  # type: ignore[no-any-return]
 
     def set_leaf(self, leaf: Leaf, value: jax.Array) -> None:
         """Give an alias its owner's value."""
@@ -181,20 +174,8 @@ class Stage:
 
     def add_aliases(self, leaf: Leaf, gradients: Arrays) -> None:
         """Add the gradient sums of all its aliases to an owner's."""
-        add = self._updates.add_aliases[self.places[leaf]]
+        add = self._programs.add_aliases[self.places[leaf]]
         self.set_gradient(leaf, add(self.gradient(leaf), list(gradients)))
-
-    # What an optimizer sees, by chunk.
-
-    def owned(self) -> list[Arrays]:
-        """The parameters that are updated here."""
-        pairs = zip(self._roles, self.leaves, strict=True)
-        return [[own[place] for place in roles.owned] for roles, own in pairs]
-
-    def owned_sums(self) -> list[Arrays]:
-        """Their gradient sums."""
-        pairs = zip(self._roles, self._sums, strict=True)
-        return [[own[roles.number[place]] for place in roles.owned] for roles, own in pairs]
 
 
 def merged(chunks: Sequence[Params]) -> Params:
@@ -203,7 +184,10 @@ def merged(chunks: Sequence[Params]) -> Params:
 
 
 def replace_arrays(arrays: list[jax.Array], values: Sequence[Any]) -> None:
-    """Put values where these arrays are, one after the other, so that no more than one is there twice."""
+    """Put values where these arrays are, one after the other, so that no more than one is there twice.
+
+    A value is an array, or gives by `value[slices]` that part of one.
+    """
     for i, (old, new) in enumerate(zip(arrays, values, strict=True)):
         if isinstance(new, jax.Array):
             arrays[i] = jax.device_put(new, old.sharding)

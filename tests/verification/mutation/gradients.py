@@ -102,7 +102,7 @@ def a_moving_average(original: Any) -> Any:
 @row(
     bug="Each microbatch was averaged over its own tokens, so tokens of short microbatches counted more.",
     source="pytorch/torchtitan#2206",
-    target="rrfp_jax.runtime.programs.virtual_stage:VirtualStageShape.flat",
+    target="rrfp_jax.runtime.programs.stage_programs:VirtualStageShape.flat",
     here="A loss gives its sum and its weight; a loss that gives means is refused at the start.",
     tests=[PARITY],
 )
@@ -142,7 +142,7 @@ def a_mean_of_replicas_means(original: Any) -> Any:
 @row(
     bug="The gradients of data-parallel ranks were averaged where their sum was right.",
     source="deepspeedai/DeepSpeed#7107",
-    target="rrfp_jax.runtime.stages.replicas:_add",
+    target="rrfp_jax.runtime.programs.gradients:_add_replicas",
     here="Replicas add sums, and nothing divides by their number.",
     tests=[REPLICAS],
 )

@@ -53,8 +53,8 @@ def cut_to_the_first_length(original: Any) -> Any:
     tests=[LENGTHS],
 )
 def programs_of_the_first_shape(original: Any) -> Any:
-    return lambda self, stage, phase, programs, buckets, inputs: original(
-        self, stage, phase, programs, [0] * len(buckets), inputs
+    return lambda self, stage, phase, programs, buckets, *rest: original(
+        self, stage, phase, programs, [0] * len(buckets), *rest
     )
 
 
@@ -222,7 +222,7 @@ def nothing_compiled_after_an_evaluation(original: Any) -> Any:
 @row(
     bug="Layers run in an evaluation as if they trained, with dropout.",
     source=OURS,
-    target="rrfp_jax.runtime.programs.virtual_stage:VirtualStageShape.flat",
+    target="rrfp_jax.runtime.programs.stage_programs:VirtualStageShape.flat",
     here="Evaluation has programs of its own, which are traced with `mb.training` False.",
     tests=["tests/train/test_trainer.py::test_layers_know_whether_they_train"],
 )
