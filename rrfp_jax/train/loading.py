@@ -72,9 +72,8 @@ class Loader:
             while self._ahead is not None and not self._ahead.join(min(LONGEST_SLEEP_SECONDS, limit)):
                 if perf_counter() - max(began, self._request.since) > limit:
                     self._world.waits.at_limit()
-                    waits, what = self._world.waits, self._request.awaited()
                     raise TrainingError(
-                        f"{waits.name} gives up waiting for {waits.words(what)}: look at what the data does "
+                        f"{self._world.waits.given_up(self._request.awaited())}: look at what the data does "
                         f"there, or allow more with stall_seconds, now {limit:g}"
                     )
 

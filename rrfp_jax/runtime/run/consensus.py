@@ -38,6 +38,9 @@ from rrfp_jax.trace.records import TaskRecord
 Plain: TypeAlias = Sequence[Any]
 """A message as plain data."""
 
+Ring: TypeAlias = Callable[[], None]
+"""Wakes the driver."""
+
 
 class Carrier(Protocol):
     """Carries messages to a process's partners and back; entered for a step, and idle outside."""
@@ -119,16 +122,10 @@ class StoreCarrier(Carrier):
     """
 
     def __init__(
-        self,
-        store: Store,
-        name: str,
-        rank: int,
-        partners: Sequence[int],
-        ring: Callable[[], None],
-        silence_seconds: float,
+        self, store: Store, name: str, rank: int, partners: Sequence[int], ring: Ring, silence: float
     ) -> None:
         self._store, self._name, self._rank = store, f"rrfp/{name}", rank
-        self._ring, self._silence = ring, silence_seconds
+        self._ring, self._silence = ring, silence
         self._outbox: SimpleQueue[Plain | str | None] = SimpleQueue()  # messages; folders to delete; the end
         self._come: deque[bytes] = deque()
         self._heard = dict.fromkeys(partners, 0)
@@ -140,10 +137,8 @@ class StoreCarrier(Carrier):
         self._failure: RuntimeError | None = None
         self._open, self._closed = threading.Event(), False
         bodies = [self._write, *(partial(self._read, partner) for partner in partners)]
-        self._threads = [
-            threading.Thread(target=_until_failure, args=[body], name="rrfp-group", daemon=True)
-            for body in bodies
-        ]
+        make = partial(threading.Thread, target=_until_failure, name="rrfp-group", daemon=True)
+        self._threads = [make(args=[body]) for body in bodies]
 
     @property
     def calls(self) -> int:

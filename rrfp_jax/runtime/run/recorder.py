@@ -149,16 +149,7 @@ STARTING, COMPILING, ENDED = RunPhase("starting"), RunPhase("compiling"), RunPha
 
 
 class RecordedRound:
-    """What was recorded of a round.
-
-    Attributes:
-        before: how many tasks the process had dispatched before.
-        ended: how many had ended by now, those among them.
-        members: the ranks that share its stage and agree on what to run; none if it is alone.
-        told: messages that it has sent to them.
-        heard: by member, messages that have come.
-        own: its stage replicas.
-    """
+    """What was recorded of a round."""
 
     def __init__(self, board: BoardLayout) -> None:
         self.round: int = board.round
@@ -166,12 +157,12 @@ class RecordedRound:
         self.placement = Placement(board.stages, board.chunks, SHAPES[board.shape])
         self.microbatches: int = board.microbatches
         self.forward_only = bool(board.forward_only)
-        self.before: int = board.before
-        self.ended: int = board.ended
-        self.told: int = board.told
-        self.members = tuple(board.members[: board.membership])
-        self.heard = tuple(board.heard[: board.membership])
-        self.own = tuple(board.own[: board.owns])
+        self.before: int = board.before  # tasks that the process had dispatched before
+        self.ended: int = board.ended  # tasks that had ended by now, those among them
+        self.told: int = board.told  # messages to the members
+        self.members = tuple(board.members[: board.membership])  # who agrees on what its stage runs
+        self.heard = tuple(board.heard[: board.membership])  # messages, by member
+        self.own = tuple(board.own[: board.owns])  # stage replicas
         count = 2 * board.owns * board.chunks * board.microbatches
         self.sent_bits, self.got_bits = bytes(board.sent[:count]), bytes(board.got[:count])
 
@@ -208,38 +199,23 @@ class RecordedDispatch:
 
 @dataclass(frozen=True)
 class Recording:
-    """What a flight recorder holds.
-
-    Attributes:
-        stages: as text: "stage 2 of replica 1".
-        stage_bits: their numbers, as bits, alike for all replicas.
-        phase: what the process was at; without a name if it had not said.
-        phase_since, beat: when that began and when it was last known alive, in the seconds of `time.time()`.
-        last: the latest dispatches, oldest first, at most 64.
-        host, started: of the process: the machine's name, and its start as `start_of` has it; None if that
-            is unknown.
-        dump_signal: that makes the process dump its stacks; 0 for none.
-        entered, collective: how many programs of several processes it has entered that are no tasks; the
-            latest of them.
-        round: what it has sent and got in the present round.
-        training_step: the latest that it has begun; None if there is none.
-    """
+    """What a flight recorder holds; times are in the seconds of `time.time()`."""
 
     rank: int
     pid: int
-    stages: str
-    phase: RunPhase
+    stages: str  # as text: "stage 2 of replica 1"
+    phase: RunPhase  # without a name if the process had not said what it was at
     phase_since: float
-    beat: float
-    last: tuple[RecordedDispatch, ...]
+    beat: float  # when it was last known alive
+    last: tuple[RecordedDispatch, ...]  # oldest first, at most 64
     host: str = ""
-    started: int | None = None
-    dump_signal: int = 0
-    entered: int = 0
+    started: int | None = None  # as `start_of` has it
+    dump_signal: int = 0  # has the process dump its stacks; 0 for none
+    entered: int = 0  # programs of several processes that are no tasks, and the latest of them:
     collective: str = ""
     round: RecordedRound | None = None
-    training_step: int | None = None
-    stage_bits: tuple[int, ...] = ()
+    training_step: int | None = None  # the latest that it has begun
+    stage_bits: tuple[int, ...] = ()  # numbers of its stages, as bits, alike for all replicas
 
     @property
     def name(self) -> str:

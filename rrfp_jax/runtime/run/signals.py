@@ -83,9 +83,7 @@ class StopReason(IntEnum):
 class Stop:
     """What this process knows of a request to stop.
 
-    Attributes:
-        requested: of this process.
-        agreed: of some process, as of the latest gather; equal everywhere at the same point.
+    `requested` is that of this process; `agreed` that of all, as of the latest gather, and equal everywhere.
     """
 
     def __init__(self) -> None:
@@ -325,13 +323,8 @@ class StopsAfterStep(SignalAnswer):
     """The answer to signals between the first step and the last: the run is to stop at a step boundary.
 
     A second signal ends this process at once, and so does the limit if there was no step boundary: even if
-    the main thread is stuck.
-
-    Args:
-        world: is asked to stop.
-        limit_seconds: until a step must have ended.
-        say: is told why the run is to stop, and whether this was the last warning.
-        leave: is called just before this process ends from here, to leave its terminal in order.
+    the main thread is stuck. `say` is told why the run is to stop, and whether this was the last warning;
+    `leave` is called just before this process ends from here, to leave its terminal in order.
     """
 
     def __init__(

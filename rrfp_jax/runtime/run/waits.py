@@ -41,14 +41,9 @@ LONGEST_SECONDS = 366 * 86400.0
 
 
 class Awaited(Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """Something that a rank waits for.
+    """Something that a rank waits for."""
 
-    Attributes:
-        waited: seconds without progress.
-        limit: on them.
-    """
-
-    waited: float = 0.0
+    waited: float = 0.0  # seconds without progress
     limit: float = inf
 
     @property
@@ -121,12 +116,7 @@ AnyAwaited: TypeAlias = (
 
 
 def words(awaited: AnyAwaited, name: Callable[[int], str]) -> str:
-    """What is waited for, as messages have it: "input of F3 on stage 2 in step 7, since 2.1 s".
-
-    Args:
-        awaited: the value.
-        name: of a rank.
-    """
+    """What is waited for, as messages have it: "input of F3 on stage 2 in step 7, since 2.1 s"."""
     match awaited:
         case ForTask(stage=stage, replica=replica):
             of = f" of replica {replica}" if replica else ""
@@ -157,17 +147,8 @@ def pause(waited_seconds: float) -> float:
     return max(SHORTEST_PAUSE, PAUSE_SHARE * waited_seconds)
 
 
-def _nothing() -> None:
-    """No launcher looks at this process."""
-
-
 class LimitedWait:
-    """One wait under way.
-
-    Attributes:
-        limit: in seconds without progress.
-        since: the beginning, or the last progress (s, `perf_counter`).
-    """
+    """One wait under way, with a limit in seconds without progress; `since` is the last progress."""
 
     def __init__(self, waits: Waits, what: What, limit: float) -> None:
         self._waits, self._what, self.limit = waits, what, limit
@@ -192,15 +173,9 @@ class LimitedWait:
         return max(min(seconds, self.left), 0.0)
 
     def check(self) -> None:
-        """Give up at the limit.
-
-        Raises:
-            TrainingError: naming what was waited for.
-        """
+        """Give up at the limit, by a TrainingError that names what was waited for."""
         if self.reached():
-            raise TrainingError(
-                f"{self._waits.name} gives up waiting for {self._waits.words(self.awaited()[0])}"
-            )
+            raise TrainingError(self._waits.given_up(self.awaited()[0]))
 
     def reached(self) -> bool:
         """Whether it has come to its limit; then others have looked at why (`status_report.py`)."""
@@ -222,30 +197,23 @@ class LimitedWait:
 class Waits:
     """The waits of the main thread: at most one at a time, or one within another.
 
-    Args:
-        rank: of this process.
-        describe: gives the name of a rank for messages.
-
-    Attributes:
-        stall_seconds: the limit of a wait that is given none.
-        at_limit: called before a wait is given up.
+    `stall_seconds` is the limit of a wait that is given none; `at_limit` is called before one is given up.
     """
 
     def __init__(self, rank: int, describe: Callable[[int], str]) -> None:
         self.stall_seconds = STALL_SECONDS
-        self.at_limit: Callable[[], None] = _nothing
+        self.at_limit: Callable[[], None] = lambda: None
         self._rank, self._describe = rank, describe
         self._current: LimitedWait | None = None
         self._broken_off: Sequence[AnyAwaited] = ()
 
-    @property
-    def name(self) -> str:
-        """Of this process, for messages."""
-        return self._describe(self._rank)
-
     def words(self, awaited: AnyAwaited) -> str:
         """See `words`."""
         return words(awaited, self._describe)
+
+    def given_up(self, awaited: AnyAwaited) -> str:
+        """What is said of a wait at its limit."""
+        return f"{self._describe(self._rank)} gives up waiting for {self.words(awaited)}"
 
     @contextmanager
     def waits_for(self, what: What, limit_seconds: float | None = None) -> Iterator[LimitedWait]:
