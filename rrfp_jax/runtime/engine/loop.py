@@ -29,7 +29,7 @@ from rrfp_jax.runtime.engine.device import DEEPEST, DeviceQueue, Running, precis
 from rrfp_jax.runtime.engine.pacing import ArrivalDelays
 from rrfp_jax.runtime.mesh.layout import taking_turns
 from rrfp_jax.runtime.run.consensus import Agreement
-from rrfp_jax.runtime.run.mailbox import EventWakeup, Wakeup
+from rrfp_jax.runtime.run.mailbox import EventWakeup
 from rrfp_jax.runtime.run.recorder import ARRIVED, COMING, DELIVERED, OFFERED, PRODUCED
 from rrfp_jax.runtime.run.signals import interrupts_held
 from rrfp_jax.runtime.run.waits import LONGEST_SLEEP_SECONDS, AnyAwaited, ForProgram, ForTask, LimitedWait
@@ -125,7 +125,7 @@ class Driver:
         self.devices, self._name = devices, name
         self._world, self._steps = world, 0
         self._stall_seconds = stall_seconds
-        self._bell: Wakeup = world.mailbox or EventWakeup()
+        self._bell = world.mailbox or EventWakeup()
         firsts = taking_turns(devices)
         distinct = list(dict.fromkeys(firsts.values()))
         self._queues = [queue(str(device), self._bell.ring) for device in distinct]

@@ -20,7 +20,7 @@ import secrets
 import selectors
 import socket
 from collections.abc import Collection, Generator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from hashlib import sha256
 from struct import Struct
 from time import monotonic, sleep
@@ -63,19 +63,13 @@ def connect(
 ) -> dict[int, socket.socket]:
     """A socket to every other rank: this one calls those below it and is called by those above.
 
-    Raises:
-        TrainingError: a rank did not answer or call in time, or has another token, naming it.
+    TrainingError names a rank that did not answer or call in time, or has another token.
     """
     deadline = monotonic() + seconds
-    try:
+    with listener:
         sockets = {r: _call(r, addresses[r], rank, token, deadline) for r in range(rank)}
-        acceptor = Acceptor(listener, rank, range(rank + 1, len(addresses)), token)
-        try:
+        with closing(Acceptor(listener, rank, range(rank + 1, len(addresses)), token)) as acceptor:
             sockets |= acceptor.open(deadline)
-        finally:
-            acceptor.close()
-    finally:
-        listener.close()
     for connection in sockets.values():
         connection.setblocking(True)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -179,11 +173,7 @@ class Acceptor:
         self._selector.register(listener, selectors.EVENT_READ)
 
     def open(self, deadline: float) -> Mapping[int, socket.socket]:
-        """Accept calls until every awaited rank has proved that it is there.
-
-        Raises:
-            TrainingError: some have not in time, naming them.
-        """
+        """Accept calls until every awaited rank has proved that it is there."""
         while self._awaited:
             if (left := deadline - monotonic()) <= 0:
                 missing = ", ".join(map(str, self._awaited))
@@ -236,10 +226,9 @@ class Acceptor:
 
     def _drop(self, connection: socket.socket) -> None:
         self._forget(connection)
-        try:
+        caller = "somebody"
+        with suppress(OSError):
             caller = connection.getpeername()
-        except OSError:
-            caller = "somebody"
         connection.close()
         log.warning("dropped a connection from %s that is not of this run", caller)
 

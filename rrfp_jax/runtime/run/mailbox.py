@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from math import inf
 from time import perf_counter
-from typing import Any, NamedTuple, Protocol, TypeVar, get_args
+from typing import Any, NamedTuple, TypeVar, get_args
 
 import msgspec
 import numpy as np
@@ -107,18 +107,8 @@ def whole(parts: Sequence[bytes]) -> Any:
     return msgspec.msgpack.decode(b"".join(parts))
 
 
-class Wakeup(Protocol):
-    """Wakes one sleeper. The mailbox of a process of several is one, too: messages ring it."""
-
-    def ring(self) -> None:
-        """Wake the sleeper, or let its next sleep end at once; from any thread."""
-
-    def sleep(self, seconds: float) -> None:
-        """Sleep until a ring, at most so long."""
-
-
 class EventWakeup:
-    """For a process that is alone."""
+    """Wakes one sleeper of a process that is alone. Among several the mailbox does, as messages ring it."""
 
     def __init__(self) -> None:
         self._event = threading.Event()

@@ -163,14 +163,9 @@ class LimitedWait:
         """Seconds without progress."""
         return perf_counter() - self.since
 
-    @property
-    def left(self) -> float:
-        """Seconds up to the limit; 0 or less once it is reached."""
-        return self.limit - self.waited
-
     def shortened(self, seconds: float) -> float:
         """A sleep that does not outlast the limit."""
-        return max(min(seconds, self.left), 0.0)
+        return max(min(seconds, self.limit - self.waited), 0.0)
 
     def check(self) -> None:
         """Give up at the limit, by a TrainingError that names what was waited for."""
@@ -183,7 +178,7 @@ class LimitedWait:
         still = self._looked - before
         if still > STOOD_STILL_SECONDS + 2 * pause(before - self.since):
             self.since += still
-        if self.left > 0:
+        if self.waited < self.limit:
             return False
         self._waits.at_limit()
         return True
