@@ -104,7 +104,7 @@ def run(case: AgreementCase, layout: Layout, remote: Transport | None) -> dict[s
             busy_seconds += [own for *_, own in gathered]
             members = [MemberStep(Part(*part).records(), known) for part, known, *_ in gathered]
             steps.append(_figures(rules, members, layout.groups, case.protocol))
-    agreement.close()
+    agreement.carrier.close()
     shares = sorted(100 * own["exposed"] / own["seconds"] for own in steps)
     return asdict(case) | {
         "exposed_us_per_task": 1e6 * median(own["exposed_per_task"] for own in steps),

@@ -209,7 +209,7 @@ class Driver:
         for transport in self.transports:
             transport.close()
         if self.agreement is not None:
-            self.agreement.close()
+            self.agreement.carrier.close()
 
     def gather(self, what: str, value: Any, records: Sequence[TaskRecord], step: int) -> list[Any]:
         """What every process says of a step that has run, by rank; stages of several compare their orders.

@@ -419,10 +419,6 @@ class Agreement:
         heard = [own["heard"][self._world.rank] for own in others if self._world.rank in own["heard"]]
         self.carrier.forget(min(heard, default=0))
 
-    def close(self) -> None:
-        """No step follows; returns at once, and does nothing the second time."""
-        self.carrier.close()
-
     def _file(self, plain: Plain) -> None:
         round, sent, kind, message = plain
         if round > self._round:

@@ -104,12 +104,10 @@ class ExitReport:
 
 def report_in(line: bytes) -> ExitReport | None:
     """The last words that a printed line holds; None if it holds none."""
-    if not line.startswith(WORDS.encode()):
-        return None
-    try:
-        return as_kind(parse_json(line.removeprefix(WORDS.encode())), ExitReport)
-    except ValueError:
-        return None
+    text = line.removeprefix(WORDS.encode())
+    with suppress(ValueError):
+        return None if text == line else as_kind(parse_json(text), ExitReport)
+    return None
 
 
 def read_all(folder: Path) -> dict[int, ExitReport]:

@@ -20,6 +20,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from ctypes import Structure, c_char, c_double, c_int32, c_int64, c_uint8, c_uint32, c_uint64
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,11 +120,10 @@ def is_stopped(pid: int) -> bool:
 
 
 def _stat(pid: int) -> list[str] | None:
-    try:
+    with suppress(OSError):
         text = read_whole(Path(f"/proc/{pid}/stat"), LONGEST_STAT)
-    except OSError:
-        return None
-    return text.rpartition(b")")[2].decode("ascii").split()
+        return text.rpartition(b")")[2].decode("ascii").split()
+    return None
 
 
 def host_name() -> bytes:

@@ -44,10 +44,9 @@ class StatusReport:
 
 def read_report(folder: Path, rank: int) -> StatusReport | None:
     """The latest of a rank; None if there is none that can be read."""
-    try:
+    with suppress(Unreadable):
         return read_json(folder / f"testimony-{rank}.json", StatusReport)
-    except Unreadable:
-        return None
+    return None
 
 
 def leave_file(folder: Path | int, name: str, content: Any) -> None:

@@ -101,10 +101,9 @@ class World:
 
     def has_folder(self, folder: Path) -> bool:
         """Whether a folder is the one in which the launcher collects what ranks leave."""
-        if self.folder_descriptor is None:
-            return False
+        own = self.folder_descriptor
         with suppress(OSError):
-            return os.path.samestat(os.fstat(self.folder_descriptor), folder.stat())
+            return own is not None and os.path.samestat(os.fstat(own), folder.stat())
         return False
 
     def run_stages(self, stages: Sequence[str], own: Collection[int] = ()) -> None:
