@@ -48,14 +48,8 @@ from rrfp_jax.core.tasks import CHARGES, Task
 class Admission(ABC):
     """What one stage holds, and what fits beside it.
 
-    A limit that the whole step fits into is treated as no limit.
-
-    Args:
-        costs: `[chunk][microbatch]`, in whatever unit the limit has: 1 each, or bytes.
-        limit: on the sum of what is held; None admits everything.
-
-    Attributes:
-        held: the sum.
+    Costs are `[chunk][microbatch]`, in whatever unit the limit has: 1 each, or bytes. The limit is on the sum
+    of what is held; one that the whole step fits into is treated as none.
 
     Raises:
         ValueError: a microbatch whose chunks cost more than the limit together could never end.
@@ -135,11 +129,7 @@ class ByChunk(Admission):
         return max(rest, max(self._sums[lowest:begun]) + self._level) if lowest < begun else rest
 
     def leaves_room(self, task: Task, order: Sequence[Task], start: int, stop: int) -> bool:
-        """See `Admission.leaves_room`.
-
-        True for the lowest unfinished microbatch in any case, which must never wait.
-        """
-        if self._limit is None or task.microbatch <= self._lowest:
+        if self._limit is None or task.microbatch <= self._lowest:  # the lowest must never wait
             return True
         room = self._limit - self._costs[task.chunk][task.microbatch]
         held, costs, states = self.held, self._costs, self._states
@@ -243,12 +233,7 @@ exponential with a mean of up to a forward (`python -m benchmarks.studies.reorde
 
 
 class Accumulator:
-    """Turn and parked gradients of one stage; the spare buffers are shared by its chunks.
-
-    Attributes:
-        spare: how many gradients may wait for their turn at once.
-        parked: how many do.
-    """
+    """Turn and parked gradients of one stage; `spare` buffers, shared by its chunks, have place for those."""
 
     def __init__(self, chunks: int, mode: Accumulation, spare: int) -> None:
         if mode not in ("index", "arrival"):

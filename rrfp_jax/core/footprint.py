@@ -83,23 +83,18 @@ class Footprint:
         """Of the program that needs most."""
         return max(map(self.transient_bytes, Kind))
 
-    def held_change(self, kind: Kind) -> int:
-        """By how much a dispatch of this kind changes what is held between programs."""
-        before = KINDS[kind].after
-        return self._held_after(kind) - (0 if before is None else self._held_after(before))
-
     def bytes_after(self, kind: Kind) -> int:
         """What is there from a dispatch of this kind to the next one: held, sent, or on its way here."""
         whole = max(self.activation_out_bytes, self.gradient_in_bytes)
         return self._held_after(kind) + (whole if KINDS[kind].flow > 0 else self.gradient_out_bytes)
 
-    def arriving(self, flow: int) -> int:
-        """Of the message that comes for a task with this `KindRow.flow`."""
-        return self.activation_in_bytes if flow > 0 else self.gradient_in_bytes if flow else 0
-
-    def leaving(self, flow: int) -> int:
-        """Of the message that a task with this flow sends."""
-        return self.activation_out_bytes if flow > 0 else self.gradient_out_bytes if flow else 0
+    def effect(self, kind: Kind) -> tuple[int, int, int, int]:
+        """What arrives for a task, what leaves, and what its dispatch adds: to stay, and while it runs."""
+        before, flow = KINDS[kind].after, KINDS[kind].flow
+        arrives = self.activation_in_bytes if flow > 0 else self.gradient_in_bytes if flow else 0
+        leaves = self.activation_out_bytes if flow > 0 else self.gradient_out_bytes if flow else 0
+        held = self._held_after(kind) - (0 if before is None else self._held_after(before))
+        return arrives, leaves, held + leaves - arrives, self.transient_bytes(kind)
 
     def _held_after(self, kind: Kind) -> int:
         holds = KINDS[kind].holds
@@ -144,12 +139,8 @@ def step_budgets(
 ) -> list[Budget | None]:
     """The budgets of all stages for a step under a hint.
 
-    Args:
-        rooms: bytes of each stage for microbatches; None for no limit.
-        footprints: by stage and bucket.
-        buckets: of each microbatch.
-        most: microbatches in flight at most.
-        by_chunk: whether each chunk is charged by itself (`StepRules.charges_by_chunk`).
+    `rooms` are bytes of each stage for microbatches, of which `most` may be in flight; None for no limit.
+    Footprints are by stage and bucket. With `by_chunk` each chunk is charged by itself.
 
     Raises:
         ValueError: a stage has less than `least_room`.
@@ -237,10 +228,6 @@ def _of_microbatches(by_bucket: Iterable[T], buckets: Sequence[int]) -> list[T]:
 class Meter:
     """Counts bytes by what is dispatched, what is on its way here, and what has been delivered elsewhere.
 
-    Args:
-        footprints: by bucket.
-        buckets: of each microbatch.
-
     Attributes:
         now: bytes held for microbatches: arrived or arriving, kept between programs, sent and not delivered.
         peak: the most so far, with what each program needs while it runs.
@@ -248,10 +235,8 @@ class Meter:
 
     def __init__(self, footprints: Sequence[Chunks], buckets: Sequence[int]) -> None:
         self._buckets = buckets
-        flows = [row.flow for row in KINDS]
-        self._inputs = [[[*map(chunk.arriving, flows)] for chunk in chunks] for chunks in footprints]
-        self._outputs = [[[*map(chunk.leaving, flows)] for chunk in chunks] for chunks in footprints]
-        self._changes = [[_changes(chunk) for chunk in chunks] for chunks in footprints]
+        # By bucket, chunk and kind: what arrives, what leaves, what there is more, and more for a while.
+        self._effects = [[[*map(chunk.effect, Kind)] for chunk in chunks] for chunks in footprints]
         self.begin()
 
     def begin(self) -> None:
@@ -261,28 +246,17 @@ class Meter:
     def coming(self, awaited: Input) -> None:
         """The memory of an input from another virtual stage is taken from now on."""
         direction, chunk, microbatch = awaited
-        self.now += self._inputs[self._buckets[microbatch]][chunk][direction]
+        self.now += self._effects[self._buckets[microbatch]][chunk][direction][0]
         self.peak = max(self.peak, self.now)
 
     def dispatched(self, task: Task) -> None:
         """A task's program is dispatched: its results are there, its input and what else it drops is not."""
         kind, chunk, microbatch = task
-        change, transient = self._changes[self._buckets[microbatch]][chunk][kind]
+        _, _, change, transient = self._effects[self._buckets[microbatch]][chunk][kind]
         self.now += change
         self.peak = max(self.peak, self.now + transient)
 
     def delivered(self, sent: Output) -> None:
         """What was sent is at its destination."""
         direction, chunk, microbatch = sent
-        self.now -= self._outputs[self._buckets[microbatch]][chunk][direction]
-
-
-def _changes(chunk: Footprint) -> list[tuple[int, int]]:
-    """By kind: how a dispatch changes what there is, and what it needs besides for a while."""
-    return [
-        (
-            chunk.held_change(kind) + chunk.leaving(KINDS[kind].flow) - chunk.arriving(KINDS[kind].flow),
-            chunk.transient_bytes(kind),
-        )
-        for kind in Kind
-    ]
+        self.now -= self._effects[self._buckets[microbatch]][chunk][direction][1]

@@ -88,11 +88,7 @@ class Member:
         self.scheduler = scheduler
 
     def handle(self, event: Event | GroupMessage) -> Answer:
-        """Take in an event, or a message from another rank of the group.
-
-        Raises:
-            IllegalEvent, ScheduleError: see `StageScheduler.handle`.
-        """
+        """Take in an event, or a message from another rank of the group; raises as a scheduler does."""
         raise NotImplementedError
 
     def awaited(self, named: bool = True) -> Wait:

@@ -39,8 +39,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate, compress
 from typing import Any, Protocol
 
-from rrfp_jax.core.orders import FixedOrder
-from rrfp_jax.core.tasks import CHARGES, KINDS, WEIGHT, Direction, Placement, Task
+from rrfp_jax.core.orders import FixedOrder, split_of
+from rrfp_jax.core.tasks import CHARGES, KINDS, Direction, Placement, Task
 
 DIRECTIONS = tuple(Direction)
 
@@ -76,7 +76,7 @@ class HintView(Protocol):
 
 @dataclass(frozen=True)
 class Only:
-    """Some of a stage's runnable tasks, as if there were no others."""
+    """Some of a stage's runnable tasks, as if there were no others; see `HintView`."""
 
     ready: HintView
     wanted: Callable[[Task], bool]
@@ -299,9 +299,7 @@ class Ranked(Hint):
         return self.order.placement_for(stages, chunks)
 
     def split(self, stage: int, placement: Placement, microbatches: int) -> Collection[tuple[int, int]]:
-        """Where the order names a W."""
-        tasks = self.order.order(stage, placement, microbatches)
-        return {(task.chunk, task.microbatch) for task in tasks if task.kind is WEIGHT}
+        return split_of(self.order.order(stage, placement, microbatches))
 
     def start(self, stage: int, placement: Placement, microbatches: int) -> _Place:
         """At the beginning of the stage's order."""
@@ -330,10 +328,8 @@ def _by_rank(line: _Line, ready: HintView) -> list[Task]:
 
 
 def _ascends(order: Sequence[Task]) -> bool:
-    latest: dict[tuple[int, int], int] = {}
+    """Whether the tasks of every direction and chunk are in microbatch order."""
+    places: dict[tuple[Direction, int], list[int]] = {}
     for kind, chunk, microbatch in order:
-        place = KINDS[kind].direction, chunk
-        if latest.get(place, -1) > microbatch:
-            return False
-        latest[place] = microbatch
-    return True
+        places.setdefault((KINDS[kind].direction, chunk), []).append(microbatch)
+    return all(own == sorted(own) for own in places.values())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -31,6 +31,11 @@ class FixedOrder(ABC):
         Raises:
             ValueError: the schedule is not defined for this placement or number of microbatches.
         """
+
+
+def split_of(order: Iterable[Task]) -> set[tuple[int, int]]:
+    """The (chunk, microbatch) whose backward runs as I and W in an order: where it has a W."""
+    return {(chunk, microbatch) for kind, chunk, microbatch in order if kind is WEIGHT}
 
 
 @dataclass(frozen=True, repr=False)
@@ -212,11 +217,7 @@ def _zero_bubble(microbatches: int, warmup: int, lag: int) -> list[Task]:
 def require_placement(
     name: str, placement: Placement, chunks: int | None = None, shape: str | None = None
 ) -> None:
-    """Refuse a placement for which a schedule is not defined.
-
-    Raises:
-        ValueError: naming both, and what to do.
-    """
+    """Refuse a placement for which a schedule is not defined."""
     remedy = "take another schedule, or leave the number of chunks to this one"
     if chunks not in (None, placement.chunks):
         only = "one chunk" if chunks == 1 else f"{chunks} chunks"

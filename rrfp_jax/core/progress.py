@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from enum import Enum
-from itertools import chain
 
 from rrfp_jax.core.tasks import (
     BACKWARD,
@@ -43,11 +42,7 @@ class ReadyBy(Enum):
 
 
 def ready_by(kind: Kind, arrives: bool) -> ReadyBy:
-    """What makes a task ready.
-
-    Where its input comes from another virtual stage (`arrives`), that always comes last: a gradient exists
-    only after the forward of its own microbatch.
-    """
+    """What makes a task ready; an input from another virtual stage comes after the task's own forward."""
     if arrives:
         return ReadyBy.ARRIVAL
     return ReadyBy.BEGINNING if KINDS[kind].after is None else ReadyBy.PREDECESSOR
@@ -74,14 +69,8 @@ def all_tasks(chunks: int, microbatches: int) -> TaskIndex:
 class ReadyQueue:
     """The tasks of one direction and chunk by microbatch.
 
-    Attributes:
-        tasks: by microbatch, as they are called on this stage.
-        states: by microbatch, WAITING, READY or DISPATCHED.
-        ready: how many are ready.
-        lowest: the lowest microbatch that is ready, -1 if none is.
-        by: what makes them ready.
-        predecessor: the row of the tasks that are dispatched before them, if there are any.
-        mixed: whether both B's and I's are among them.
+    `ready` of them are ready, at `lowest` and above (-1: none). `by` says what makes them so, `predecessor`
+    has the tasks that are dispatched before them, and `mixed` whether both B's and I's are among them.
     """
 
     __slots__ = ("by", "lowest", "mixed", "predecessor", "ready", "states", "tasks")
@@ -125,31 +114,27 @@ class Progress:
             splits[chunk] += backwards[chunk][microbatch].kind is BACKWARD
             backwards[chunk][microbatch] = names[INPUT][chunk][microbatch]
         self.splits = sum(splits)
-
-        def causes(kind: Kind) -> Iterator[ReadyBy]:
-            tasks = (row[0] for row in names[kind])
-            return (ready_by(kind, placement.needs_arrival(stage, task)) for task in tasks)
-
-        self.forwards = [ReadyQueue(*row) for row in zip(names[FORWARD], causes(FORWARD), strict=True)]
-        self.backwards = [
-            ReadyQueue(tasks, why, forward, mixed=0 < count < len(tasks))
-            for tasks, why, forward, count in zip(
-                backwards, causes(BACKWARD), self.forwards, splits, strict=True
-            )
-        ]
-        self.weights = [
-            ReadyQueue(*row) for row in zip(names[WEIGHT], causes(WEIGHT), self.backwards, strict=True)
-        ]
-        self._of = dict(zip(Direction, (self.forwards, self.backwards, self.weights), strict=True))
-        self.rows = {kind: self._of[kind.direction] for kind in Kind}
-        best_first = (self.forwards, self.backwards[::-1], self.weights[::-1])  # the paper's tie order
-        self.ranked = dict(zip(Direction, best_first, strict=True))
         self._chunks, self._microbatches = placement.chunks, len(names[FORWARD][0])
         self._forward_only = forward_only
+        self._of: dict[Direction, list[ReadyQueue]] = {}
+        before: Sequence[ReadyQueue | None] = [None] * placement.chunks
+        for way, tasks in zip(Direction, (names[FORWARD], backwards, names[WEIGHT]), strict=True):
+            kind, rows = Kind(way), []
+            for c, own in enumerate(tasks):
+                by = ready_by(kind, placement.needs_arrival(stage, Task(kind, c, 0)))
+                mixed = kind is BACKWARD and 0 < splits[c] < len(own)
+                rows.append(ReadyQueue(own, by, before[c], mixed))
+            self._of[way] = before = rows
+        self.all_rows = [row for rows in self._of.values() for row in rows]
+        self.rows = {kind: self._of[kind.direction] for kind in Kind}
+        # Best first by the paper's tie order: the lowest chunk's forwards, of the others the highest chunk's.
+        self.ranked = {
+            way: rows if way is Direction.FORWARD else rows[::-1] for way, rows in self._of.items()
+        }
         self._dispatches = [  # by kind and chunk: the task's row, and that in which another becomes ready
             [(row, self._unlocked(kind, c)) for c, row in enumerate(self.rows[kind])] for kind in Kind
         ]
-        for row in self.forwards:
+        for row in self._of[Direction.FORWARD]:
             if row.by is ReadyBy.BEGINNING:
                 for j in range(self._microbatches):
                     row.make_ready(j)
@@ -171,7 +156,7 @@ class Progress:
 
     def key(self) -> bytes:
         """The states of all tasks; two stages that differ in nothing else are as far as each other."""
-        return b"".join(row.states for row in chain(self.forwards, self.backwards, self.weights))
+        return b"".join(row.states for row in self.all_rows)
 
     def task_for(self, direction: Direction, chunk: int, microbatch: int) -> Task:
         """The task that runs here for a direction: for BACKWARD, B or I."""
@@ -218,26 +203,12 @@ class Progress:
 
     def missing(self) -> list[Task]:
         """The tasks whose inputs have not arrived, though nothing on this stage stands in their way."""
-        rows = self.forwards if self._forward_only else self.forwards + self.backwards
+        ways = list(Direction)[: 1 if self._forward_only else 2]
         return [
             task
-            for row in rows
+            for way in ways
+            for row in self._of[way]
             for j, task in enumerate(row.tasks)
             if row.states[j] == WAITING
             and (row.predecessor is None or row.predecessor.states[j] == DISPATCHED)
         ]
-
-    def check_invariants(self) -> None:
-        """Assert what must hold at any time (for tests; costs a pass over all tasks)."""
-        for row in chain(self.forwards, self.backwards, self.weights):
-            ready = [task for task, state in zip(row.tasks, row.states, strict=True) if state == READY]
-            assert list(row) == ready
-            assert row.ready == len(ready)
-            assert row.lowest == (ready[0].microbatch if ready else -1)
-            for j, task in enumerate(row.tasks if row.predecessor else ()):
-                assert row.predecessor is not None
-                before, after = row.predecessor.tasks[j], KINDS[task.kind].after
-                past = row.predecessor.states[j] == DISPATCHED and before.kind is after
-                assert past or row.states[j] == WAITING, f"{task} before {before}"
-                if row.by is ReadyBy.PREDECESSOR and not self._forward_only:
-                    assert past == (row.states[j] != WAITING), f"{task} is ready when {before} is dispatched"

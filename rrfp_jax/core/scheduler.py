@@ -37,10 +37,10 @@ from rrfp_jax.core.events import (
     WaitCause,
 )
 from rrfp_jax.core.hints import Only
-from rrfp_jax.core.orders import FixedOrder, planned_order
+from rrfp_jax.core.orders import FixedOrder, planned_order, split_of
 from rrfp_jax.core.progress import DISPATCHED, READY, Progress, ReadyQueue
 from rrfp_jax.core.step_rules import Budget, StepRules, charges_of
-from rrfp_jax.core.tasks import CHARGES, WEIGHT, Direction, Kind, Task
+from rrfp_jax.core.tasks import CHARGES, Direction, Kind, Task
 
 KEPT = 4096
 """Entries of a stage. A microbatch leaves about four on each chunk: two inputs and two tasks."""
@@ -69,11 +69,6 @@ class EventLog:
             else:
                 event = entry
 
-    @property
-    def whole(self) -> bool:
-        """Whether nothing can have been dropped."""
-        return len(self.entries) != self.entries.maxlen
-
     def recently(self) -> str:
         """The latest events in words."""
         return _in_words(list(self)[-QUOTED:])
@@ -97,19 +92,17 @@ def _in_words(entries: Iterable[tuple[Event, Task | None]]) -> str:
 class RunnableTasks:
     """The view of a stage that its hint gets: see `hints.HintView`.
 
-    Attributes:
-        cached: a task found to be runnable since the last dispatch, or None. It saves a second look at what a
-            hint has just been told of, and changes no answer: only a dispatch can take a task's permission.
+    `cached` is a task found to be runnable since the last dispatch. It saves a second look at what a hint has
+    just been told of, and changes no answer: only a dispatch can take a task's permission.
     """
 
     def __init__(self, progress: Progress, admissions: Sequence[Admission], accumulator: Accumulator) -> None:
         self._progress, self._admissions, self._accumulator = progress, admissions, accumulator
         self._ranked, self._rows = progress.ranked, progress.rows
-        self._all_rows = [row for rows in progress.ranked.values() for row in rows]
+        self._all_rows = progress.all_rows
         self.cached: Task | None = None
 
     def first(self, direction: Direction) -> Task | None:
-        """The best runnable task of a direction in tie order."""
         for row in self._ranked[direction]:
             if row.ready:
                 task = row.tasks[row.lowest]
@@ -120,11 +113,9 @@ class RunnableTasks:
         return None
 
     def runnable(self, direction: Direction) -> Iterator[Task]:
-        """All runnable tasks of a direction in tie order."""
         return (task for task in chain(*self._ranked[direction]) if self._permits(*task))
 
     def heads(self, rank: Mapping[Task, int]) -> Iterator[Task]:
-        """The lowest runnable task of every direction and chunk, by rank."""
         found = []
         for row in self._all_rows:
             if row.ready:
@@ -140,15 +131,12 @@ class RunnableTasks:
                 insort(found, (rank[beyond], beyond, row))
 
     def leaves_room(self, task: Task, order: Sequence[Task], start: int, stop: int) -> bool:
-        """Whether a part of an order could follow if an F were dispatched before it."""
         return all(admission.leaves_room(task, order, start, stop) for admission in self._admissions)
 
     def was_dispatched(self, task: Task) -> bool:
-        """Whether a task of this stage is past."""
         return self._progress.state(task) == DISPATCHED
 
     def past(self, order: Sequence[Task], at: int) -> int:
-        """Where the first task of an order stands, from `at` on, that is not past."""
         rows, end = self._rows, len(order)
         while at < end:
             kind, chunk, microbatch = order[at]
@@ -203,11 +191,12 @@ _new = tuple.__new__  # a named tuple's own takes twice as long
 class StageScheduler:
     """Decides what one stage runs in one step. `handle` is the only method that changes it.
 
+    Raises:
+        ValueError: a fixed order that does not hold every task once, or a limit that is too small.
+
     Attributes:
-        stage, rules, budget: as given.
         tasks: how many there are in the step.
         view: what its hint sees of it; asking changes nothing.
-        log: its latest events, and what was dispatched on them.
         by_chunk, whole: the rules of admission; the tests try unsafe ones.
         kept: events that the log holds; None for all.
     """
@@ -217,16 +206,6 @@ class StageScheduler:
     kept: ClassVar[int | None] = KEPT
 
     def __init__(self, stage: int, rules: StepRules, budget: Budget | None = None) -> None:
-        """A new step.
-
-        Args:
-            stage: which it serves.
-            rules: of the step.
-            budget: in bytes, besides the limit on the number of microbatches.
-
-        Raises:
-            ValueError: a fixed order that does not hold every task once, or a limit that is too small.
-        """
         placement, microbatches = rules.placement, rules.microbatches
         self.stage, self.rules, self.budget = stage, rules, budget
         self._hint = hint = rules.hint
@@ -236,7 +215,7 @@ class StageScheduler:
         if hint is None:
             assert isinstance(rules.schedule, FixedOrder)
             self._order = planned_order(rules.schedule, stage, placement, microbatches, rules.forward_only)
-            split = [(c, j) for kind, c, j in self._order if kind is WEIGHT]
+            split = split_of(self._order)
         else:
             self._state = hint.start(stage, placement, microbatches)
             if not rules.forward_only:
@@ -282,14 +261,15 @@ class StageScheduler:
         )  # own: asking one is noted there
         if (task := view.anything()) is not None:
             return Wait(WaitCause.RUNNABLE, (task,))
-        progress = self._progress
-        held = (WaitCause.ROOM, progress.forwards), (WaitCause.TURN, progress.backwards + progress.weights)
-        for cause, rows in held:
-            if any(row.ready for row in rows):
-                ready = tuple(self.ready_tasks()) if named else ()
-                by_chunk = self.rules.placement.chunks > 1
-                return Wait(cause, ready, in_flight=self.in_flight, by_chunk=by_chunk)
-        return Wait(WaitCause.INPUT, tuple(progress.missing()) if named else ())
+        ready = [way for way, rows in self._progress.ranked.items() if any(row.ready for row in rows)]
+        if not ready:
+            return Wait(WaitCause.INPUT, tuple(self._progress.missing()) if named else ())
+        return Wait(
+            WaitCause.ROOM if ready[0] is Direction.FORWARD else WaitCause.TURN,
+            tuple(self.ready_tasks()) if named else (),
+            in_flight=self.in_flight,
+            by_chunk=self.rules.placement.chunks > 1,
+        )
 
     def handle(self, event: Event) -> Dispatch | None:
         """Take in one event; what the driver must do now, if anything.
@@ -315,20 +295,12 @@ class StageScheduler:
         return None
 
     def choice(self) -> Task | None:
-        """What would be dispatched on `Room` now.
-
-        Raises:
-            ScheduleError: as for `handle`.
-        """
+        """What would be dispatched on `Room` now."""
         choice = self._choose()
         return None if choice is None else choice[0]
 
     def require_possible(self, event: Arrived, coming: Task | None) -> None:
-        """Refuse an arrival that can happen neither now nor after the dispatch of a task; changes nothing.
-
-        Raises:
-            IllegalEvent: saying what was expected instead.
-        """
+        """Refuse an arrival that can happen neither now nor after the dispatch of a task; changes nothing."""
         if (expected := self._progress.refusal(event.input, coming)) is not None:
             raise self.illegal(event, expected)
 
@@ -408,23 +380,6 @@ class StageScheduler:
             for admission in self._admissions:
                 for chunk in range(self.rules.placement.chunks):
                     admission.release(chunk, microbatch)
-
-    def check_invariants(self) -> None:
-        """Assert what must hold after every event (for tests; costs a pass over all tasks)."""
-        progress, rules = self._progress, self.rules
-        progress.check_invariants()
-        every = [task for rows in rules.names.values() for row in rows for task in row]
-        past = [task.kind for task in every if progress.state(task) == DISPATCHED]
-        assert len(past) + self._remaining == self.tasks
-        if rules.charges_by_chunk and not rules.forward_only:
-            held = sum(CHARGES[kind] for kind in past)
-            assert held == self.in_flight, f"{held} in flight, {self.in_flight} accounted for"
-        if (limit := rules.admission_limit) is not None:
-            most = limit * rules.placement.chunks
-            assert self.in_flight <= most, f"{self.in_flight} in flight, limit {most}"
-        assert self._accumulator.parked <= self._accumulator.spare
-        if self.finished:
-            assert not self.ready_tasks() and self.in_flight == 0 and self._accumulator.parked == 0
 
 
 def check_can_end(rules: StepRules) -> None:

@@ -54,18 +54,11 @@ def by_name(name: str) -> Schedule:
         known = ", ".join(sorted(NAMED))
         raise ValueError(f"schedule={name!r}: no such schedule or hint; choose one of {known}, {RANKED}ORDER")
     found = NAMED[order]
-    return found if order == name else ranked(found, name)
-
-
-def ranked(order: Schedule, name: str) -> Ranked:
-    """Readiness first by an order.
-
-    Raises:
-        ValueError: what was named is no fixed order.
-    """
-    if not isinstance(order, FixedOrder):
-        raise ValueError(f"schedule={name!r}: {name.removeprefix(RANKED)} ranks what is ready already")
-    return Ranked(order)
+    if order == name:
+        return found
+    if not isinstance(found, FixedOrder):
+        raise ValueError(f"schedule={name!r}: {order} ranks what is ready already")
+    return Ranked(found)
 
 
 def name_of(schedule: Schedule) -> str:

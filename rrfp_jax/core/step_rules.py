@@ -9,10 +9,10 @@ from typing import TypeAlias
 
 from rrfp_jax.core.admission import SPARE_GRADIENTS, Accumulation, most_parked
 from rrfp_jax.core.hints import Hint
-from rrfp_jax.core.orders import FixedOrder
+from rrfp_jax.core.orders import FixedOrder, split_of
 from rrfp_jax.core.progress import TaskIndex, all_tasks
 from rrfp_jax.core.schedules import Schedule
-from rrfp_jax.core.tasks import BACKWARD, KINDS, WEIGHT, Kind, Placement
+from rrfp_jax.core.tasks import BACKWARD, KINDS, Kind, Placement
 
 MOST_QUEUED = 2
 """Programs on a device at once, the running one and the next, unless a group of processes decides ahead."""
@@ -93,20 +93,19 @@ class StepRules:
 
     def backward_kinds(self, stage: int) -> list[frozenset[Kind]]:
         """For each chunk of a stage, whether there are B's among its tasks, I's and W's, or both."""
-        schedule, chunks = self.schedule, range(self.placement.chunks)
         if self.forward_only:
-            return [frozenset() for _ in chunks]
+            return [frozenset()] * self.placement.chunks
+        schedule, sizes = self.schedule, (stage, self.placement, self.microbatches)
         if isinstance(schedule, FixedOrder):
-            tasks = schedule.order(stage, self.placement, self.microbatches)
-            split = {(task.chunk, task.microbatch) for task in tasks if task.kind is WEIGHT}
+            split = split_of(schedule.order(*sizes))
         else:
-            split = set(schedule.split(stage, self.placement, self.microbatches))
-        counts = [sum(1 for j in range(self.microbatches) if (c, j) in split) for c in chunks]
+            split = set(schedule.split(*sizes))
         fused, apart = frozenset([BACKWARD]), frozenset(KINDS[BACKWARD].parts)
-        return [
-            fused if count == 0 else apart if count == self.microbatches else fused | apart
-            for count in counts
-        ]
+        found = []
+        for c in range(self.placement.chunks):
+            count = sum((c, j) in split for j in range(self.microbatches))
+            found.append(fused if not count else apart if count == self.microbatches else fused | apart)
+        return found
 
     @cached_property
     def names(self) -> TaskIndex:

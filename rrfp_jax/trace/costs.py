@@ -1,9 +1,8 @@
 """What tasks and transfers cost in seconds: the simulator's only knowledge of the model and the machine.
 
 Durations come from a workload, from a table, or from a trace of another run; `disturbances.py` has costs that
-wrap others.
-
-Workloads: how long each task and transfer of a step takes, for the simulator and the paced device.
+wrap others. A workload says how long each task and transfer of a step takes, for the simulator and the paced
+device.
 
 A workload is five tables of seconds, `[i][j]` being stage i and microbatch j:
 
@@ -29,6 +28,7 @@ import math
 import random
 import sys
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from hashlib import sha256
@@ -456,27 +456,39 @@ def measured(steps: Iterable[RecordedStep]) -> CostTable | None:
 
     Of a fused backward each half counts as half; the chunks of a stage add up. Every step has a backward.
     """
-    samples: dict[str, dict[str, list[list[float]]]] = {}  # by bucket and part of a workload, of each stage
+    stages = 0
+    # By bucket and part of a workload, of each stage.
+    samples: dict[str, dict[str, dict[int, list[float]]]] = defaultdict(
+        lambda: defaultdict(lambda: defaultdict(list))
+    )
     for step in steps:
-        trace, names = step.trace, step.buckets
-        sums: dict[tuple[str, int, int], float] = {}
+        trace, stages = step.trace, step.trace.stages
+        sums: dict[tuple[int, str, int], float] = defaultdict(float)
         for record in trace.records:
-            kind, _, j = record.task
-            kinds = KINDS[kind].parts
-            for own in kinds:
-                place = KINDS[own].seconds, record.stage, j
-                sums[place] = sums.get(place, 0.0) + (record.end - record.start) / len(kinds)
-        links: list[tuple[str, int, int, float]] = []
+            parts = KINDS[record.task.kind].parts
+            for own in parts:
+                place = record.task.microbatch, KINDS[own].seconds, record.stage
+                sums[place] += (record.end - record.start) / len(parts)
+        found = [*sums.items()]
         for message in trace.transfers():
             kind, _, j = message.sender.task
             row = link_row(trace.placement, message.sender.stage, message.receiver.stage, kind)
-            links.append((_transfers(kind), row, j, message.seconds))
-        for part, stage, j, seconds in chain(((*place, found) for place, found in sums.items()), links):
-            parts_of = samples.setdefault(names[j], {})
-            parts_of.setdefault(part, [[] for _ in range(trace.stages)])[stage].append(seconds)
+            found.append(((j, _transfers(kind), row), message.seconds))
+        for (j, part, stage), seconds in found:
+            samples[step.buckets[j]][part][stage].append(seconds)
     if not samples:
         return None
-    return CostTable({name: _medians(samples[name]) for name in sorted(samples)})
+    return CostTable(
+        {
+            name: Workload(
+                **{
+                    part: tuple((median(own[part][stage] or [0.0]),) for stage in range(stages))
+                    for part in _NAMES
+                }
+            )
+            for name, own in sorted(samples.items())
+        }
+    )
 
 
 def workload_of(step: RecordedStep) -> Workload:
@@ -490,13 +502,3 @@ def workload_of(step: RecordedStep) -> Workload:
         return workload
     charges = tuple(tuple(map(float, map(sum, zip(*budget.costs, strict=True)))) for budget in budgets)
     return replace(workload, activation_bytes=charges)
-
-
-def _medians(parts: Mapping[str, Sequence[Sequence[float]]]) -> Workload:
-    none: Sequence[Sequence[float]] = [()] * len(parts["forward"])
-    return Workload(
-        **{
-            part: tuple((median(found) if found else 0.0,) for found in parts.get(part, none))
-            for part in _NAMES
-        }
-    )

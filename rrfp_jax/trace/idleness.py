@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from statistics import fmean
 from typing import NamedTuple
 
@@ -58,11 +58,7 @@ HELD: Mapping[WaitCause | None, Cause] = {
 
 
 class Idle(NamedTuple):
-    """A time in which a stage's device did nothing, in seconds.
-
-    `awaited` is the task that ended the gap, None at the end of the step. `source` is the stage and task
-    whose output that task needed; None if it needed no other stage's.
-    """
+    """A time in which a stage did nothing (s); `awaited` ended it, which needed the output of `source`."""
 
     stage: int
     start: float
@@ -125,7 +121,9 @@ def shares(times: Sequence[StageTime]) -> dict[str, float]:
 
 def _of_stage(trace: StepTrace, stage: int, fixed_order: bool, grouped: bool) -> Iterator[Idle]:
     records = trace.stage_records(stage)
-    earliest = _earliest_ready(records)
+    # For each record the one that was ready first, of itself and those after it.
+    firsts = accumulate(reversed(records), lambda later, own: later if later.ready < own.ready else own)
+    earliest = [*firsts][::-1]
     idle_since = trace.start
     for number, record in enumerate(records):
         if record.start > idle_since:
@@ -142,15 +140,7 @@ def _of_stage(trace: StepTrace, stage: int, fixed_order: bool, grouped: bool) ->
 def _gap(
     trace: StepTrace, start: float, last: TaskRecord, first: TaskRecord, fixed_order: bool, grouped: bool
 ) -> list[Idle]:
-    """The parts of a gap, some of them empty.
-
-    Args:
-        trace: of the step.
-        start: of the gap (s).
-        last: the task that ended it.
-        first: of the tasks that had not run, the one that was ready first.
-        fixed_order, grouped: see `idleness`.
-    """
+    """The parts of a gap, some empty, that `last` ended; `first` was ready first of all that followed."""
 
     def within(time: float) -> float:
         return min(max(time, start), last.start)
@@ -175,15 +165,6 @@ def _gap(
         Idle(last.stage, begin, end, cause, of.task, None if by is None else (by.stage, by.task))
         for begin, end, cause, of, by in parts
     ]
-
-
-def _earliest_ready(records: Sequence[TaskRecord]) -> list[TaskRecord]:
-    """For each record the one that was ready first, of itself and those after it."""
-    earliest = list(records)
-    for at in range(len(earliest) - 2, -1, -1):
-        if earliest[at + 1].ready < earliest[at].ready:
-            earliest[at] = earliest[at + 1]
-    return earliest
 
 
 class Segment(NamedTuple):

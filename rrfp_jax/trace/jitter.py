@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from struct import Struct
-from types import MappingProxyType
 
 from rrfp_jax.core.tasks import Input, Kind, Task
 
@@ -38,17 +37,15 @@ class Level:
             raise ValueError(f"{self}: give a probability from 0 to 1, a base and an alpha of at least 0")
 
 
-LEVELS: Mapping[str, Level] = MappingProxyType(
-    {
-        level.name: level
-        for level in (  # paper, Table 6
-            Level("J0", probability=0.0, base=0.000, alpha=0.0),
-            Level("J1", probability=0.1, base=0.005, alpha=0.5),
-            Level("J2", probability=0.2, base=0.010, alpha=1.0),
-            Level("J3", probability=0.3, base=0.015, alpha=1.5),
-        )
-    }
-)
+LEVELS: Mapping[str, Level] = {
+    level.name: level
+    for level in (  # paper, Table 6
+        Level("J0", probability=0.0, base=0.000, alpha=0.0),
+        Level("J1", probability=0.1, base=0.005, alpha=0.5),
+        Level("J2", probability=0.2, base=0.010, alpha=1.0),
+        Level("J3", probability=0.3, base=0.015, alpha=1.5),
+    )
+}
 
 
 def by_name(name: str) -> Level:

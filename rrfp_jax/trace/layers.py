@@ -36,12 +36,10 @@ FURTHEST = 3.0
 
 
 class LayerWork(NamedTuple):
-    """One layer.
+    """One layer; others of its kind have its name.
 
     Attributes:
-        name: as others of its kind are called.
-        estimate: what shapes and a data sheet say that a microbatch takes, forward and backward (s); only
-            ratios of it count.
+        estimate: what shapes and a data sheet say that a microbatch takes (s); only ratios of it count.
         held_bytes: of a microbatch, from its forward to its backward.
         lasting_bytes: by which the room for microbatches of the stage that it is on is smaller.
     """
@@ -104,55 +102,32 @@ def busy_seconds(steps: Sequence[StepTrace]) -> dict[int, float]:
 
 
 def layer_shares(work: Work, busy: Mapping[int, float], placement: Placement) -> LayerShares:
-    """Which layer takes how long."""
-    ranges = work.ranges()
-    stage_of = [placement.place(v)[0] for v in range(len(ranges))]
-    parts = [_Part.of([work.layers[i] for i in layers], work.measure) for layers in ranges]
-    rates = [busy[v] / part.measured for v, part in enumerate(parts) if part.measured and not part.others]
-    usual = median_low(rates) if len(rates) > 1 else None
+    """Which layer takes how long, from how busy virtual stages were in one step."""
+    parts = [[work.layers[i] for i in layers] for layers in work.ranges()]
+    stage_of = [placement.place(v)[0] for v in range(len(parts))]
+    measured = [sum(one.estimate for one in part if one.name == work.measure) for part in parts]
+    others = [sum(one.estimate for one in part if one.name != work.measure) for part in parts]
+    rates = [busy[v] / measured[v] for v in range(len(parts)) if measured[v] and not others[v]]
+    usual = median_low(rates) if len(rates) > 1 else None  # seconds of the measure for one that shapes say
     found: dict[int, list[float]] = defaultdict(list)
-    for v, part in enumerate(parts):
-        found[stage_of[v]].append(1.0 if usual is None else part.slowness(busy[v], usual))
+    for v, stage in enumerate(stage_of):
+        if usual is None:
+            found[stage].append(1.0)
+        elif others[v]:
+            found[stage].append(max(busy[v] / (usual * (measured[v] + FURTHEST * others[v])), 1.0))
+        else:
+            found[stage].append(busy[v] / (usual * measured[v]) if measured[v] else 1.0)
     slowness = [fmean(found[stage]) for stage in range(placement.stages)]
     of_time, of_bytes, seconds = [], [], []
-    for v, (layers, part) in enumerate(zip(ranges, parts, strict=True)):
-        own = [work.layers[i] for i in layers]
-        slow = slowness[stage_of[v]]
-        scale = 1.0 if usual is None else part.scale_of_others(busy[v] / slow, usual)
-        shares = shares_of([one.estimate * (1.0 if one.name == work.measure else scale) for one in own])
+    for v, part in enumerate(parts):
+        fast, scale = busy[v] / slowness[stage_of[v]], 1.0
+        if usual is not None and others[v] and measured[v]:
+            scale = max((fast - usual * measured[v]) / (usual * others[v]), 0.0)
+        shares = shares_of([one.estimate * (1.0 if one.name == work.measure else scale) for one in part])
         of_time += shares
-        of_bytes += shares_of([layer.held_bytes for layer in own])
-        seconds += [share * busy[v] / slow for share in shares]
+        of_bytes += shares_of([one.held_bytes for one in part])
+        seconds += [share * fast for share in shares]
     return LayerShares(of_time, of_bytes, seconds, slowness)
-
-
-class _Part(NamedTuple):
-    """What shapes say of a virtual stage: of its layers that are the measure, and of its others (s)."""
-
-    measured: float
-    others: float
-
-    @classmethod
-    def of(cls, layers: Sequence[LayerWork], measure: str) -> _Part:
-        own = [layer.estimate for layer in layers if layer.name == measure]
-        return cls(sum(own), sum(layer.estimate for layer in layers) - sum(own))
-
-    def slowness(self, busy: float, usual: float) -> float:
-        """How many times as long it takes as it should, if other layers take what they can.
-
-        Args:
-            busy: what it took (s).
-            usual: seconds that the measure takes for one that shapes say.
-        """
-        if not self.others:
-            return busy / (usual * self.measured) if self.measured else 1.0
-        most = usual * (self.measured + FURTHEST * self.others)
-        return max(busy / most, 1.0)
-
-    def scale_of_others(self, busy: float, usual: float) -> float:
-        """How much longer other layers take, beside the measure, than shapes say."""
-        rest = busy - usual * self.measured
-        return max(rest / (usual * self.others), 0.0) if self.others and self.measured else 1.0
 
 
 def shares_of(weights: Sequence[float]) -> list[float]:
@@ -200,74 +175,42 @@ class BusySample(NamedTuple):
 
 def fitted_shares(work: Work, seen: Sequence[BusySample], placement: Placement) -> LayerShares:
     """Which layer takes how long, and which stages are slow; the present split is the last one seen."""
-    problem = _Problem(work, seen, placement)
-    x = [0.0] * len(problem.spreads)
-    for _ in range(ROUNDS):
-        x = problem.improved(x)
-    return problem.shares(x)
+    import numpy as np  # here, as whoever simulates needs none
 
-
-class _Problem:
-    """Unknowns, all logarithms: one by layer, a factor by kind, slowness by stage, scales by split."""
-
-    def __init__(self, work: Work, seen: Sequence[BusySample], placement: Placement) -> None:
-        self._work, self._seen, self._placement = work, seen, placement
-        names = list(dict.fromkeys(layer.name for layer in work.layers))
-        mean = sum(layer.estimate for layer in work.layers) / len(work.layers)
-        # A layer that only hands on what it gets still takes the time of a call.
-        self._estimates = [max(layer.estimate, LEAST * mean) or 1.0 for layer in work.layers]
-        kind = len(work.layers)  # where the kinds' begin, and so on
-        self._stage = kind + len(names)
-        self._scale = self._stage + placement.stages
-        self._kind_of = [kind + names.index(layer.name) for layer in work.layers]
-        kinds = [KNOWN if name == work.measure else KIND for name in names]
-        slowness, scales = [SLOWNESS] * placement.stages, [SCALE] * len(seen)
-        self.spreads = [*[OWN] * len(work.layers), *kinds, *slowness, *scales]
-
-    def improved(self, x: Sequence[float]) -> list[float]:
-        """The likeliest unknowns if everything were linear around these."""
-        import numpy as np  # here, as whoever simulates needs none
-
-        spreads, rows, right = np.array(self.spreads), [], []
-        for number, own in enumerate(self._seen):
-            exact = PRESENT if number == len(self._seen) - 1 else EARLIER
-            for v, layers in enumerate(self._work.ranges(own.split)):
-                known, said = self._row(number, v, layers, x)
-                row = np.zeros(len(x))
-                row[[*known]] = [*known.values()]
-                right.append((math.log(own.busy[v]) - said + row @ np.array(x)) / exact)
+    names = list(dict.fromkeys(layer.name for layer in work.layers))
+    count, stages = len(work.layers), placement.stages
+    mean = sum(layer.estimate for layer in work.layers) / count
+    # A layer that only hands on what it gets still takes the time of a call.
+    estimates = np.array([max(layer.estimate, LEAST * mean) or 1.0 for layer in work.layers])
+    kinds = np.array([count + names.index(layer.name) for layer in work.layers])
+    stage_at, scale_at = count + len(names), count + len(names) + stages  # unknowns, all logarithms
+    of_kinds = [KNOWN if name == work.measure else KIND for name in names]
+    spreads = np.array([OWN] * count + of_kinds + [SLOWNESS] * stages + [SCALE] * len(seen))
+    x = np.zeros(len(spreads))
+    for _ in range(ROUNDS):  # the likeliest unknowns if everything were linear around these
+        seconds = estimates * np.exp(x[kinds] + x[:count])
+        rows, right = [], []
+        for number, own in enumerate(seen):
+            exact = PRESENT if number == len(seen) - 1 else EARLIER
+            for v, layers in enumerate(work.ranges(own.split)):
+                here = slice(layers.start, layers.stop)
+                whole, row = seconds[here].sum(), np.zeros(len(x))
+                row[here] = seconds[here] / whole
+                np.add.at(row, kinds[here], row[here])
+                ends = [stage_at + placement.place(v)[0], scale_at + number]
+                row[ends] = 1.0
+                right.append((math.log(own.busy[v] / whole) - x[ends].sum() + row @ x) / exact)
                 rows.append(row * spreads / exact)
         matrix = np.array(rows)
-        found = np.linalg.solve(np.eye(len(x)) + matrix.T @ matrix, matrix.T @ np.array(right))
-        return [float(one) for one in found * spreads]
-
-    def _row(self, number: int, v: int, layers: range, x: Sequence[float]) -> tuple[dict[int, float], float]:
-        """By unknown what it does to the logarithm of how busy a virtual stage is; and that itself."""
-        seconds = [self._seconds(i, x) for i in layers]
-        whole = sum(seconds)
-        scale, stage = self._scale + number, self._stage + self._placement.place(v)[0]
-        row = {scale: 1.0, stage: 1.0}
-        for i, one in zip(layers, seconds, strict=True):
-            row[i] = one / whole
-            row[self._kind_of[i]] = row.get(self._kind_of[i], 0.0) + one / whole
-        return row, x[scale] + x[stage] + math.log(whole)
-
-    def _seconds(self, i: int, x: Sequence[float]) -> float:
-        """Of a layer as shapes estimate it, times its kind's factor and its own."""
-        return self._estimates[i] * math.exp(x[self._kind_of[i]] + x[i])
-
-    def shares(self, x: Sequence[float]) -> LayerShares:
-        """What the unknowns say, for the present split."""
-        scale = math.exp(x[-1])
-        seconds = [scale * self._seconds(i, x) for i in range(len(self._work.layers))]
-        ranges = self._work.ranges(self._seen[-1].split)
-        bytes_of = [layer.held_bytes for layer in self._work.layers]
-        return LayerShares(
-            of_time=[*chain(*(shares_of([seconds[i] for i in layers]) for layers in ranges))],
-            of_bytes=[*chain(*(shares_of([bytes_of[i] for i in layers]) for layers in ranges))],
-            seconds=seconds,
-            slowness=[math.exp(own) for own in x[self._stage : self._scale]],
-        )
+        x = spreads * np.linalg.solve(np.eye(len(x)) + matrix.T @ matrix, matrix.T @ np.array(right))
+    found = np.exp(x[-1]) * estimates * np.exp(x[kinds] + x[:count])
+    ranges = work.ranges(seen[-1].split)
+    return LayerShares(
+        of_time=[*chain(*(shares_of([float(found[i]) for i in layers]) for layers in ranges))],
+        of_bytes=[*chain(*(shares_of([work.layers[i].held_bytes for i in layers]) for layers in ranges))],
+        seconds=found.tolist(),
+        slowness=np.exp(x[stage_at:scale_at]).tolist(),
+    )
 
 
 Cost: TypeAlias = Callable[[int, int, int], float]

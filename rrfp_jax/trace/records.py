@@ -28,8 +28,8 @@ class TaskRecord(NamedTuple):
         bucket: numbers the microbatch's shapes.
         delayed: of the time to its end, how much at the end was injected: its device was only kept busy.
         late: of the time to `ready`, how much at the end was injected: its input was held, or noticed late.
-        held: what its stage waited for when it was last asked, if it had nothing to run since the task
-            before; None if it always had, or nobody noted it.
+        held: what the stage waited for when it last had nothing to run since the task before; None if it
+            always had something, or nobody noted it.
     """
 
     stage: int
@@ -83,12 +83,8 @@ NUMBERS = {cause: number for number, cause in CAUSES.items()}
 class Part:
     """What one process recorded of a step, packed: it is sent every step and looked at seldom.
 
-    Attributes:
-        start: dispatch of its first task (s).
-        end: end of its last task (s).
-        busy: time in which each of its stages computed (s).
-        packed: its records as bytes.
-        precision: largest error of its times beside those of the other processes (s).
+    From the dispatch of its first task to the end of its last; `busy` is the time in which each of its stages
+    computed, `precision` the largest error of its times beside those of the other processes (s).
     """
 
     start: float
@@ -136,14 +132,9 @@ def busy_of(parts: Iterable[Part], stage: int) -> float:
 
 @dataclass(frozen=True)
 class StepTrace:
-    """One step of all stages; all times on one clock.
+    """One step of all stages, as the processes of one replica of the model recorded it; times on one clock.
 
-    Attributes:
-        step: its number.
-        placement: of its virtual stages.
-        parts: what its processes recorded, of one replica of the model.
-        replica: which one that is.
-        busy_by_replica: the busy seconds of all of them, `[replica][stage]`; empty if there is only one.
+    `busy_by_replica` has the busy seconds of all replicas, `[replica][stage]`; empty if there is only one.
     """
 
     step: int
@@ -256,14 +247,8 @@ class StepTrace:
 class RecordedStep:
     """A step that ran, and what it was decided by.
 
-    Attributes:
-        trace: what happened.
-        rules: of the step.
-        budgets: in bytes, by stage; None for none.
-        buckets: the names of the microbatches' buckets.
-        grouped: whether several processes shared a stage.
-        lead: how long before a task's end the next one was queued (s).
-        work: what the model's layers have to do, found out when somebody asks; None if that is not known.
+    `buckets` names those of the microbatches, `grouped` says whether processes shared a stage, `lead` how
+    long before a task's end the next one was queued (s), `work` what layers have to do, if that is known.
     """
 
     trace: StepTrace

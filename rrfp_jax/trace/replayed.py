@@ -33,12 +33,10 @@ Place: TypeAlias = tuple[int, Task]
 
 @dataclass(frozen=True)
 class ReplayInputs:
-    """What a step is run again with.
+    """What a step is run again with: a task that ran as soon as its input came has the host's time.
 
-    Attributes:
-        costs: of its tasks and transfers; a task that ran as soon as its input came has the host's time.
-        leads: how long before the end of a task the next one was chosen (s), where that is known; below 0 it
-            was chosen so long after the end.
+    `leads` say how long before the end of a task the next one was chosen (s), where that is known; below 0 it
+    was chosen so long after the end.
     """
 
     costs: TableCosts
@@ -59,7 +57,10 @@ def replay_of(trace: StepTrace) -> ReplayInputs:
         for (last, record), ready in zip(pairwise(chain([None], records)), earliest, strict=True):
             assert record is not None
             place, began = (stage, record.task), record.dispatched
-            if last is not None and _was_chosen_by_then(last, record, ready, notice):
+            if last is not None and (
+                # It was chosen when the device was seen to be free, rather than when its input came.
+                record.ready <= last.end or (ready <= last.end and record.dispatched - last.end <= notice)
+            ):
                 leads[stage, last.task] = last.end - record.dispatched
                 began = max(began, last.end)
             elif _arrives(trace, record):
@@ -74,20 +75,6 @@ def replay_of(trace: StepTrace) -> ReplayInputs:
     return ReplayInputs(TableCosts(durations, transfers), leads)
 
 
-def _was_chosen_by_then(last: TaskRecord, record: TaskRecord, ready: float, notice: float) -> bool:
-    """Whether a task was chosen when the device was seen to be free, rather than when its input came.
-
-    Args:
-        last: the task before it.
-        record: of the task.
-        ready: when the first of all later tasks was (s).
-        notice: the host may take so long to see that a task has ended (s).
-    """
-    if record.ready <= last.end:
-        return True
-    return ready <= last.end and record.dispatched - last.end <= notice
-
-
 def _usual_notice(stages: Sequence[Sequence[TaskRecord]]) -> float:
     """How long it took to see that a task had ended, where the next one was there already; the median (s)."""
     found = [
@@ -100,13 +87,7 @@ def _usual_notice(stages: Sequence[Sequence[TaskRecord]]) -> float:
 
 
 def _choose_first(records: Sequence[TaskRecord], trace: StepTrace, arrivals: dict[Place, float]) -> None:
-    """Of arrivals that were looked at together, have the one that was chosen be the first.
-
-    Args:
-        records: of a stage, by their start.
-        trace: of all stages.
-        arrivals: when tasks became ready, changed in place.
-    """
+    """Of a stage's `arrivals` that were looked at together, have the one that was chosen be the first."""
     waiting = sorted((r.ready, i) for i, r in enumerate(records) if _arrives(trace, r))
     times = [ready for ready, _ in waiting]
     for i, record in enumerate(records):

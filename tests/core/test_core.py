@@ -11,6 +11,7 @@ from rrfp_jax.core.orders import FixedOrder, GPipe, OneFOneB
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.tasks import Direction, Placement
 from tests.support.interleave import World
+from tests.support.invariants import check_invariants
 from tests.support.small_step import B, F, rules
 
 
@@ -59,7 +60,7 @@ class TestBF:
         for event in events:
             dispatch = scheduler.handle(event)
             ran += [dispatch.task] if dispatch else []
-            scheduler.check_invariants()
+            check_invariants(scheduler)
         return names(ran)
 
     def test_rounds_of_backward_then_forward(self):
@@ -179,7 +180,7 @@ class TestIllegalEvents:
         with pytest.raises(IllegalEvent, match=expected):
             scheduler.handle(Arrived(task.input))
         assert names(scheduler.ready_tasks()) == before
-        scheduler.check_invariants()
+        check_invariants(scheduler)
 
     def test_twice(self):
         scheduler = StageScheduler(1, rules())

@@ -8,6 +8,7 @@ from rrfp_jax.core.hints import BFW, FPriority
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Direction, Input, Placement
+from tests.support.invariants import check_invariants
 
 
 def scheduler(stage=0, chunks=1, limit=1, schedule=None, admission=False):
@@ -27,7 +28,7 @@ def run(scheduler, *events):
     for event in events:
         dispatch = scheduler.handle(arrived(event) if isinstance(event, str) else event)
         ran += [str(dispatch.task)] if dispatch else []
-        scheduler.check_invariants()
+        check_invariants(scheduler)
     return " ".join(ran)
 
 

@@ -7,6 +7,7 @@ from rrfp_jax.core.events import ROOM, Arrived, Dispatch
 from rrfp_jax.core.group import Alone, recipients
 from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import Task
+from tests.support.invariants import check_invariants
 from tests.verification.exploration.machines import Case, real
 from tests.verification.exploration.space import Violation
 from tests.verification.exploration.witness import Seen, Witness
@@ -62,7 +63,7 @@ class World:
         dispatch, message = machine.handle(event)
         self.seen[node] = witness.after(self.seen[node], event, dispatch)
         if self.random.random() < self.checked:
-            machine.scheduler.check_invariants()
+            check_invariants(machine.scheduler)
             if event == ROOM and dispatch is None and isinstance(machine, Alone):
                 witness.check_idle(self.seen[node])
         if message is not None:

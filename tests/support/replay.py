@@ -24,7 +24,7 @@ def replay(logged: StageScheduler) -> StageScheduler:
         ValueError: the log no longer begins with the step.
         IllegalEvent, ScheduleError: see `StageScheduler.handle`.
     """
-    if not logged.log.whole:
+    if len(logged.log.entries) == logged.log.entries.maxlen:  # some may have been dropped
         raise ValueError(
             f"stage {logged.stage}: the log holds only the latest {len(logged.log.entries)} entries, and a "
             "replay must begin with the step: give the scheduler a class with `kept = None`"

@@ -23,6 +23,7 @@ from rrfp_jax.runtime.stages.stage import Stage
 from rrfp_jax.runtime.stages.step import ModelStep
 from rrfp_jax.train.report import REPORTED
 from tests.support import toy
+from tests.support.invariants import check_invariants
 
 
 @pytest.fixture(scope="module")
@@ -207,7 +208,7 @@ def test_a_hint_that_breaks_its_contract(choice, said):
     scheduler.handle(Arrived(rrfp.schedules.Task(rrfp.schedules.FORWARD, 0, 0).input))
     with pytest.raises(ScheduleError, match=said):
         scheduler.handle(ROOM)
-    scheduler.check_invariants()
+    check_invariants(scheduler)
 
 
 def test_a_fixed_order_that_lacks_a_task_is_refused_at_once():
