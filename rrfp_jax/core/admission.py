@@ -16,13 +16,11 @@ an F may be dispatched if afterwards the stage is *safe in index order*: for eve
     u(q) + sum of h(k) over all k >= q  <=  limit.
 
 So whenever all microbatches below q are finished, there is room for the rest of q, whatever else has run
-ahead. That is the banker's algorithm (Dijkstra, EWD 623) for processes that come in a fixed order. F of
-microbatch j adds its charge to the sums of q < j only. So it is admitted if the largest of these has room for
-it. The sum of a finished q is in the way of nobody: it is at most that of the lowest unfinished one.
-
-A stage keeps these sums for all q from the lowest unfinished one to the highest that has begun; above that,
-the sum of q is the cost of q. All have a common part, the *level*, so that a charge changes either the sums
-below it, or the level and the sums from it on: whichever are fewer.
+ahead: the banker's algorithm (Dijkstra, EWD 623) for processes that come in a fixed order. F of microbatch j
+adds its charge to the sums of q < j only, so it is admitted if the largest of these has room for it. A stage
+keeps these sums for all q from the lowest unfinished one to the highest that has begun; above that, the sum
+of q is the cost of q. All have a common part, the *level*, so that a charge changes either the sums below it,
+or the level and the sums from it on: whichever are fewer.
 
 *Whole.* A microbatch is charged for all its chunks at its first F and freed at its last B or W. It is
 admitted if beside it and all that is held there is room for the dearest lower one that has not begun. Its
@@ -84,10 +82,7 @@ class Admission(ABC):
         """Account for a B or W that is dispatched."""
 
     def leaves_room(self, task: Task, order: Sequence[Task], start: int, stop: int) -> bool:
-        """Whether a part of an order could follow if this F were dispatched before it.
-
-        Of the order's tasks from `start` to before `stop` those count that are still to be charged or freed.
-        """
+        """Whether what is still to come of a part of an order could follow this F; see `HintView`."""
         return True
 
 
@@ -247,11 +242,7 @@ class Accumulator:
         self._parked: list[set[int]] = [set() for _ in range(chunks)]
 
     def accepts(self, chunk: int, microbatch: int) -> bool:
-        """Whether there is somewhere to put the gradient if this backward runs now.
-
-        The turn is at most the lowest ready microbatch; so if that one is refused, no higher one is in turn,
-        and all are refused.
-        """
+        """Whether the gradient has a place now; if the lowest ready one has none, no higher one has."""
         return not self._ordered or microbatch == self._turn[chunk] or self.parked < self.spare
 
     def add(self, chunk: int, microbatch: int) -> tuple[int, ...]:

@@ -19,12 +19,7 @@ class Arrived(NamedTuple):
 
 
 class Room(NamedTuple):
-    """The device can take one more task now. Not kept: unused room is offered again by the driver.
-
-    Attributes:
-        late: tasks to take only if the hint chooses none of the others. A fixed order has no choice, and does
-            not look at them.
-    """
+    """The device can take one more task now; of `late` ones only if the hint chooses none of the others."""
 
     late: Collection[Task] = ()
 
@@ -33,11 +28,7 @@ class Room(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """The device can take one more task now, and the stage's group runs `task` next (core/group.py).
-
-    Not kept: told while the task is waiting, it does nothing and must be told again. Illegal under a fixed
-    order.
-    """
+    """The device can take one more task now, and the stage's group runs `task` next; no fixed order does."""
 
     task: Task
 
@@ -48,13 +39,9 @@ class Chosen(NamedTuple):
 class Dispatch(NamedTuple):
     """The one instruction: run the program of `task`, and add gradients to its chunk's gradient sums.
 
-    The task's output, if another stage needs it, is offered at once.
-
-    Attributes:
-        additions: the microbatches whose gradients are added, in this order: that of this task, which its
-            program adds, then those parked before it.
-        ready: the tasks of this stage that the dispatch makes ready. They follow from the task and the stage,
-            and are left out of comparisons.
+    `additions` are the microbatches whose gradients are added, in this order: that of this task, which its
+    program adds, then those parked before it. `ready` are the tasks of this stage that the dispatch makes
+    ready; they follow from the rest, and are left out of comparisons.
     """
 
     task: Task
@@ -110,13 +97,10 @@ class WaitCause(StrEnum):
 
 
 class Wait(NamedTuple):
-    """What a stage waits for.
+    """What a stage waits for: tasks that it could run otherwise, or members of its group that have not voted.
 
-    Attributes:
-        tasks: that it could run otherwise.
-        members: of the group, that have not voted.
-        in_flight: microbatches, or chunks of microbatches if `by_chunk`.
-        group: the ranks that agree on the stage's order; empty for a stage of one rank.
+    `in_flight` counts microbatches, or chunks of them if `by_chunk`. `group` are the ranks that agree on the
+    stage's order, if there are several.
     """
 
     cause: WaitCause

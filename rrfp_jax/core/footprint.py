@@ -5,32 +5,23 @@ until it is delivered, at the receiver as soon as it is on its way. So a chunk o
 these phases:
 
     F still to come      the activation that arrives
-    F dispatched         held after F, and the activation sent or, once that is delivered, the gradient that
-                         arrives: nobody computes a gradient before the activation is there
+    F dispatched         held after F, and the activation sent or, once delivered, the gradient that arrives
     I dispatched         held after I, and the gradient sent
     B or W dispatched    the gradient sent
 
-Admission charges a chunk from its F to its B or W (`admission.py`). What is there before and after is an
-activation that came early, or a gradient sent after the release. Both belong to microbatches that the virtual
-stage before has in flight: it releases one only after its gradient has come. `arrival` is the larger of the
-two, and somebody has charged it:
+Admission charges a chunk from its F to its B or W. What is there before and after, `arrival`, belongs to
+microbatches that the virtual stage before has in flight, as it releases one only after its gradient has come.
+Somebody else has charged it:
 
-    the first chunk     The stage before. If n microbatches are in flight on its first chunk at most, the n
-                        largest arrivals are the *base* that is taken off this stage's room.
-    any later chunk     The chunk before on this stage: on its way to the later chunk and back, a microbatch
-                        is in flight there all the time.
+    the first chunk     the stage before: if it has n microbatches in flight on its first chunk at most, the n
+                        largest arrivals are the *base* that is taken off this stage's room
+    any later chunk     the chunk before on this stage, where a microbatch is in flight all the time
 
-So a chunk in flight costs what it takes beyond its own arrival, and the arrival at the next chunk:
-
-    before its gradient is sent    held after F + message + arrival at the next chunk - own arrival
-    after that (split backward)    held for W: all messages before are delivered, and the virtual stage before
-                                   may be done
-
-Whatever the delays, a stage holds at most base + what is charged. n follows from the limits of the stage
-before, so `step_budgets` goes through the stages in order: on every placement a stage's first chunk follows
-that of the stage before. It also holds every stage to so few microbatches that the next one has room for one
-beside its base. So any budget works that is enough for one microbatch at a time. What a program needs only
-while it runs is not counted here.
+So a chunk in flight costs what it takes beyond its own arrival, and the arrival at the next chunk. Whatever
+the delays, a stage holds at most base + what is charged. n follows from the limits of the stage before, so
+`step_budgets` goes through the stages in order. It also holds every stage to so few microbatches that the
+next one has room for one beside its base: any budget works that is enough for one microbatch at a time. What
+a program needs only while it runs is not counted here.
 """
 
 from __future__ import annotations

@@ -1,29 +1,24 @@
 """How the ranks of a tensor-parallel group come to run the same tasks in the same order.
 
-Theory of operation. The ranks of a group share a stage. Each holds a part of every tensor, gets its part of
-every input by itself, and takes part in the collectives inside each program. So all must dispatch the same
-sequence, although inputs reach them at different moments. Each rank has a `StageScheduler` of the whole
-stage. The machine of a protocol stands between it and the driver. It is told events, among them the messages
-that it has received, and its `Answer` has the message to send and the task to dispatch. Messages may overtake
-one another. Stages that follow a fixed order need none of this.
+The ranks of a group share a stage, and take part in the collectives inside each program. So all must dispatch
+the same sequence, although inputs reach them at different moments. Each rank has a `StageScheduler` of the
+whole stage. The machine of a protocol stands between it and the driver: it is told events, among them
+messages of other ranks, and its `Answer` has the message to send and the task to dispatch. Messages may
+overtake one another. Stages that follow a fixed order need none of this.
 
-*Leader*. Rank 0 chooses when its device has room, by the scheduler's rules. It publishes each `Decision`
-before it runs the task. The other ranks run the decisions in order, each one as soon as they have their own
-input of it. They ask neither hint nor admission: what is held follows from what was dispatched, which is
-equal on all. They report what arrives. Among the runnable tasks, rank 0 takes one whose input has not reached
-all ranks only if the hint chooses none of the others. It does not wait for that input. The rank that lacks it
-waits for that one transfer, and the others wait for the rank inside the program; to wait before the program
-would idle all of them. Nobody can wait in a circle: whatever a decision needs was decided before it, on
-whichever stage, so every rank can follow the order in which the leaders decided to the end. A driver hides
-the time that a decision takes to arrive by giving rank 0 room early.
+*Leader*. Rank 0 chooses by the scheduler's rules, and publishes each `Decision` before it runs the task. The
+others run the decisions in order, each as soon as they have their own input of it. They ask neither hint nor
+admission: what is held follows from what was dispatched, which is equal on all. They report what arrives.
+Rank 0 takes a task whose input has not reached all ranks only if the hint chooses none of the others, and
+does not wait for that input: the rank that lacks it waits for that one transfer, and the others inside the
+program. Nobody can wait in a circle: whatever a decision needs was decided before it, on whichever stage.
 
 *Unanimous* (the paper, section 4.2 and appendix D). A rank that has room proposes the task that it would run,
-or none. A round ends when the proposals of all are there. If all name the same task, all run it. If not,
+or none. A round ends when the proposals of all are there. If all name the same task, all run it; if not,
 nobody does, and no hint's state advances. A rank that has got something new since, or that hears a new
 proposal, proposes again when it is next given room. What arrives after a rank's own proposal counts from the
-next round on, so that the task proposed is the task run. Ranks can differ only while something has still to
-arrive somewhere. Once everything has arrived everywhere, all propose the same, since their schedulers have
-equal states.
+next round on, so that the task proposed is the task run. Once everything has arrived everywhere, all propose
+the same, since their schedulers have equal states.
 """
 
 from __future__ import annotations

@@ -1,34 +1,25 @@
 """Hints: they rank what is runnable. Under a hint a stage does not idle while a task is runnable.
 
 A hint is a frozen object with two pure methods: `start` gives its state at the beginning of a step, and
-`choose(state, ready)` gives the task to run and the state after it, or None. `ready` is a view of the stage
-that only answers questions: for the best runnable task of a direction, or about a given task. A task that is
-not runnable now is not in it, so a hint cannot wait for one.
-
-Within a direction, ties go as in the paper's appendix A: forward the lowest chunk first, backward the
-highest, then the lowest microbatch.
+`choose(state, ready)` the task to run and the state after it, or None. `ready` only answers questions about
+tasks that can run now, so a hint cannot wait for another one. Ties within a direction go as in the paper's
+appendix A: forward the lowest chunk first, backward the highest, then the lowest microbatch.
 
 `Ranked` ranks by a fixed order, and reserves the memory that the order needs: it may choose nothing though a
-task is runnable (`Hint.waits`). Whatever runs ahead of the order takes room, and without a reserve that may
-be the room of what the order has next. So an F that is not next in the order runs only if
+task is runnable (`Hint.waits`). Whatever runs ahead of the order takes room, perhaps that of what the order
+has next. So an F that is not next in the order runs only if it belongs to the stage's lowest unfinished
+microbatch, or if
 
     what the order has from its first task that is not past up to that F, and at least up to the stage's
     first B or W, would still fit beside it,
 
-each F charged and each B or W freed in turn, or if it belongs to the stage's lowest unfinished microbatch.
-I, B and W need no room, so the reserve never holds them back. Where there is no limit, nothing is reserved.
+each F charged and each B or W freed in turn. Why up to the first B or W: until then a stage runs forwards
+until it is full, and waits. An F of the warm-up that runs ahead does not get another one in; it only makes
+the order's next F wait, which in a V is the first microbatch on its way back, for which all stages wait.
 
-Why up to the first B or W: until then a stage runs forwards until it is full, and waits. An F of the warm-up
-that runs ahead of the order does not get another one in; it only makes the order's next F wait. In a V that
-is the first microbatch on its way back, for which all stages wait, and every stage would make it later. So
-within the warm-up an F runs ahead only where one more like it would fit beside all of the warm-up.
-
-If the order has the tasks of each kind and chunk in microbatch order, as usual, then of each chunk only the
-lowest admitted F may run ahead. Where that is held back, no higher one of the chunk is tried.
-
-The exception is what keeps stages from waiting for each other, also where the order itself does not fit the
-limit: by admission (`admission.py`), the tasks of the step's lowest unfinished microbatch can always run, and
-on every stage that has not finished it that microbatch is the lowest unfinished one.
+The exception keeps stages from waiting for each other, also where the order itself does not fit the limit: by
+admission, the tasks of the step's lowest unfinished microbatch can always run, and on every stage that has
+not finished it that microbatch is the lowest unfinished one.
 """
 
 from __future__ import annotations

@@ -1,15 +1,9 @@
-"""How far a stage is in its step: the state of each of its tasks.
-
-A virtual stage has for each microbatch the tasks F and B, or F, I and W. Each goes through three states:
-
-    WAITING -> READY -> DISPATCHED
+"""How far a stage is in its step: the state of each of its tasks, WAITING, then READY, then DISPATCHED.
 
 There is no state for "ended": a device runs its programs in order, so that a predecessor on the same stage
-need only be dispatched. Everything else in the core decides *which* of the ready tasks is dispatched.
-
-Tasks are filed in *rows*, one for each direction and chunk. A chunk's B or I of a microbatch, whichever it
-has, is in the row of BACKWARD. A row has one byte per microbatch, so the lowest ready one is found by a
-search for a byte.
+need only be dispatched. Tasks are filed in *rows*, one for each direction and chunk: a chunk's B or I of a
+microbatch, whichever it has, is in the row of BACKWARD. A row has one byte per microbatch, so the lowest
+ready one is found by a search for a byte.
 """
 
 from __future__ import annotations

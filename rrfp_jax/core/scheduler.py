@@ -1,15 +1,11 @@
 """The stage scheduler: one pure state machine for readiness-first and for fixed orders.
 
-Theory of operation. A scheduler serves one stage for one step. `progress.py` knows which tasks are ready;
-this file decides which of them runs. The schedule says whether a chunk's backward of a microbatch is B, or I
-and W. An arriving gradient is the same event for both.
-
-On `Room` the scheduler dispatches at most one task. With a `Hint`, that is the hint's choice among the
-*runnable* tasks: ready, and admitted (F) or with a place for its gradient (B, W). With a `FixedOrder` it is
-the next task of the list if that is runnable (ready and, for B or W, with a place for its gradient), and
-nothing otherwise; limits on what is in flight are not applied to fixed orders, whose peak is known
-beforehand. `Chosen` dispatches a task that another rank of the stage's group has chosen by a hint, if it is
-ready here. Everything else is common to all three.
+It serves one stage for one step. `progress.py` knows which tasks are ready; this file decides which of them
+runs. On `Room` it dispatches at most one task. With a `Hint`, that is the hint's choice among the *runnable*
+tasks: ready, and admitted (F) or with a place for its gradient (B, W). With a `FixedOrder` it is the next
+task of the list if that can run, and nothing otherwise; limits on what is in flight are not applied to fixed
+orders, whose peak is known beforehand. `Chosen` dispatches a task that another rank of the stage's group has
+chosen by a hint, if it is ready here.
 
 A chunk of a microbatch is in flight from the dispatch of its F to that of its B or W. Under a hint that is
 charged whole, and in a forward-only pass, a microbatch is in flight from its first F to its last task here.

@@ -55,11 +55,7 @@ class Kind(IntEnum):
 
 
 class Direction(IntEnum):
-    """What a task is for, however the backward is cut: numbered as the kind of the same name.
-
-    Hints rank by direction, and inputs are addressed by it: whoever sends a gradient does not know whether B
-    or I takes it.
-    """
+    """What a task is for, however the backward is cut, as hints and senders see it; numbered as kinds."""
 
     FORWARD = 0  # F
     BACKWARD = 1  # B or I, whichever a virtual stage runs for a microbatch
