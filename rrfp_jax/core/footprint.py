@@ -42,9 +42,8 @@ class Footprint:
     """Bytes of one microbatch on one chunk of a stage.
 
     Attributes:
-        activation_in_bytes, activation_out_bytes: that arrives for F, and that F sends. What arrives as data
-            is not counted, nor what is sent and held as well.
-        gradient_in_bytes, gradient_out_bytes: that arrives for B or I, and that it sends.
+        activation_in_bytes, activation_out_bytes: for F, of F; without data, and what is sent and held.
+        gradient_in_bytes, gradient_out_bytes: for B or I, of B or I.
         held_after_forward_bytes: from F to B or I.
         held_after_input_bytes: from I to W.
         temporary_bytes: of the program of each kind ("F", "B", "I", "W"), besides arguments and results.

@@ -266,11 +266,7 @@ GroupProtocol: TypeAlias = Literal["leader", "unanimous"]
 
 
 def member(scheduler: StageScheduler, rank: int, ranks: int, protocol: GroupProtocol) -> Member:
-    """The machine of one rank of a group.
-
-    Raises:
-        ValueError: an unknown protocol, or a rank that is not in the group.
-    """
+    """The machine of one rank of a group."""
     if protocol not in ("leader", "unanimous"):
         raise ValueError(f"protocol={protocol!r}: choose 'leader' or 'unanimous'")
     if not 0 <= rank < ranks:

@@ -152,11 +152,7 @@ def _sizes(placement: Placement, microbatches: int) -> str:
 def planned_order(
     schedule: FixedOrder, stage: int, placement: Placement, microbatches: int, forward_only: bool = False
 ) -> Sequence[Task]:
-    """A stage's fixed order, checked to hold each task once, after what it needs there.
-
-    Raises:
-        ValueError: a task is missing, repeated, unknown, or before one that it needs.
-    """
+    """A stage's fixed order, checked to hold each task once, after what it needs there."""
     order = list(schedule.order(stage, placement, microbatches))
     if forward_only:
         order = [task for task in order if task.kind is FORWARD]

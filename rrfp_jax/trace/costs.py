@@ -236,17 +236,11 @@ class Costs(ABC):
 
     @abstractmethod
     def duration(self, stage: int, task: Task) -> float:
-        """How long `task` keeps the device of `stage` busy; a fused B as long as its I and W together.
-
-        A simulation asks once a task, at its dispatch.
-        """
+        """How long a task keeps its device busy, a fused B as its I and W; asked at its dispatch."""
 
     @abstractmethod
     def transfer(self, stage: int, task: Task) -> float:
-        """From the end of `task` on `stage` to the arrival of its output on the other stage that needs it.
-
-        Not asked for outputs that stay on the stage, which are there at once, or that nobody needs.
-        """
+        """From the end of a task to the arrival of its output on the other stage that needs it."""
 
     def occupancy(self, stage: int, task: Task) -> float:
         """For how much of its transfer an output keeps the link from others, if links are serial."""
@@ -261,10 +255,8 @@ class Costs(ABC):
 class WorkloadCosts(Costs):
     """A workload on a placement.
 
-    With several chunks a stage's entry is shared equally by its chunks. An output takes the workload's time
-    for the link that it crosses: on a looped placement that of the sender's row, where the otherwise unused
-    `transfer_forward[last]` and `transfer_backward[0]` are the wrap-around from the last stage to the first
-    and back; on a v placement the second chunk's outputs cross the same links the other way.
+    An output takes the workload's time for the link that it crosses: on a looped placement that of the
+    sender's row; on a v placement the second chunk's outputs cross the same links the other way.
 
     Raises:
         ValueError: the workload has another number of stages than the placement.
@@ -342,11 +334,6 @@ class TableCosts(Costs):
     transfers: Mapping[tuple[int, Task], float]
 
     def duration(self, stage: int, task: Task) -> float:
-        """See `Costs.duration`.
-
-        Raises:
-            ValueError: the table does not have it.
-        """
         seconds = self.durations.get((stage, task))
         if seconds is None:
             seconds = self._of_parts(stage, task)
@@ -372,7 +359,6 @@ class TableCosts(Costs):
         return sum(known) if len(known) == len(parts) else None
 
     def transfer(self, stage: int, task: Task) -> float:
-        """See `Costs.transfer`; 0 if the table does not have it."""
         return self.transfers.get((stage, task), 0.0)
 
 

@@ -12,10 +12,9 @@ ready did not run is what the core said at the time (`TaskRecord.held`). Simulat
 that; there the kind of the first ready task tells. The gaps before a stage's first task and after its last
 are the step's own (BEGIN, END): a pipeline has to be filled and drained.
 
-The chain of tasks, transfers and waits that made a step as long as it was; from any trace.
-
-It is followed back from the end of the step. What kept a task from beginning earlier is either its input,
-if that came after the device was free, or else the task that the device was busy with.
+`critical_path` is the chain of tasks, transfers and waits that made a step as long as it was, followed back
+from its end. What kept a task from beginning earlier is either its input, if that came after the device was
+free, or else the task that the device was busy with.
 """
 
 from __future__ import annotations
@@ -121,9 +120,7 @@ def shares(times: Sequence[StageTime]) -> dict[str, float]:
 
 def _of_stage(trace: StepTrace, stage: int, fixed_order: bool, grouped: bool) -> Iterator[Idle]:
     records = trace.stage_records(stage)
-    # For each record the one that was ready first, of itself and those after it.
-    firsts = accumulate(reversed(records), lambda later, own: later if later.ready < own.ready else own)
-    earliest = [*firsts][::-1]
+    earliest = [*accumulate(reversed(records), _first_ready)][::-1]  # of each record and those after it
     idle_since = trace.start
     for number, record in enumerate(records):
         if record.start > idle_since:
@@ -165,6 +162,10 @@ def _gap(
         Idle(last.stage, begin, end, cause, of.task, None if by is None else (by.stage, by.task))
         for begin, end, cause, of, by in parts
     ]
+
+
+def _first_ready(later: TaskRecord, own: TaskRecord) -> TaskRecord:
+    return later if later.ready < own.ready else own
 
 
 class Segment(NamedTuple):
