@@ -22,7 +22,7 @@ from benchmarks.harness import SIMULATED, Aim, finish, parse, put_figures
 from benchmarks.markdown import table
 from benchmarks.studies.cells import Cell
 from rrfp_jax.core.schedules import by_name
-from rrfp_jax.sim.compare import Settings, compare
+from rrfp_jax.sim.compare import Conditions, compare
 
 SCHEDULES = ("bf", "bfw")
 FACTORS = (1.0, 1.5, 2.0, 4.0)
@@ -48,7 +48,7 @@ def measure(cell: Cell, seed: int) -> dict[str, dict[str, float]]:
         without a limit over what 1F1B holds. As "most" the largest share of a limit that was used.
     """
     step = cell.step(seed)
-    unlimited = Settings(limit=None)
+    unlimited = Conditions(limit=None)
     baseline = compare({"1f1b": by_name("1f1b")}, [step], unlimited)["1f1b"]
     assert baseline.bytes is not None
     schedules = {name: by_name(name) for name in SCHEDULES}
@@ -63,7 +63,7 @@ def measure(cell: Cell, seed: int) -> dict[str, dict[str, float]]:
     }
     for factor in FACTORS:
         limit = math.ceil(factor * baseline.bytes)
-        for name, outcome in compare(schedules, [step], Settings(limit=None, byte_limit=limit)).items():
+        for name, outcome in compare(schedules, [step], Conditions(limit=None, byte_limit=limit)).items():
             found[name][f"{factor:g} x"] = outcome.makespan / free[name].makespan
             found[name]["most"] = max(found[name]["most"], (outcome.bytes or 0.0) / limit)
     return found

@@ -29,7 +29,7 @@ from benchmarks.studies.cells import CELLS, Cell
 from benchmarks.studies.simulated import FACTORS, FITS, FIXED, figures_of, seeds_of
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.sim.choice import CANDIDATES, Auto
-from rrfp_jax.sim.compare import Settings, choice
+from rrfp_jax.sim.compare import Conditions, choice
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def measure(cell: Cell, seed: int) -> list[Chosen]:
         if max(map(max, step.actual.activation_bytes or ())) > limit:
             continue
         began = process_time()
-        chosen = choice(Auto(), step, Settings(limit=None, byte_limit=limit)).name
+        chosen = choice(Auto(), step, Conditions(limit=None, byte_limit=limit)).name
         cost = process_time() - began
         times = {name: seconds for name, (seconds, held) in fixed.items() if held <= FITS * factor * unit}
         times |= {name: figures_of(by_name(name), step, limit)[0] for name in CANDIDATES}

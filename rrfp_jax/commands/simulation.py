@@ -20,7 +20,7 @@ from rrfp_jax.core.step_rules import default_max_in_flight
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import output_of, shown
 from rrfp_jax.sim.choice import Auto
-from rrfp_jax.sim.compare import Change, Outcome, Settings, compare, outcome_of
+from rrfp_jax.sim.compare import Change, Conditions, Outcome, compare, outcome_of
 from rrfp_jax.sim.disturbances import Jittered
 from rrfp_jax.sim.engine import Links
 from rrfp_jax.sim.planned import EVALUATIONS, Planned
@@ -205,7 +205,7 @@ def simulate(
         times = seeds if jitter != "J0" else 1  # of a workload, whose steps differ by jitter only
         steps = given_steps(workload, stages=stages, microbatches=microbatches, seeds=seeds, times=times)
         usual = default_max_in_flight(steps[0].actual.stages) if byte_limit is None else None
-        given = Settings(
+        given = Conditions(
             limit=usual if limit is None else limit or None,
             byte_limit=byte_limit,
             as_ran=limit is None and byte_limit is None,

@@ -96,7 +96,10 @@ class Candidate:
         """The same step with its first microbatches only."""
         if microbatches >= self.rules.microbatches:
             return self
-        budgets = self.budgets and [budget and _first(budget, microbatches) for budget in self.budgets]
+        budgets = self.budgets and [
+            budget and replace(budget, costs=[row[:microbatches] for row in budget.costs])
+            for budget in self.budgets
+        ]
         return replace(self, rules=replace(self.rules, microbatches=microbatches), budgets=budgets)
 
     def seconds(self) -> float:
@@ -110,10 +113,6 @@ class Candidate:
             return trace.makespan
         compute = sum(trace.busy(stage) for stage in range(trace.stages))
         return max(trace.makespan, compute / self.at_once)
-
-
-def _first(budget: Budget, microbatches: int) -> Budget:
-    return replace(budget, costs=[row[:microbatches] for row in budget.costs])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,13 +159,15 @@ def choose(
     Raises:
         ValueError: none of them can run; with each one's reason.
     """
-    refused = {name: given for name, given in candidates.items() if isinstance(given, str)}
+    refused: dict[str, str] = {}
+    able: dict[str, Candidate] = {}
     tasks: dict[str, int] = {}
     seconds: dict[str, float] = {}
-    able = {name: given for name, given in candidates.items() if isinstance(given, Candidate)}
-    for name, one in able.items():
+    for name, one in candidates.items():
         try:
-            tasks[name] = one.tasks
+            if isinstance(one, str):
+                raise ValueError(one)
+            tasks[name], able[name] = one.tasks, one
         except ValueError as error:
             refused[name] = str(error)
     rules = [able[name].rules for name in tasks]

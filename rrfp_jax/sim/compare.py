@@ -13,7 +13,6 @@ from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.scheduler import check_can_end
 from rrfp_jax.core.schedules import Schedule, by_name
 from rrfp_jax.core.step_rules import Budget, StepRules
-from rrfp_jax.core.tasks import Placement
 from rrfp_jax.sim.bounds import lower_bound
 from rrfp_jax.sim.choice import Auto, Candidate, Choice, choose
 from rrfp_jax.sim.engine import Links, simulate
@@ -28,7 +27,7 @@ Change: TypeAlias = Callable[[Costs, int], Costs]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Conditions:
     """What all schedules are given.
 
     Attributes:
@@ -59,7 +58,7 @@ class Outcome:
 
     Attributes:
         makespans: of the steps (s).
-        bounds: what no order on this placement can beat without `Settings.change`, by step (s).
+        bounds: what no order on this placement can beat without `Conditions.change`, by step (s).
         idle: mean share of the makespan in which a stage stalls, is blocked, held back, or launches, by step.
         in_flight: most microbatches in flight on a stage, over all steps.
         bytes: most that a stage held, over all steps; None for workloads that do not say.
@@ -103,7 +102,7 @@ class Outcome:
 
 
 def compare(
-    schedules: Mapping[str, Schedule | Auto | None], steps: Sequence[Step], settings: Settings
+    schedules: Mapping[str, Schedule | Auto | None], steps: Sequence[Step], given: Conditions
 ) -> dict[str, Outcome]:
     """Simulate each schedule on each step.
 
@@ -111,7 +110,7 @@ def compare(
         schedules: by name; `Auto` for a hint chosen anew for each step, by what is known of it; None for an
             order planned so.
         steps: at least one.
-        settings: for all.
+        given: to all.
 
     Raises:
         ValueError: a schedule or a limit that cannot work; it names the schedule.
@@ -120,69 +119,59 @@ def compare(
     for name, schedule in schedules.items():
         try:
             if isinstance(schedule, FixedOrder):
-                check_can_end(_rules(schedule, steps[0], settings))
-            found[name] = _outcome(schedule, steps, settings)
+                check_can_end(_limits(schedule, steps[0], given)[0])
+            found[name] = _simulated(schedule, steps, given)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
     return found
 
 
-def _outcome(schedule: Schedule | Auto | None, steps: Sequence[Step], settings: Settings) -> Outcome:
+def _simulated(schedule: Schedule | Auto | None, steps: Sequence[Step], given: Conditions) -> Outcome:
     recorded: list[RecordedStep] = []
-    bounds: list[float] = []
-    idle: list[Mapping[str, float]] = []
-    held: list[float] = []
     chosen: list[str] = []
     for number, step in enumerate(steps):
         if isinstance(schedule, Auto):
-            chosen.append(choice(schedule, step, settings).name)
+            chosen.append(choice(schedule, step, given).name)
             ours = by_name(chosen[-1])
         else:
-            ours = schedule or _planned(step, settings)
-        rules = _rules(ours, step, settings)
-        budgets = _budgets(step, settings, rules.placement)
-        plain = WorkloadCosts(step.actual, rules.placement)
-        costs = plain if settings.change is None else settings.change(plain, number)
-        trace = simulate(rules, costs, links=settings.links, budgets=budgets)
+            ours = schedule or _planned(step, given)
+        rules, budgets = _limits(ours, step, given)
+        costs: Costs = WorkloadCosts(step.actual, rules.placement)
+        if given.change is not None:
+            costs = given.change(costs, number)
+        trace = simulate(rules, costs, links=given.links, budgets=budgets)
         buckets = [str(j) for j in range(rules.microbatches)]  # each has times of its own
         recorded.append(RecordedStep(trace=trace, rules=rules, budgets=budgets, buckets=buckets))
-        bounds.append(lower_bound(rules, plain, any_split=True))  # changes only add to the costs
-        idle.append(_idle_shares(stage_times(trace, isinstance(ours, FixedOrder))))
-        if step.actual.activation_bytes is not None:
-            held.append(max(peak_bytes(trace, step.actual.activation_bytes)))
-    return Outcome(
-        makespans=[step.trace.makespan for step in recorded],
-        bounds=bounds,
-        idle=idle,
-        in_flight=max(max(peak_in_flight(step.trace)) for step in recorded),
-        bytes=max(held) if held else None,
-        recorded=recorded[0],
-        chosen=chosen,
-    )
+    return _outcome(recorded, [step.actual for step in steps], chosen)  # changes only add to the costs
 
 
 def outcome_of(ran: Sequence[RecordedStep]) -> Outcome:
     """Of steps that have run, at least one; nothing is simulated."""
-    workloads = [workload_of(step) for step in ran]
+    return _outcome(ran, list(map(workload_of, ran)), ())
+
+
+def _outcome(ran: Sequence[RecordedStep], workloads: Sequence[Workload], chosen: Sequence[str]) -> Outcome:
+    both = [*zip(ran, workloads, strict=True)]
     held = [
         max(peak_bytes(step.trace, workload.activation_bytes))
-        for step, workload in zip(ran, workloads, strict=True)
+        for step, workload in both
         if workload.activation_bytes is not None
     ]
     return Outcome(
         makespans=[step.trace.makespan for step in ran],
         bounds=[
             lower_bound(step.rules, WorkloadCosts(workload, step.rules.placement), any_split=True)
-            for step, workload in zip(ran, workloads, strict=True)
+            for step, workload in both
         ],
         idle=[_idle_shares(stage_times(step.trace, step.fixed_order, step.grouped)) for step in ran],
         in_flight=max(max(peak_in_flight(step.trace)) for step in ran),
-        bytes=max(held) if held else None,
+        bytes=max(held, default=None),
         recorded=ran[0],
+        chosen=chosen,
     )
 
 
-def choice(auto: Auto, step: Step, settings: Settings) -> Choice:
+def choice(auto: Auto, step: Step, given: Conditions) -> Choice:
     """The hint for a step, by what is known of it.
 
     Raises:
@@ -190,54 +179,43 @@ def choice(auto: Auto, step: Step, settings: Settings) -> Choice:
     """
     candidates = {}
     for name, hint in auto.hints.items():
-        rules = _rules(hint, step, settings)
-        candidates[name] = Candidate(
-            rules=rules,
-            costs=WorkloadCosts(step.known, rules.placement),
-            budgets=_budgets(step, settings, rules.placement),
-            links=settings.links,
-        )
+        rules, budgets = _limits(hint, step, given)
+        costs = WorkloadCosts(step.known, rules.placement)
+        candidates[name] = Candidate(rules=rules, costs=costs, budgets=budgets, links=given.links)
     return choose(candidates)
 
 
-def _planned(step: Step, settings: Settings) -> FixedOrder:
-    rules = _rules(BF(), step, settings)
-    budgets = _budgets(step, settings, rules.placement)
+def _planned(step: Step, given: Conditions) -> FixedOrder:
+    rules, budgets = _limits(BF(), step, given)
     known = WorkloadCosts(step.known, rules.placement)
-    return plan(rules, known, evaluations=settings.evaluations, links=settings.links, budgets=budgets).order
+    return plan(rules, known, evaluations=given.evaluations, links=given.links, budgets=budgets).order
 
 
-def _rules(schedule: Schedule, step: Step, settings: Settings) -> StepRules:
-    own = _limited(step, settings)
-    return StepRules(
-        placement=schedule.placement_for(step.actual.stages, settings.chunks),
+def _limits(
+    schedule: Schedule, step: Step, given: Conditions
+) -> tuple[StepRules, Sequence[Budget | None] | None]:
+    """The rules of a step, and what each stage may hold in bytes."""
+    # A step as it ran, if its limits are wanted; a fixed order that fits into a budget has none.
+    ran = step.ran if given.as_ran else None
+    own = ran if ran is not None and (ran.rules.limit is not None or any(ran.budgets or ())) else None
+    placement = schedule.placement_for(step.actual.stages, given.chunks)
+    chunks = placement.chunks
+    rules = StepRules(
+        placement=placement,
         microbatches=step.actual.microbatches,
         schedule=schedule,
-        limit=settings.limit if own is None else own.rules.limit,
-        accumulation=settings.accumulation,
-        spare_gradients=settings.spare_gradients,
+        limit=given.limit if own is None else own.rules.limit,
+        accumulation=given.accumulation,
+        spare_gradients=given.spare_gradients,
     )
-
-
-def _limited(step: Step, settings: Settings) -> RecordedStep | None:
-    """The step as it ran, if its limits are wanted; a fixed order that fits into a budget has none."""
-    ran = step.ran if settings.as_ran else None
-    return ran if ran is not None and (ran.rules.limit is not None or any(ran.budgets or ())) else None
-
-
-def _budgets(step: Step, settings: Settings, placement: Placement) -> Sequence[Budget | None] | None:
-    """What each stage may hold in bytes."""
-    own = _limited(step, settings)
     if own is None:
-        return byte_budgets(step.actual, settings.byte_limit, placement.chunks)
+        return rules, byte_budgets(step.actual, given.byte_limit, chunks)
     if own.budgets is None or own.rules.placement == placement:
-        return own.budgets
-    return [budget and _spread(budget, placement.chunks) for budget in own.budgets]
-
-
-def _spread(budget: Budget, chunks: int) -> Budget:
-    """The same with other chunks; how many microbatches a neighbour has room for is not known of them."""
-    return Budget(_in_equal_parts(map(sum, zip(*budget.costs, strict=True)), chunks), budget.limit)
+        return rules, own.budgets
+    return rules, [
+        budget and Budget(_in_equal_parts(map(sum, zip(*budget.costs, strict=True)), chunks), budget.limit)
+        for budget in own.budgets  # how many microbatches neighbours have room for is not known then
+    ]
 
 
 def byte_budgets(workload: Workload, limit: int | None, chunks: int) -> list[Budget] | None:

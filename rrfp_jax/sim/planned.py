@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from numbers import Integral
 from operator import attrgetter
 from types import NoneType
@@ -34,7 +34,7 @@ from rrfp_jax.core.step_rules import Budget, StepRules, charges_of
 from rrfp_jax.core.tasks import FORWARD, KINDS, Placement, Task
 from rrfp_jax.sim.engine import Links, simulate
 from rrfp_jax.trace.costs import Costs, CostTable
-from rrfp_jax.trace.records import StepTrace, TaskRecord, peak_charge
+from rrfp_jax.trace.records import StepTrace, peak_charge
 
 Rows: TypeAlias = Sequence[Sequence[Task]]
 """The order of each stage."""
@@ -57,41 +57,32 @@ def relabelled(rows: Rows, rng: random.Random) -> Rows:
     return [[Task(kind, chunk, label[j]) for kind, chunk, j in row] for row in rows]
 
 
-def reranked(rows: Rows, starts: Sequence[Sequence[float]], span: float, rng: random.Random) -> Rows:
+ALIKE: Sequence[Callable[[int, Task], object]] = (
+    lambda stage, task: (stage, task),
+    lambda stage, task: task.microbatch,
+    lambda stage, task: (KINDS[task.kind].flow > 0, task.microbatch),
+)
+"""Which tasks are moved by the same time when they are ranked anew."""
+
+
+def reranked(trace: StepTrace, rng: random.Random) -> Rows:
     """Tasks that start in some stretch of time are moved: each by itself, or all of a microbatch alike.
 
     The result is meant as a ranking: as an order it may be one that nobody can follow.
     """
+    span = trace.makespan
     centre, half = rng.uniform(0.0, span), span * math.exp(rng.uniform(-3.0, 0.0))
     distance = span * math.exp(rng.uniform(-6.0, -2.0))
-    alike = rng.choice((_own, _of_microbatch, _of_direction))
-    moves: dict[object, float] = {}
-
-    def place(stage: int, task: Task, start: float) -> float:
-        if abs(start - centre) > half:
-            return start
-        key = alike(stage, task)
-        if key not in moves:
-            moves[key] = rng.gauss(0.0, distance)
-        return start + moves[key]
-
+    alike = rng.choice(ALIKE)
+    moves: dict[object, float] = defaultdict(lambda: rng.gauss(0.0, distance))
     moved = []
-    for stage, (tasks, times) in enumerate(zip(rows, starts, strict=True)):
-        places = [place(stage, task, start) for task, start in zip(tasks, times, strict=True)]
-        moved.append([tasks[at] for at in sorted(range(len(tasks)), key=places.__getitem__)])
+    for stage in range(trace.stages):
+        places = [
+            (r.start if abs(r.start - centre) > half else r.start + moves[alike(stage, r.task)], at, r.task)
+            for at, r in enumerate(trace.stage_records(stage))
+        ]
+        moved.append([task for _, _, task in sorted(places)])
     return moved
-
-
-def _own(stage: int, task: Task) -> object:
-    return stage, task
-
-
-def _of_microbatch(stage: int, task: Task) -> object:
-    return task.microbatch
-
-
-def _of_direction(stage: int, task: Task) -> object:
-    return KINDS[task.kind].flow > 0, task.microbatch
 
 
 EVALUATIONS = 200
@@ -112,35 +103,6 @@ class Plan:
     makespan: float
     candidates: Mapping[str, float | str]
     evaluations: int
-
-
-class _Found:
-    """A simulated order. Most are looked at no further than their makespan (s)."""
-
-    def __init__(self, trace: StepTrace, microbatches: int) -> None:
-        self._trace, self._microbatches = trace, microbatches
-        self.makespan = trace.makespan
-
-    @cached_property
-    def order(self) -> ListedOrder:
-        """What is dispatched."""
-        rows = tuple(tuple(record.task for record in records) for records in self._by_stage)
-        return ListedOrder(self._trace.placement, self._microbatches, rows)
-
-    @cached_property
-    def starts(self) -> list[list[float]]:
-        """When the tasks of each stage start (s)."""
-        return [[record.start for record in records] for records in self._by_stage]
-
-    @cached_property
-    def _by_stage(self) -> list[list[TaskRecord]]:
-        by_stage: list[list[TaskRecord]] = [[] for _ in range(self._trace.stages)]
-        for record in self._trace.records:  # by end, so as dispatched on each stage
-            by_stage[record.stage].append(record)
-        return by_stage
-
-
-_makespan = attrgetter("makespan")
 
 
 def plan(
@@ -169,7 +131,7 @@ def plan(
         ValueError: every candidate is refused.
     """
     planner = _Planner(rules, costs, links, budgets)
-    found: dict[str, _Found] = {}
+    found: dict[str, StepTrace] = {}
     refused: dict[str, str] = {}
     for name, schedule in candidates.items():
         try:
@@ -180,21 +142,25 @@ def plan(
         raise ValueError(f"no candidate for a plan: {'; '.join(f'{n}: {why}' for n, why in refused.items())}")
     best = planner.improved(list(found.values()), evaluations, random.Random(seed))
     tried = {name: found[name].makespan if name in found else refused[name] for name in candidates}
-    return Plan(best.order, best.makespan, tried, planner.evaluations)
+    return Plan(planner.order_of(best), best.makespan, tried, planner.evaluations)
 
 
+_makespan = attrgetter("makespan")
+
+
+@dataclass
 class _Planner:
     """Simulates, counts, and improves orders of one step."""
 
-    def __init__(
-        self, rules: StepRules, costs: Costs, links: Links, budgets: Sequence[Budget | None] | None
-    ) -> None:
-        self._rules, self._costs, self._links, self._budgets = rules, costs, links, budgets
-        self.evaluations = 0
+    rules: StepRules
+    costs: Costs
+    links: Links
+    budgets: Sequence[Budget | None] | None
+    evaluations: int = 0
 
-    def candidate(self, schedule: Schedule) -> _Found:
+    def candidate(self, schedule: Schedule) -> StepTrace:
         """What a schedule does. Raises ValueError if it is not defined here or exceeds a limit."""
-        rules = replace(self._rules, schedule=schedule)
+        rules = replace(self.rules, schedule=schedule)
         if isinstance(schedule, FixedOrder):
             check_can_end(rules)
             stages = range(rules.placement.stages)
@@ -203,50 +169,45 @@ class _Planner:
                 raise ValueError(why)
         return self._simulated(schedule)
 
-    def improved(self, pool: list[_Found], evaluations: int, rng: random.Random) -> _Found:
+    def improved(self, pool: list[StepTrace], evaluations: int, rng: random.Random) -> StepTrace:
         """The best after the local search."""
         for at, kept in enumerate(KEPT):
-            pool = sorted({found.order: found for found in pool}.values(), key=_makespan)[:kept]
-            left = evaluations - self.evaluations
-            each = left // ((len(KEPT) - at) * len(pool))
-            pool = [self._climbed(found, each, rng) for found in pool]
+            different = {self.order_of(trace): trace for trace in pool}
+            pool = sorted(different.values(), key=_makespan)[:kept]
+            each = (evaluations - self.evaluations) // ((len(KEPT) - at) * len(pool))
+            pool = [self._climbed(trace, each, rng) for trace in pool]
         return min(pool, key=_makespan)
 
-    def _climbed(self, found: _Found, evaluations: int, rng: random.Random) -> _Found:
+    def order_of(self, trace: StepTrace) -> ListedOrder:
+        """What is dispatched."""
+        return self._listed([trace.order(stage) for stage in range(trace.stages)])
+
+    def _climbed(self, best: StepTrace, evaluations: int, rng: random.Random) -> StepTrace:
+        rows = self.order_of(best).rows
         for _ in range(evaluations):
-            rows = self._relabelled(found, rng) if rng.random() < RELABEL else None
-            if rows is not None:
-                new = self._simulated(self._listed(rows))
-            else:
-                rows = reranked(found.order.rows, found.starts, found.makespan, rng)
-                new = self._simulated(Ranked(self._listed(rows)))
-            if new.makespan <= found.makespan:  # equals, too, so that the search moves on plateaus
-                found = new
-        return found
+            attempts = ATTEMPTS if rng.random() < RELABEL else 0
+            moved = (relabelled(rows, rng) for _ in range(attempts))
+            found = next((one for one in moved if self._refusal(one) is None), None)
+            order = self._listed(reranked(best, rng) if found is None else found)
+            new = self._simulated(Ranked(order) if found is None else order)
+            if new.makespan <= best.makespan:  # equals, too, so that the search moves on plateaus
+                best, rows = new, self.order_of(new).rows
+        return best
 
-    def _relabelled(self, found: _Found, rng: random.Random) -> Rows | None:
-        """The order with its microbatches exchanged; None if no attempt is legal."""
-        for _ in range(ATTEMPTS):
-            rows = relabelled(found.order.rows, rng)
-            if self._refusal(rows) is None:
-                return rows
-        return None
-
-    def _simulated(self, schedule: Schedule) -> _Found:
+    def _simulated(self, schedule: Schedule) -> StepTrace:
         """What a schedule dispatches under the rules of the step."""
         self.evaluations += 1
-        rules = replace(self._rules, schedule=schedule)
-        trace = simulate(rules, self._costs, links=self._links, budgets=self._budgets)
-        return _Found(trace, rules.microbatches)
+        rules = replace(self.rules, schedule=schedule)
+        return simulate(rules, self.costs, links=self.links, budgets=self.budgets)
 
     def _listed(self, rows: Rows) -> ListedOrder:
-        return ListedOrder(self._rules.placement, self._rules.microbatches, tuple(map(tuple, rows)))
+        return ListedOrder(self.rules.placement, self.rules.microbatches, tuple(map(tuple, rows)))
 
     def _refusal(self, rows: Rows) -> str | None:
         """Why orders cannot be followed within the limits; None if they can."""
-        rules, chunks = replace(self._rules, schedule=BF()), self._rules.placement.chunks  # as for a hint
+        rules, chunks = replace(self.rules, schedule=BF()), self.rules.placement.chunks  # as for a hint
         for stage, row in enumerate(rows):
-            charges = charges_of(rules, self._budgets[stage] if self._budgets else None)
+            charges = charges_of(rules, self.budgets[stage] if self.budgets else None)
             for what, (costs, limit) in zip(("in flight", "in bytes", "in flight"), charges, strict=False):
                 if limit is not None and peak_charge(row, costs) > limit:
                     return f"exceeds the limit {what} on stage {stage}"
@@ -287,11 +248,8 @@ class Planned:
 
     def __post_init__(self) -> None:
         number = self.evaluations
-        if (
-            not isinstance(number, Integral)
-            or isinstance(number, bool)
-            or not 0 <= number <= MOST_EVALUATIONS
-        ):
+        whole = isinstance(number, Integral) and not isinstance(number, bool)
+        if not whole or not 0 <= number <= MOST_EVALUATIONS:
             raise ValueError(
                 f"evaluations={number!r}: give a number of simulations, from 0 to {MOST_EVALUATIONS:,}"
             )

@@ -18,8 +18,9 @@ process and no device: a run's rank 0 has one, and so has whoever simulates a ru
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence, Set
+from collections.abc import Hashable, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import accumulate
 from math import inf
 from statistics import median
@@ -42,13 +43,16 @@ from rrfp_jax.trace.layers import (
 from rrfp_jax.trace.records import RecordedStep
 from rrfp_jax.trace.replayed import ReplayInputs, replay_of
 
+Split: TypeAlias = tuple[int, ...]
+"""Numbers of layers, by virtual stage."""
+
 
 class Recut(NamedTuple):
-    """Another split: numbers of layers by virtual stage, and the layer that moves if only one does."""
+    """Another split, and the layer that moves if only one does."""
 
     change: str
     moved: int | None
-    split: tuple[int, ...]
+    split: Split
 
 
 @dataclass(frozen=True)
@@ -68,43 +72,60 @@ class Layers:
         busy = busy_seconds([step.trace for step in steps if step.rules.placement == placement])
         return cls(work, layer_shares(work, busy, placement), placement)
 
-    def seconds(self, v: int, layers: range) -> float:
-        """What a virtual stage with these layers takes."""
-        slowness = self.shares.slowness[self.placement.place(v)[0]]
-        return slowness * sum(self.shares.seconds[layers.start : layers.stop])
+    @property
+    def split(self) -> Split:
+        """The present one."""
+        return tuple(self.work.split)
+
+    @cached_property
+    def least(self) -> Split:
+        """The split whose busiest virtual stage has least to do."""
+        until = [0.0, *accumulate(self.shares.seconds)]
+
+        def seconds(v: int, first: int, end: int) -> float:
+            return self._slowness(v) * (until[end] - until[first])
+
+        return tuple(least_largest(seconds, len(self.work.layers), len(self.work.split))[1])
+
+    def busiest(self, split: Sequence[int]) -> float:
+        """What the busiest stage computes with a split."""
+        found = [0.0] * self.placement.stages
+        for v, own in enumerate(self.work.ranges(split)):
+            found[self.placement.place(v)[0]] += self._busy(v, own)
+        return max(found)
 
     def recuts(self) -> Iterator[Recut]:
         """The split whose slowest virtual stage takes least, and the slowest one's ends moved."""
         ranges = self.work.ranges()
-        slowest = max(range(len(ranges)), key=lambda v: self.seconds(v, ranges[v]))
-        moves, best = list(self._moves(slowest)), least(self)
-        if best not in (tuple(self.work.split), *(move.split for move in moves)):
-            yield Recut(f"split {_text(best)} instead of {_text(self.work.split)}", None, best)
-        yield from moves
-
-    def _moves(self, of: int) -> Iterator[Recut]:
-        """The first layer of a virtual stage on the one before it, and the last on the one after it."""
-        ranges = self.work.ranges()
-        if len(ranges[of]) < 2:
-            return
+        of, moves = max(range(len(ranges)), key=lambda v: self._busy(v, ranges[v])), []
         for to, layer in ((of - 1, ranges[of].start), (of + 1, ranges[of].stop - 1)):
-            if not 0 <= to < len(ranges):
+            if not 0 <= to < len(ranges) or len(ranges[of]) < 2:
                 continue
             there, here = self.placement.place(to)[0], self.placement.place(of)[0]
             if there != here:  # as they are where a V turns
                 split = tuple(len(r) - (v == of) + (v == to) for v, r in enumerate(ranges))
-                name = self.work.layers[layer].name
-                yield Recut(f"layer {layer} ({name}) on stage {there} instead of {here}", layer, split)
+                change = f"layer {layer} ({self.work.layers[layer].name}) on stage {there} instead of {here}"
+                moves.append(Recut(change, layer, split))
+        if self.least not in (self.split, *(move.split for move in moves)):
+            best, present = (",".join(map(str, split)) for split in (self.least, self.split))
+            yield Recut(f"split {best} instead of {present}", None, self.least)
+        yield from moves
+
+    def _slowness(self, v: int) -> float:
+        return self.shares.slowness[self.placement.place(v)[0]]
+
+    def _busy(self, v: int, layers: range) -> float:
+        """What a virtual stage with these layers takes."""
+        return self._slowness(v) * sum(self.shares.seconds[layers.start : layers.stop])
 
     def recut(
         self, step: RecordedStep, costs: TableCosts, split: Sequence[int]
     ) -> tuple[Costs, RecordedStep]:
         """The step's costs and its budgets with another split of the same layers."""
         ranges = self.work.ranges(split)
+        own = self.placement.virtual_stage
         durations = {
-            (stage, task): self._seconds(
-                costs, stage, task, ranges[self.placement.virtual_stage(stage, task.chunk)]
-            )
+            (stage, task): self._seconds(costs, stage, task, ranges[own(stage, task.chunk)])
             for stage, task in costs.durations
         }
         budgets = step.budgets and [
@@ -131,7 +152,8 @@ class Layers:
         charges, room = [], budget.limit
         for chunk in range(self.placement.chunks):
             v = self.placement.virtual_stage(stage, chunk)
-            room += self._lasting(self.work.ranges()[v]) - self._lasting(ranges[v])
+            for layers, sign in ((self.work.ranges()[v], 1), (ranges[v], -1)):
+                room += sign * sum(self.work.layers[i].lasting_bytes for i in layers)
             row = [0.0] * len(budget.costs[chunk])
             for i in ranges[v]:
                 was, its_chunk = self.placement.place(self.work.virtual_stage_of[i])
@@ -141,37 +163,18 @@ class Layers:
             charges.append([round(own) for own in row])
         return replace(budget, costs=charges, limit=room)
 
-    def _lasting(self, layers: range) -> int:
-        return sum(self.work.layers[i].lasting_bytes for i in layers)
-
-
-def _text(split: Sequence[int]) -> str:
-    return ",".join(map(str, split))
-
-
-Split: TypeAlias = tuple[int, ...]
-"""Numbers of layers, by virtual stage."""
 
 NEAR = 1.05
 """Splits whose busiest stage has no more than so many times the least to do are tried."""
 
 
-class Repeatable(NamedTuple):
-    """A step that ran, and what to run it again with."""
-
-    step: RecordedStep
-    replay: ReplayInputs
-
-    @classmethod
-    def of(cls, steps: Sequence[RecordedStep]) -> list[Repeatable]:
-        """Each of these."""
-        return [cls(step, replay_of(step.trace)) for step in steps]
+Repeatable: TypeAlias = tuple[RecordedStep, ReplayInputs]
+"""A step that ran, and what to run it again with."""
 
 
-def screen(layers: Layers) -> float:
-    """By which share the busiest stage could have less to do; no split gains much more."""
-    busy = _busiest(layers)
-    return 1.0 - busy(least(layers)) / busy(layers.work.split)
+def repeatable(steps: Sequence[RecordedStep]) -> list[Repeatable]:
+    """Each of these."""
+    return [(step, replay_of(step.trace)) for step in steps]
 
 
 def tried(layers: Layers) -> Iterator[Split]:
@@ -179,17 +182,17 @@ def tried(layers: Layers) -> Iterator[Split]:
 
     Those come first whose busiest stage has least to do.
     """
-    busy, best = _busiest(layers), least(layers)
+    best = layers.least
     found = {best: None}
     for v in range(len(best) - 1):
         for more in (1, -1):
             other = list(best)
             other[v], other[v + 1] = other[v] + more, other[v + 1] - more
-            if min(other) > 0 and busy(other) <= NEAR * busy(best):
+            if min(other) > 0 and layers.busiest(other) <= NEAR * layers.busiest(best):
                 found[tuple(other)] = None
     found |= {recut.split: None for recut in layers.recuts()}
-    found.pop(tuple(layers.work.split), None)
-    yield from sorted(found, key=busy)
+    found.pop(layers.split, None)
+    yield from sorted(found, key=layers.busiest)
 
 
 def simulated(steps: Sequence[Repeatable], layers: Layers, split: Split) -> float:
@@ -203,30 +206,6 @@ def simulated(steps: Sequence[Repeatable], layers: Layers, split: Split) -> floa
             return inf
         whole += trace.makespan
     return whole
-
-
-def _busiest(layers: Layers) -> Callable[[Sequence[int]], float]:
-    """What the busiest stage computes with a split."""
-
-    def busy(split: Sequence[int]) -> float:
-        found = [0.0] * layers.placement.stages
-        for v, own in enumerate(layers.work.ranges(split)):
-            found[layers.placement.place(v)[0]] += layers.seconds(v, own)
-        return max(found)
-
-    return busy
-
-
-def least(layers: Layers) -> Split:
-    """The split whose busiest virtual stage has least to do."""
-    until = [0.0, *accumulate(layers.shares.seconds)]
-    slowness = [layers.shares.slowness[layers.placement.place(v)[0]] for v in range(len(layers.work.split))]
-
-    def seconds(v: int, first: int, end: int) -> float:
-        return slowness[v] * (until[end] - until[first])
-
-    _, best = least_largest(seconds, len(layers.work.layers), len(layers.work.split))
-    return tuple(best)
 
 
 GAIN = 0.03
@@ -366,12 +345,13 @@ class Balance:
         Raises:
             ArithmeticError: the steps cannot be explained.
         """
-        self._note(steps)
-        layers, now = self._fitted(steps), _Ran.of(steps)
-        self._looked = now
-        if layers is None:
+        now = self._looked = _Ran.of(steps)
+        own = _sample(steps)
+        if own is None:
             return RebalanceDecision(MOST)
-        verdict, back = self._judged(tuple(layers.work.split), now)
+        self._note(own)
+        layers = self._fitted(steps[-1], own)
+        verdict, back = self._judged(layers.split, now)
         if back is not None and self._pays(back, left):
             return RebalanceDecision(FIRST, back, verdict)
         self._wait = min(2 * self._wait, MOST)
@@ -396,38 +376,23 @@ class Balance:
         after = left - self.compile_seconds / move.seconds
         return (move.seconds - move.expected) * after >= WORTH * pause
 
-    def _note(self, steps: Sequence[RecordedStep]) -> None:
-        """Remember how busy stages are; what was remembered is forgotten if that is over."""
-        if (work := steps[-1].work()) is None:
-            return
-        own = _seen(tuple(work.split), steps)
-        if not min(own.busy) > 0:  # which tells nothing of its layers
-            return
-        before = self._seen.pop(own.split, own)
-        if any(
-            abs(one - other) > CHANGED * other for one, other in zip(own.shares, before.shares, strict=True)
-        ):
-            self._forget()
+    def _note(self, own: BusySample) -> None:
+        """Remember how busy stages are; all that was found is forgotten if things have changed."""
+        shares = zip(own.shares, self._seen.pop(own.split, own).shares, strict=True)
+        if any(abs(one - before) > CHANGED * before for one, before in shares):
+            self._seen.clear()
+            self._barred.clear()
+            self._asked, self._made = GAIN, None
         self._seen[own.split] = own
         for oldest in [*self._seen][:-KEPT]:
             del self._seen[oldest]
 
-    def _fitted(self, steps: Sequence[RecordedStep]) -> Layers | None:
-        """What layers take by these steps and by those of earlier splits; None if that cannot be known."""
-        work, placement = steps[-1].work(), steps[-1].rules.placement
-        if work is None:
-            return None
-        own = _seen(tuple(work.split), steps)
-        if not min(own.busy) > 0:
-            return None
+    def _fitted(self, step: RecordedStep, own: BusySample) -> Layers:
+        """What layers take by steps like this one and by those of earlier splits."""
+        work, placement = step.work(), step.rules.placement
+        assert work is not None, "else there is no sample"
         earlier = [seen for split, seen in self._seen.items() if split != own.split]
         return Layers(work, fitted_shares(work, [*earlier, own], placement), placement)
-
-    def _forget(self) -> None:
-        """Things have changed: what was found is over."""
-        self._seen.clear()
-        self._barred.clear()
-        self._asked, self._made = GAIN, None
 
     def _judged(self, present: Split, now: _Ran) -> tuple[Verdict | None, Move | None]:
         """What the latest move has brought, and the way back if steps are slower; if that is known."""
@@ -451,15 +416,15 @@ class Balance:
         self, layers: Layers, steps: Sequence[RecordedStep], seconds: float
     ) -> tuple[Move | None, float | None]:
         """The best move that both halves of the steps are for; or the error for which there is none."""
-        if screen(layers) < self._asked:
+        present, middle = layers.split, len(steps) // 2
+        if 1.0 - layers.busiest(layers.least) / layers.busiest(present) < self._asked:
             return None, None
-        present, middle = tuple(layers.work.split), len(steps) // 2
         halves = steps[:middle], steps[middle:]
         affordable = MOST_TASKS // len(steps[-1].trace.records)  # steps of that size
         each = SIMULATED if affordable > LARGE else 1
-        shown = [Repeatable.of(own[-each:]) for own in halves]
+        shown = [repeatable(own[-each:]) for own in halves]
         sample = [one for own in shown for one in own]
-        now, measured = simulated(sample, layers, present), sum(one.step.trace.makespan for one in sample)
+        now, measured = simulated(sample, layers, present), sum(step.trace.makespan for step, _ in sample)
         if (error := abs(now / measured - 1)) > UNTRUSTED:
             return None, error
         others = [split for split in tried(layers) if split not in self._barred | self._refused]
@@ -472,8 +437,9 @@ class Balance:
             return None, None
         best = min(seconds_of, key=seconds_of.__getitem__)
         for own, some in zip(halves, shown, strict=True):
-            fit = self._fitted(own)
-            assert fit is not None, "some of these steps' stages were busy"
+            busy = _sample(own)
+            assert busy is not None, "some of these steps' stages were busy"
+            fit = self._fitted(own[-1], busy)
             if simulated(some, fit, best) > (1 - self._asked) * simulated(some, fit, present):
                 return None, None
         return Move(present, best, seconds, seconds * seconds_of[best] / now), None
@@ -485,6 +451,9 @@ def _order(step: RecordedStep) -> Hashable:
     return type(schedule) if isinstance(schedule, ListedOrder) else schedule
 
 
-def _seen(split: Split, steps: Sequence[RecordedStep]) -> BusySample:
-    busy = busy_seconds([step.trace for step in steps])
-    return BusySample(split, [busy.get(v, 0.0) for v in range(len(split))])
+def _sample(steps: Sequence[RecordedStep]) -> BusySample | None:
+    """How busy stages were; None if that says nothing of layers, or it is not known what these have to do."""
+    work, busy = steps[-1].work(), busy_seconds([step.trace for step in steps])
+    if work is None or not all(busy.get(v, 0.0) > 0 for v in range(len(work.split))):
+        return None
+    return BusySample(tuple(work.split), [busy[v] for v in range(len(work.split))])

@@ -40,17 +40,7 @@ Link: TypeAlias = tuple[int, int]
 
 
 class Variant(NamedTuple):
-    """A step with one thing different.
-
-    Attributes:
-        change: in words, such as "stage 2 as fast as the others".
-        kind: what is changed: "stage", "stages", "uneven", "split", "jitter", "lengths", "link", "links",
-            "injected", "host", "in flight", "bytes" or "schedule".
-        subject: which stage, link (or two of them) or schedule, or by how much; None where there is one
-            change of the kind.
-        costs: of its tasks and transfers.
-        step: with its rules and budgets.
-    """
+    """A step with one thing different; see `WhatIf`."""
 
     change: str
     kind: str
@@ -59,22 +49,10 @@ class Variant(NamedTuple):
     step: RecordedStep
 
 
-def variants(
-    step: RecordedStep,
-    costs: TableCosts,
-    schedules: Sequence[str] = SCHEDULES,
-    layers: Layers | None = None,
-    slowest: int = SLOWEST,
+def _variants(
+    step: RecordedStep, costs: TableCosts, schedules: Sequence[str], layers: Layers | None, slowest: int
 ) -> Iterator[Variant]:
-    """All that is tried with a step.
-
-    Args:
-        step: with a backward.
-        costs: of its tasks and transfers.
-        schedules: by name.
-        layers: what they take; None if that is not known, or the step has another placement.
-        slowest: how many stages, and links, are each tried by itself.
-    """
+    """All that is tried with a step; so many stages, and links, each by itself."""
     yield from _speeds(step, costs, layers, slowest)
     if layers is not None:
         for recut in layers.recuts():
@@ -266,7 +244,16 @@ MANY_TASKS = 8_000
 
 @dataclass(frozen=True)
 class WhatIf:
-    """One thing that could be different, as in its `Variant`, and what the step would take (s)."""
+    """One thing that could be different.
+
+    Attributes:
+        change: in words, such as "stage 2 as fast as the others".
+        kind: what is changed: "stage", "stages", "uneven", "split", "jitter", "lengths", "link", "links",
+            "injected", "host", "in flight", "bytes" or "schedule".
+        subject: which stage, link (or two of them) or schedule, or by how much; None where there is one
+            change of the kind.
+        seconds: what the step would take.
+    """
 
     change: str
     kind: str
@@ -307,31 +294,32 @@ def what_ifs(
         step: with a backward.
         schedules: by name, to try instead of its own; those that would hold more are left out. None for
             `SCHEDULES`, of a large step `FEW_SCHEDULES`.
-        layers: what they take, found from this step and others; see `variants`.
+        layers: what they take, found from this step and others; None if that is not known, or the step has
+            another placement.
     """
     as_recorded = replay_of(step.trace)
-    costs, leads = as_recorded.costs, as_recorded.leads
     many = len(step.trace.records) > MANY_TASKS
     if schedules is None:
         schedules = FEW_SCHEDULES if many else SCHEDULES
     found = []
-    for variant in variants(step, costs, schedules, layers, slowest=1 if many else SLOWEST):
+    for change, kind, subject, costs, other in _variants(
+        step, as_recorded.costs, schedules, layers, slowest=1 if many else SLOWEST
+    ):
         try:
-            trace = _replay(variant, {} if variant.kind == "host" else leads)
+            trace = _replay(other, costs, {} if kind == "host" else as_recorded.leads)
         except (ValueError, RuntimeError):
-            if variant.kind not in LIMITED:  # which may not be able to run within the step's limits
+            if kind not in LIMITED:  # which may not be able to run within the step's limits
                 raise
             continue
-        if variant.kind != "schedule" or _fits(trace, step):
-            found.append(WhatIf(variant.change, variant.kind, variant.subject, trace.makespan))
+        if kind != "schedule" or _fits(trace, step):
+            found.append(WhatIf(change, kind, subject, trace.makespan))
     found.sort(key=lambda change: change.seconds)
-    as_it_was = _replay(Variant("as it was", "none", None, costs, step), leads)
+    as_it_was = _replay(step, as_recorded.costs, as_recorded.leads)
     return WhatIfs(measured=step.trace.makespan, replayed=as_it_was.makespan, changes=found)
 
 
-def _replay(variant: Variant, leads: Mapping[Place, float]) -> StepTrace:
-    step = variant.step
-    return simulate(step.rules, variant.costs, budgets=step.budgets, lead=step.lead, leads=leads)
+def _replay(step: RecordedStep, costs: Costs, leads: Mapping[Place, float]) -> StepTrace:
+    return simulate(step.rules, costs, budgets=step.budgets, lead=step.lead, leads=leads)
 
 
 def _fits(trace: StepTrace, step: RecordedStep) -> bool:

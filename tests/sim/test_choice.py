@@ -11,7 +11,7 @@ from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.sim.choice import CANDIDATES, GAIN, Auto, Candidate, choose
 from rrfp_jax.sim.choice import EQUAL as AS_FAST
-from rrfp_jax.sim.compare import Settings, choice
+from rrfp_jax.sim.compare import Conditions, choice
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.sim.families import Step, varied
 from rrfp_jax.trace.costs import WorkloadCosts, constant, log_normal
@@ -196,5 +196,5 @@ def test_a_step_is_judged_by_what_is_known_of_it():
     """What happens has nothing to do with what is chosen before."""
     known = varied(4, 8, 0, sigma=0.3)
     slow = Step(known.known, constant(4, 8, 1.0, transfer=9.0))
-    given = Settings(limit=8)
+    given = Conditions(limit=8)
     assert choice(Auto(), slow, given) == choice(Auto(), Step(known.known, known.known), given)

@@ -20,8 +20,8 @@ from rrfp_jax.sim.splits import (
     Balance,
     Layers,
     Move,
-    Repeatable,
     Verdict,
+    repeatable,
     simulated,
 )
 from rrfp_jax.trace.layers import LayerWork
@@ -137,11 +137,11 @@ def test_nothing_is_decided_where_layers_are_not_known():
 def test_weights_take_their_room_along():
     budgets = [Budget([[10 * size] * MICROBATCHES], 60) for size in (2, 4, 1, 1)]
     step = with_work(ran(blocks(2, 4, 1, 1), limit=None, budgets=budgets), 2, 4, 1, 1)
-    assert simulated(Repeatable.of([step]), Layers.of([step]), (2, 2, 2, 2)) < step.trace.makespan
+    assert simulated(repeatable([step]), Layers.of([step]), (2, 2, 2, 2)) < step.trace.makespan
     heavy = [LayerWork("Block", 1.0, 3, 45)] * 8
     own = Layers.of([step])
     other = Layers(type(own.work)(heavy, own.work.split), own.shares, own.placement)
-    found = simulated(Repeatable.of([step]), other, (2, 2, 2, 2))
+    found = simulated(repeatable([step]), other, (2, 2, 2, 2))
     assert found == float("inf"), "two more blocks leave no room for one"
 
 
