@@ -43,26 +43,16 @@ BY_STATUS: dict[int | None, ExitKind] = {
 
 @dataclass(kw_only=True)
 class RankEnd:
-    """How a rank ended, as far as its launcher knows.
-
-    Attributes:
-        status: as `subprocess` has it: negative for a signal; None while it runs.
-        by_launcher: the launcher has sent it a signal.
-        stopped: it stood still, in process state T, when it was ended.
-        report: what it said at its end, if it did.
-        recording: its flight recorder, if it had one.
-        log_tail: its latest lines of output.
-        ended: when, in the seconds of `time.time()`.
-    """
+    """How a rank ended, as far as its launcher knows."""
 
     rank: int
-    status: int | None = None
-    by_launcher: bool = False
-    stopped: bool = False
-    report: ExitReport | None = None
+    status: int | None = None  # as `subprocess` has it: negative for a signal; None while it runs
+    by_launcher: bool = False  # the launcher has sent it a signal
+    stopped: bool = False  # it stood still, in process state T, when it was ended
+    report: ExitReport | None = None  # what it said at its end, if it did
     recording: Recording | None = None
     log_tail: Sequence[str] = ()
-    ended: float = 0.0
+    ended: float = 0.0  # in the seconds of `time.time()`
 
     @property
     def kind(self) -> ExitKind | None:
@@ -97,26 +87,15 @@ class RankEnd:
 
 @dataclass(frozen=True, kw_only=True)
 class RunEnd:
-    """How a run ended.
-
-    Attributes:
-        kind: of the end.
-        ranks: all of the run.
-        culprits: the ranks that are the cause; none if that is no matter of single ranks.
-        alike: all ranks are the cause, with one sentence.
-        orders: two ranks that dispatched different tasks, and at which position.
-        hung: why no rank moved while all of them lived, if that is the cause.
-        lost: the ranks without which the others could have gone on: the one that is the cause, and all that
-            died of a signal; none if it is not a matter of single ranks.
-    """
+    """How a run ended; one that is no matter of single ranks has no culprits, and has lost none."""
 
     kind: ExitKind
-    ranks: Sequence[RankEnd] = ()
-    culprits: Sequence[RankEnd] = ()
-    alike: bool = False
-    orders: tuple[Recording, Recording, int] | None = None
-    hung: HangReport | None = None
-    lost: Sequence[int] = ()
+    ranks: Sequence[RankEnd] = ()  # all of the run
+    culprits: Sequence[RankEnd] = ()  # that are the cause
+    alike: bool = False  # all ranks are the cause, with one sentence
+    orders: tuple[Recording, Recording, int] | None = None  # different tasks, and at which position
+    hung: HangReport | None = None  # why no rank moved while all of them lived, if that is the cause
+    lost: Sequence[int] = ()  # the one rank that is the cause, and all that died of a signal
 
     @property
     def status(self) -> int:
@@ -129,10 +108,8 @@ def diagnose(
 ) -> RunEnd:
     """Say how a run ended, naming the one rank that is the cause.
 
-    Args:
-        ranks: all of the run.
-        interrupted: the launcher was told to end the run while nothing was wrong with it.
-        stall: why no rank moved while all of them lived, if a wait has come to its limit: that ended the run.
+    It was `interrupted` if the launcher was told to end it while nothing was wrong. `stall` says why no rank
+    moved when a wait came to its limit.
     """
     if interrupted:
         return RunEnd(kind="interrupted", ranks=ranks)

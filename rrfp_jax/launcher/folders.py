@@ -23,11 +23,7 @@ ATTEMPT = (
 
 
 def set_attempt_aside(folder: Path) -> Path:
-    """Move what an attempt has left to the first free `attempt-<number>` in the run's folder, the result.
-
-    Raises:
-        OSError: that cannot be done.
-    """
+    """Move what an attempt has left to the first free `attempt-<number>` in the run's folder, the result."""
     places = (folder / f"attempt-{number}" for number in itertools.count(1))
     aside = next(place for place in places if not place.exists())
     aside.mkdir()
@@ -49,13 +45,6 @@ class RunFolder:
 
     Anyone may rename it, such as rank 0: it is known by its inode, so `path` finds it in either place. Those
     that killed launchers of the same name have left in staging are removed.
-
-    Args:
-        directory: where runs are kept; made if it does not exist.
-        name: of the run.
-
-    Raises:
-        UsageError: it cannot be made.
     """
 
     def __init__(self, directory: Path, name: str) -> None:
@@ -94,10 +83,7 @@ class RunFolder:
         return self.path != self.staging
 
     def begin(self) -> Path | None:
-        """Move it from staging to its final place, if nobody has; the new name of a run that was there.
-
-        It stays where it is if a live run has that place. If somebody has removed it, nothing happens.
-        """
+        """Move it from staging to its final place, unless a live run has that; a former one's new name."""
         if not self.exists or self.has_begun or is_held(self.final):
             return None
         earlier = move_away(self.final) if self.final.exists() else None

@@ -108,24 +108,18 @@ class NotEntered(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class HangReport:
-    """Why a run does not move, or that it moves.
-
-    Attributes:
-        blamed: the ranks that it is about, in order.
-        more: further lost messages, besides the first.
-        program: that has not been entered, also by a rank that is late.
-    """
+    """Why a run does not move, or that it moves; see `HangCause`."""
 
     cause: HangCause
     seen: Snapshots
-    blamed: Sequence[int] = ()
+    blamed: Sequence[int] = ()  # the ranks that it is about, in order
     seconds: float = 0.0
     paused: float = 0.0
     position: int = 0
     lost: Lost | None = None
-    more: int = 0
+    more: int = 0  # further lost messages, besides the first
     others: int = 0
-    program: NotEntered | None = None
+    program: NotEntered | None = None  # also of a rank that is late
 
     @property
     def moves(self) -> bool:
@@ -136,10 +130,8 @@ class HangReport:
 def judge(seen: Sequence[RankSnapshot], *, absent: Sequence[int] = (), stalls: bool = False) -> HangReport:
     """Say why a run does not move, naming who is to blame, or that it moves.
 
-    Args:
-        seen: the ranks that have flight recorders; at least one.
-        absent: those that have none yet.
-        stalls: a wait of the run has come to its limit, so it does not move.
+    At least one rank is seen; absent ones have no flight recorder yet. A run `stalls` if a wait has come to
+    its limit.
     """
     ranks = {one.rank: one for one in sorted(seen, key=lambda one: one.rank)}
     if not stalls and not any(map(_is_out, seen)):
@@ -353,12 +345,7 @@ BOOTSTRAP = ("_bootstrap", "_bootstrap_inner")
 
 
 def render_report(report: HangReport, *, blamed_only: bool = False) -> str:
-    """The finding, every rank, then the Python stacks: of those that it blames first, equal ones once.
-
-    Args:
-        report: of the run.
-        blamed_only: leave out the stacks of all others.
-    """
+    """The finding, every rank, then the Python stacks: of those that it blames first, equal ones once."""
     alike: dict[str, list[str]] = {}
     for one in sorted(report.seen.values(), key=lambda one: (one.rank not in report.blamed, one.rank)):
         if one.rank in report.blamed or not blamed_only:

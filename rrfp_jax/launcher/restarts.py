@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -37,11 +36,10 @@ def after_attempt(
     back_off: Sequence[float] = BACK_OFF_SECONDS,
     before: int = 0,
 ) -> RestartDecision:
-    """Whether a run is started again.
+    """Whether a run whose latest attempt ended with this status is started again.
 
     Args:
-        status: of the latest attempt; only a failed run is started again, not one that was refused or
-            interrupted.
+        status: only a failed run is started again, not one that was refused or interrupted.
         reached: the furthest training step that each attempt so far has begun, or NO_STEP.
         most: restarts allowed.
         back_off: seconds to wait, by the number of fruitless restarts.
@@ -69,33 +67,17 @@ class Assignment(NamedTuple):
     slots: Sequence[int]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Slots:
-    """The slots of a run on this machine.
+def assigned(needs: Mapping[int, int], lost: Collection[int]) -> Assignment | None:
+    """As many replicas as what is left has room for; None for not even one.
 
-    Attributes:
+    Args:
         needs: by number of replicas that the run can have, of how many ranks; the most are those of the whole
             run, which has as many slots.
-        lost: those out of use.
+        lost: the slots out of use.
     """
-
-    needs: Mapping[int, int]
-    lost: frozenset[int] = frozenset()
-
-    @property
-    def assignment(self) -> Assignment | None:
-        """For the next attempt: as many replicas as what is left has room for; None for not even one."""
-        left = [slot for slot in range(max(self.needs.values())) if slot not in self.lost]
-        most = max((n for n, ranks in self.needs.items() if ranks <= len(left)), default=None)
-        return None if most is None else Assignment(most, tuple(left[: self.needs[most]]))
-
-    def without(self, assignment: Assignment, ranks: Collection[int]) -> Slots:
-        """After these ranks of an attempt were lost."""
-        return replace(self, lost=self.lost | {assignment.slots[rank] for rank in ranks})
-
-    def whole(self) -> Slots:
-        """After all that were lost were replaced, or if the run is to begin with all of them again."""
-        return replace(self, lost=frozenset())
+    left = [slot for slot in range(max(needs.values())) if slot not in lost]
+    most = max((n for n, ranks in needs.items() if ranks <= len(left)), default=None)
+    return None if most is None else Assignment(most, tuple(left[: needs[most]]))
 
 
 Say: TypeAlias = Callable[[str], None]
@@ -108,7 +90,7 @@ class Elastic:
     """The replicas of a run, from attempt to attempt; one that needs all its ranks has one number of them.
 
     Args:
-        needs: see `Slots`.
+        needs: see `assigned`.
         seconds: from the first loss until all are replaced.
         folder: in the host's memory, for the states; None for a run that needs all its ranks.
         save: is called with that at the end; see `end`.
@@ -121,11 +103,10 @@ class Elastic:
         folder: Path | None = None,
         save: Callable[[HostMemory, int, Say], bool] = lambda *_: False,
     ) -> None:
-        self._slots, self._seconds = Slots(needs=needs), seconds
+        self._needs, self._seconds = needs, seconds
         self._folder, self._save = folder, save
         self._wait = seconds  # doubles as long as those who are brought back are lost at once
-        self._replace_at: float
-        self._assignment: Assignment
+        self._lost: frozenset[int] = frozenset()  # slots
         self._bring_back()
 
     @property
@@ -139,11 +120,7 @@ class Elastic:
         return None if self._folder is None else HostMemory(self._folder, self._assignment.replicas)
 
     def begin(self) -> None:
-        """An attempt begins; an earlier request to hand over is taken back.
-
-        Raises:
-            OSError: what the ranks are to be lent cannot be had.
-        """
+        """An attempt begins; an earlier request to hand over is taken back."""
         self._asked = False
         if (memory := self.memory) is not None:
             memory.make()
@@ -161,30 +138,25 @@ class Elastic:
             say(f"the ranks cannot be asked to hand over: {why}; replicas come back after the next loss")
 
     def lost(self, ranks: Collection[int], stepped: bool, wait: float) -> str:
-        """Some ranks of the attempt were lost, if any; what follows, as the end of a sentence.
-
-        Args:
-            ranks: that were lost.
-            stepped: whether the attempt had come to a training step.
-            wait: until the next one (s).
-        """
+        """Ranks of an attempt were lost, which may have `stepped`; what follows, to end a sentence with."""
         if self._folder is None:
             return ""
-        before, self._slots = self._slots, self._slots.without(self._assignment, ranks)
+        new = {self.slots[rank] for rank in ranks}
+        self._lost |= new
         if self._is_whole and stepped:
             self._wait = self._seconds
-        elif self._tried & (self._slots.lost - before.lost):
+        elif self._tried & new:
             self._wait = max(2 * self._wait, LEAST_WAIT)
         now = time.monotonic()
-        if self._slots.lost:
+        if self._lost:
             self._replace_at = min(self._replace_at, now + self._wait)
         later = self._replace_at - (now + wait)
-        found = self._slots.assignment
+        found = assigned(self._needs, self._lost)
         if later <= 0 or found is None:
             self._bring_back()
         else:
             self._assignment = found
-        whole, left = max(self._slots.needs), self._assignment.replicas
+        whole, left = max(self._needs), self._assignment.replicas
         if self._is_whole:
             return f" with all {whole} replicas"
         return f" with {left} of {whole} replicas, with all again {later:.0f} s later"
@@ -198,8 +170,7 @@ class Elastic:
         """The ranks have refused; whether that was with fewer replicas, which is not tried again."""
         if self._is_whole:
             return False
-        needs = {n: ranks for n, ranks in self._slots.needs.items() if n != self._assignment.replicas}
-        self._slots = replace(self._slots, needs=needs)
+        self._needs = {n: ranks for n, ranks in self._needs.items() if n != self._assignment.replicas}
         return True
 
     def end(self, status: int, say: Say) -> bool:
@@ -208,12 +179,10 @@ class Elastic:
 
     @property
     def _is_whole(self) -> bool:
-        return self._assignment.replicas == max(self._slots.needs)
+        return self._assignment.replicas == max(self._needs)
 
     def _bring_back(self) -> None:
         """All slots are in use again; those that were lost are remembered as tried."""
-        self._tried, self._replace_at, self._asked = self._slots.lost, inf, False
-        self._slots = self._slots.whole()
-        found = self._slots.assignment
-        assert found is not None  # there is room for all
-        self._assignment = found
+        self._tried, self._lost, self._replace_at, self._asked = self._lost, frozenset[int](), inf, False
+        whole = max(self._needs)
+        self._assignment = Assignment(whole, range(self._needs[whole]))

@@ -41,21 +41,14 @@ LARGEST_DUMP = 2**22
 
 @dataclass(frozen=True, kw_only=True)
 class RankSnapshot:
-    """What is seen of a rank.
-
-    Attributes:
-        state: whether it answers; if it does not, it may be stopped (SIGSTOP), or have ended.
-        now: when it was looked at, in the seconds of `time.time()`.
-        report: its answer; None if there is none.
-        threads: where they are, by its answer or dumped without it; none if unknown.
-    """
+    """What is seen of a rank."""
 
     rank: int
     state: State
-    now: float
+    now: float  # when it was looked at, in the seconds of `time.time()`
     recording: Recording
-    report: StatusReport | None = None
-    threads: Sequence[Thread] = ()
+    report: StatusReport | None = None  # its answer
+    threads: Sequence[Thread] = ()  # by its answer or dumped without it; none if unknown
 
     @property
     def name(self) -> str:

@@ -7,10 +7,9 @@ others give it up.
 
 from __future__ import annotations
 
-import os
 import selectors
+import shutil
 import signal
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -26,7 +25,7 @@ from rrfp_jax.launcher.hang import HangReport, judge, render_report
 from rrfp_jax.launcher.rank_process import RankProcess
 from rrfp_jax.launcher.restarts import BACK_OFF_SECONDS
 from rrfp_jax.launcher.snapshot import Look, recorded, recorder_in
-from rrfp_jax.printing import CANNOT_PRINT, is_terminal, write_bytes
+from rrfp_jax.printing import is_terminal, write_bytes
 from rrfp_jax.progress import LIVE, MARK
 from rrfp_jax.runtime.run.place import SILENCE_SECONDS, silence_seconds
 from rrfp_jax.runtime.run.recorder import (
@@ -50,31 +49,18 @@ POLL_SECONDS = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Patience:
-    """How long ranks are waited for, in seconds.
+    """How long ranks are waited for, in seconds."""
 
-    Attributes:
-        grace: for the others, after one has ended badly, to end by themselves; then they get SIGTERM.
-        terminate: after SIGTERM, or for a rank that is stopped while all others have ended; then SIGKILL.
-        silence: for a stopped rank that nobody can miss: it has not begun, or no other is left that runs.
-        interrupt: after a signal was passed on; then SIGKILL. After a second SIGINT or SIGTERM, at once.
-        save: before that, after SIGINT and SIGTERM, to come to a step boundary and to save.
-        back_off: before restarts; see `restarts.py`.
-    """
-
-    grace: float = 8.0
-    terminate: float = 1.0
-    silence: float = SILENCE_SECONDS
-    interrupt: float = 10.0
-    save: float = SAVE_SECONDS
-    back_off: Sequence[float] = BACK_OFF_SECONDS
+    grace: float = 8.0  # for the others to end by themselves after one has ended badly; then SIGTERM
+    terminate: float = 1.0  # after that, or for a stopped rank that all others have left; then SIGKILL
+    silence: float = SILENCE_SECONDS  # for a stopped rank that has not begun, or the last that runs
+    interrupt: float = 10.0  # after a signal was passed on; then SIGKILL, at once after a second one
+    save: float = SAVE_SECONDS  # before that, after SIGINT and SIGTERM, to come to a step boundary and save
+    back_off: Sequence[float] = BACK_OFF_SECONDS  # before restarts
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Patience:
-        """The usual limits, with those that the ranks have, too: RRFP_SILENCE_SECONDS, RRFP_SAVE_SECONDS.
-
-        Raises:
-            UsageError: one of these is nonsense.
-        """
+        """The usual limits, with those that the ranks have, too: RRFP_SILENCE_SECONDS, RRFP_SAVE_SECONDS."""
         return cls(silence=silence_seconds(environment), save=save_seconds(environment))
 
     def after(self, signals: Sequence[int]) -> float:
@@ -115,10 +101,8 @@ class Supervisor:
 
     @property
     def interrupted(self) -> bool:
-        """Whether a signal ended the run while nothing was wrong, and did not come too late for that.
-
-        After SIGTERM ranks may also have saved themselves, which is a good end.
-        """
+        """Whether a signal ended the run while nothing was wrong, and did not come too late for that."""
+        # After SIGTERM ranks may also have saved themselves, which is a good end.
         asked = {*self.passed_on} <= {signal.SIGINT, signal.SIGTERM}
         return self._was_well and not (asked and not any(rank.end.status for rank in self.ranks))
 
@@ -238,18 +222,11 @@ class Screen:
     def live(self, text: bytes = b"") -> None:
         """Another live line, cut to the width of the terminal; without a text there is none any more."""
         if text or self._live:
-            before, self._live = self._cleared(), text[: _columns() - 1]
+            before, self._live = self._cleared(), text[: shutil.get_terminal_size().columns - 1]
             write_bytes(before + self._live)
 
     def _cleared(self) -> bytes:
         return CLEAR if self._live else b""
-
-
-def _columns() -> int:
-    try:
-        return os.get_terminal_size(sys.stdout.fileno()).columns or 80  # 0 if nobody has told it
-    except CANNOT_PRINT:  # no terminal, or no file at all
-        return 80
 
 
 LOOK_SECONDS = 0.5

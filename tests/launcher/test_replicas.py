@@ -4,22 +4,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rrfp_jax as rrfp
-from rrfp_jax.launcher.restarts import Assignment, Slots
+from rrfp_jax.launcher.restarts import Assignment, assigned
 from rrfp_jax.runs.fewer_replicas import ranks_of_replicas
 
-TWO_BY_TWO = Slots(needs={1: 2, 2: 4})
+TWO_BY_TWO = {1: 2, 2: 4}
 
 
 def test_two_replicas_of_two_stages():
-    whole = TWO_BY_TWO.assignment
-    assert whole == Assignment(replicas=2, slots=(0, 1, 2, 3))
-    left = TWO_BY_TWO.without(whole, [1])
-    assert left.assignment == Assignment(replicas=1, slots=(0, 2))  # whatever stages these had
-    again = left.without(left.assignment, [1])  # which is slot 2
-    assert again.assignment == Assignment(replicas=1, slots=(0, 3))
-    assert again.without(again.assignment, [0]).assignment is None
-    assert again.whole() == TWO_BY_TWO
-    assert TWO_BY_TWO.without(whole, []).assignment == whole  # all failed alike: nobody is lost
+    assert assigned(TWO_BY_TWO, {}) == Assignment(replicas=2, slots=(0, 1, 2, 3))
+    assert assigned(TWO_BY_TWO, {1}) == Assignment(replicas=1, slots=(0, 2))  # whatever stages these had
+    assert assigned(TWO_BY_TWO, {1, 2}) == Assignment(replicas=1, slots=(0, 3))
+    assert assigned(TWO_BY_TWO, {0, 1, 2}) is None
 
 
 def test_the_replicas_that_a_mesh_can_do_without():
@@ -33,27 +28,24 @@ def test_the_replicas_that_a_mesh_can_do_without():
 
 @st.composite
 def histories(draw):
-    """The slots of some mesh, and losses that befall them: fractions that choose a rank."""
+    """What replicas of some mesh need, and losses that befall them: fractions that choose a rank."""
     stages, dp = draw(st.integers(1, 4)), draw(st.sampled_from([1, 2, 3, 4, 6, 8]))
     needs = {n: n * stages for n in range(1, dp + 1) if dp % n == 0}
-    return Slots(needs=needs), draw(st.lists(st.lists(st.floats(0, 1, exclude_max=True), max_size=3)))
+    return needs, draw(st.lists(st.lists(st.floats(0, 1, exclude_max=True), max_size=3)))
 
 
 @given(histories())
 def test_whatever_is_lost_the_rest_is_used_as_well_as_it_can_be(history):
-    slots, losses = history
-    gone, whole = set(), max(slots.needs.values())
+    needs, losses = history
+    gone, whole = set(), max(needs.values())
     for fractions in losses:
-        found = slots.assignment
+        found = assigned(needs, gone)
         if found is None:
-            assert whole - len(gone) < min(slots.needs.values())
+            assert whole - len(gone) < min(needs.values())
             return
-        assert len(found.slots) == len(set(found.slots)) == slots.needs[found.replicas]
+        assert len(found.slots) == len(set(found.slots)) == needs[found.replicas]
         assert gone.isdisjoint(found.slots) and set(found.slots) <= set(range(whole))
-        more = [n for n in slots.needs if n > found.replicas]
-        assert all(slots.needs[n] > whole - len(gone) for n in more)
-        ranks = {int(fraction * len(found.slots)) for fraction in fractions}
-        gone |= {found.slots[rank] for rank in ranks}
-        slots = slots.without(found, ranks)
-        assert slots.lost == gone
-    assert slots.whole().assignment.replicas == max(slots.needs)
+        more = [n for n in needs if n > found.replicas]
+        assert all(needs[n] > whole - len(gone) for n in more)
+        gone |= {found.slots[int(fraction * len(found.slots))] for fraction in fractions}
+    assert assigned(needs, set()).replicas == max(needs)
