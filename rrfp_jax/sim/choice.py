@@ -84,11 +84,7 @@ class Candidate:
 
     @property
     def tasks(self) -> int:
-        """Of one microbatch, on all stages.
-
-        Raises:
-            ValueError: the hint is not defined here.
-        """
+        """Of one microbatch, on all stages; ValueError if the hint is not defined here."""
         stages = range(self.rules.placement.stages)
         return sum(1 + len(kinds) for stage in stages for kinds in self.rules.backward_kinds(stage))
 
@@ -103,11 +99,7 @@ class Candidate:
         return replace(self, rules=replace(self.rules, microbatches=microbatches), budgets=budgets)
 
     def seconds(self) -> float:
-        """What the step takes.
-
-        Raises:
-            ValueError: the hint is not defined here, or not even one microbatch is within the limits.
-        """
+        """What the step takes; ValueError if the hint is not defined here, or no microbatch can run."""
         trace = simulate(self.rules, self.costs, links=self.links, budgets=self.budgets)
         if self.at_once is None:
             return trace.makespan
@@ -117,20 +109,12 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """A hint that was chosen, and why.
-
-    Attributes:
-        name: of the hint.
-        seconds: by candidate, what the simulated microbatches take; the fastest first.
-        refused: by candidate, why the others cannot be.
-        simulated: how many microbatches.
-        microbatches: of the step.
-    """
+    """A hint that was chosen, and why."""
 
     name: str
-    seconds: Mapping[str, float]
-    refused: Mapping[str, str]
-    simulated: int
+    seconds: Mapping[str, float]  # by candidate, for the simulated microbatches; the fastest first
+    refused: Mapping[str, str]  # by candidate, why the others cannot be
+    simulated: int  # microbatches
     microbatches: int
 
     def __str__(self) -> str:

@@ -28,51 +28,30 @@ Change: TypeAlias = Callable[[Costs, int], Costs]
 
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
-    """What all schedules are given.
+    """What all schedules are given."""
 
-    Attributes:
-        limit: most microbatches in flight on a stage under a hint or a plan; None for no limit.
-        byte_limit: the same in bytes, for workloads that say what microbatches hold; None for no limit.
-        as_ran: a step that ran within limits of its own keeps those instead.
-        chunks: a stage, for schedules that are defined for several.
-        links: how transfers share them.
-        accumulation, spare_gradients: see `StepRules`.
-        evaluations: simulations that a planner may spend on each step.
-        change: what else happens to the costs.
-    """
-
-    limit: int | None = None
-    byte_limit: int | None = None
-    as_ran: bool = False
-    chunks: int = 1
+    limit: int | None = None  # of microbatches in flight on a stage under a hint or a plan
+    byte_limit: int | None = None  # the same in bytes, for workloads that say what microbatches hold
+    as_ran: bool = False  # a step that ran within limits of its own keeps those instead
+    chunks: int = 1  # a stage, for schedules that are defined for several
     links: Links = "parallel"
     accumulation: Accumulation = "index"
     spare_gradients: int = SPARE_GRADIENTS
-    evaluations: int = EVALUATIONS
+    evaluations: int = EVALUATIONS  # simulations that a planner may spend on each step
     change: Change | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """One schedule on all steps.
-
-    Attributes:
-        makespans: of the steps (s).
-        bounds: what no order on this placement can beat without `Conditions.change`, by step (s).
-        idle: mean share of the makespan in which a stage stalls, is blocked, held back, or launches, by step.
-        in_flight: most microbatches in flight on a stage, over all steps.
-        bytes: most that a stage held, over all steps; None for workloads that do not say.
-        recorded: the first step.
-        chosen: by step, the hint that was chosen; empty where there was nothing to choose.
-    """
+    """One schedule on all steps; times are in seconds."""
 
     makespans: Sequence[float]
-    bounds: Sequence[float]
-    idle: Sequence[Mapping[str, float]]
-    in_flight: int
-    bytes: float | None
-    recorded: RecordedStep
-    chosen: Sequence[str] = ()
+    bounds: Sequence[float]  # what no order on this placement can beat without `Conditions.change`, by step
+    idle: Sequence[Mapping[str, float]]  # by step, mean shares in which a stage is idle; see `COLUMNS`
+    in_flight: int  # most microbatches on a stage, over all steps
+    bytes: float | None  # most that a stage held; None for workloads that do not say
+    recorded: RecordedStep  # the first step
+    chosen: Sequence[str] = ()  # by step, the hint that was chosen, if there was anything to choose
 
     @property
     def trace(self) -> StepTrace:

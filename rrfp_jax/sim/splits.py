@@ -246,20 +246,13 @@ CHANGED = 0.1
 
 
 class Move(NamedTuple):
-    """A split to go on with.
+    """A split to go on with."""
 
-    Attributes:
-        before, split: the present one, and the other.
-        seconds: what a step takes, the median (s).
-        expected: what it will take (s); as it did there if `back`.
-        back: whether that has been measured: layers go back to where they were.
-    """
-
-    before: Split
+    before: Split  # the present one
     split: Split
-    seconds: float
-    expected: float
-    back: bool = False
+    seconds: float  # that a step takes, the median
+    expected: float  # seconds that it will take; as it did there if `back`
+    back: bool = False  # layers go back to where they were
 
     @property
     def gain(self) -> float:
@@ -285,19 +278,12 @@ class Verdict(NamedTuple):
 
 
 class RebalanceDecision(NamedTuple):
-    """What a look says.
+    """What a look says."""
 
-    Attributes:
-        again: steps until the next one.
-        move: what to do now; None to stay.
-        verdict: on the move before; None if there was none, or it has been judged.
-        distrusted: the error of the replay, if for that nothing is predicted.
-    """
-
-    again: int
+    again: int  # steps until the next one
     move: Move | None = None
-    verdict: Verdict | None = None
-    distrusted: float | None = None
+    verdict: Verdict | None = None  # on the move before, if it is judged now
+    distrusted: float | None = None  # the error of the replay, if for that nothing is predicted
 
 
 class _Ran(NamedTuple):
@@ -321,16 +307,10 @@ class _Ran(NamedTuple):
 
 @dataclass
 class Balance:
-    """Decides when layers move. It expects a first look after `FIRST` steps.
+    """Decides when layers move. It expects a first look after `FIRST` steps."""
 
-    Attributes:
-        compile_seconds: what compiling beside steps took for the latest move (s); at first, what it took at
-            the start.
-        pause: what the latest move took (s); None before the first, which is foreseen to take `PAUSE`.
-    """
-
-    compile_seconds: float
-    pause: float | None = None
+    compile_seconds: float  # that compiling beside steps took for the latest move; at first, at the start
+    pause: float | None = None  # seconds that the latest move took; before the first, `PAUSE` is foreseen
     _asked: float = GAIN
     _wait: int = FIRST
     _seen: dict[Split, BusySample] = field(default_factory=dict)
@@ -340,11 +320,7 @@ class Balance:
     _made: tuple[Move, _Ran] | None = None  # after these steps, and not judged yet
 
     def look(self, steps: Sequence[RecordedStep], left: int) -> RebalanceDecision:
-        """What is to be done before the next step.
-
-        Raises:
-            ArithmeticError: the steps cannot be explained.
-        """
+        """What is to be done before the next step."""
         now = self._looked = _Ran.of(steps)
         own = _sample(steps)
         if own is None:

@@ -173,24 +173,23 @@ def _links(step: RecordedStep, costs: TableCosts, slowest: int) -> Iterator[Vari
     usual = {link: median(found) for link, found in by_link.items()}
 
     def scaled(factors: Mapping[Link, float]) -> TableCosts:
-        transfers = {(s, t): x * factors[_link(step, s, t)] for (s, t), x in costs.transfers.items()}
+        transfers = {(s, t): x * factors.get(_link(step, s, t), 1.0) for (s, t), x in costs.transfers.items()}
         return replace(costs, transfers=transfers)
 
     excess: dict[Link, float] = {}  # over the other links
-    factors = dict.fromkeys(usual, 1.0)
+    factors: dict[Link, float] = {}
     for link, own in usual.items():
         others = [seconds for other, seconds in usual.items() if other not in (link, link[::-1])]
         if others and own > median(others):
             excess[link], factors[link] = own - median(others), median(others) / own
+    both = {link: excess[link] + excess[link[::-1]] for link in excess if link < link[::-1] in excess}
     for link in sorted(excess, key=excess.__getitem__)[-slowest:]:
         change = f"the link from stage {link[0]} to {link[1]} as fast as the others"
-        yield Variant(change, "link", link, scaled(dict.fromkeys(usual, 1.0) | {link: factors[link]}), step)
-    both = {link: excess[link] + excess[link[::-1]] for link in excess if link < link[::-1] in excess}
+        yield Variant(change, "link", link, scaled({link: factors[link]}), step)
     for link in sorted(both, key=both.__getitem__)[-slowest:]:
-        there_and_back = {way: factors[way] for way in (link, link[::-1])}
+        ways = link, link[::-1]
         change = f"the links between stages {link[0]} and {link[1]} as fast as the others"
-        costs_then = scaled(dict.fromkeys(usual, 1.0) | there_and_back)
-        yield Variant(change, "link", (link, link[::-1]), costs_then, step)
+        yield Variant(change, "link", ways, scaled({way: factors[way] for way in ways}), step)
     if usual:
         yield Variant("all links twice as fast", "links", 0.5, scaled(dict.fromkeys(usual, 0.5)), step)
         yield Variant("no time in transfers", "links", 0.0, scaled(dict.fromkeys(usual, 0.0)), step)
@@ -263,17 +262,11 @@ class WhatIf:
 
 @dataclass(frozen=True, kw_only=True)
 class WhatIfs:
-    """What the step would have taken.
-
-    Attributes:
-        measured: what it took (s).
-        replayed: what the simulator says that it took (s); what is saved is counted from here.
-        changes: the one that saves most first.
-    """
+    """What the step would have taken (s)."""
 
     measured: float
-    replayed: float
-    changes: Sequence[WhatIf]
+    replayed: float  # what the simulator says that it took; what is saved is counted from here
+    changes: Sequence[WhatIf]  # the one that saves most first
 
     @property
     def error(self) -> float:
