@@ -107,6 +107,7 @@ class Elastic:
         self._folder, self._save = folder, save
         self._wait = seconds  # doubles as long as those who are brought back are lost at once
         self._lost: frozenset[int] = frozenset()  # slots
+        self._replace_at = inf
         self._bring_back()
 
     @property
