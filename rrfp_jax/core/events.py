@@ -83,7 +83,10 @@ TASKS_NAMED = 3
 
 
 class WaitCause(StrEnum):
-    """Why a stage dispatches nothing. New ones go to the end, as packed records number them."""
+    """Why a stage dispatches nothing; `HELD` in trace/idleness.py says what idleness that is.
+
+    New ones go to the end, as packed records number them.
+    """
 
     DONE = "done"  # all tasks are dispatched
     RUNNABLE = "runnable"  # nothing: a task can run, and nobody has asked
