@@ -46,26 +46,17 @@ class VirtualStageShape:
     """One virtual stage for microbatches of given fields; specs only.
 
     `params` is {layer index as text: nested dict}; flat lists of parameters are in its leaf order.
-
-    Attributes:
-        shapes: of all layers of the model.
-        remat: what the layers' backwards compute again; see `autodiff/residuals.py`.
-        trainable: which of the virtual stage's parameters have a gradient; None for all.
-        carry_gradients: which leaves of the carry that arrives have a gradient; None for all that could.
-        cotangents: the same of the carry that leaves; see `gradient_flow.py`.
-        sharding: of parameters and carries, where the stage has several devices.
-        ends: how the virtual stage meets its neighbours.
     """
 
     pipe: Pipeline
     layers: range
     fields: Fields
-    shapes: Sequence[LayerShapes]
-    remat: str = NONE
-    trainable: Sequence[bool] | None = None
-    carry_gradients: Sequence[int] | None = None
-    cotangents: Sequence[int] | None = None
-    sharding: Sharding = field(default_factory=Sharding)
+    shapes: Sequence[LayerShapes]  # of all layers of the model
+    remat: str = NONE  # what the layers' backwards compute again; see `autodiff/residuals.py`
+    trainable: Sequence[bool] | None = None  # which parameters here have a gradient; None for all
+    carry_gradients: Sequence[int] | None = None  # which leaves of the carry that arrives; None for all
+    cotangents: Sequence[int] | None = None  # the same of the carry that leaves; see `gradient_flow.py`
+    sharding: Sharding = field(default_factory=Sharding)  # where the stage has several devices
     ends: WidthChanges = field(default_factory=WidthChanges)
 
     @cached_property
@@ -222,53 +213,33 @@ class OnDevices:
 class TaskProgram:
     """The program of one kind of task, with what it takes of a microbatch and what it leaves.
 
-    Attributes:
-        program: None if there is nothing to compute.
-        head: which parameters and prepared values it takes first, the same for all microbatches.
-        arrives: specs of what it waits for, with their shardings.
-        takes: what it takes then: indices into what the microbatch holds, followed by what has arrived.
-        sends: how many of its outputs go to another virtual stage; they come first.
-        arrives_once, sends_once: whether one copy is sent for all devices of a process; see `WidthChanges`.
-        keeps: what is held after it: indices into what was held, arrived and computed.
-        held_bytes: of that, without the microbatch's data, which is there from the step's beginning.
-        dropped_bytes: of what was held or arrived, without data, and is not held any more.
+    Bytes are without the microbatch's data, which is there from the step's beginning.
     """
 
-    program: Any
-    head: Sequence[int]
-    arrives: Sequence[Any]
-    takes: Sequence[int]
-    sends: int
-    arrives_once: bool
+    program: Any  # None if there is nothing to compute
+    head: Sequence[int]  # the parameters and prepared values that it takes first, for all microbatches
+    arrives: Sequence[Any]  # specs of what it waits for, with their shardings
+    takes: Sequence[int]  # then: indices into what the microbatch holds, followed by what has arrived
+    sends: int  # how many of its outputs go to another virtual stage; they come first
+    arrives_once: bool  # whether one copy is sent for all devices of a process; see `WidthChanges`
     sends_once: bool
-    keeps: Sequence[int]
-    held_bytes: int
-    dropped_bytes: int
+    keeps: Sequence[int]  # what is held after it: indices into what was held, arrived and computed
+    held_bytes: int  # of that
+    dropped_bytes: int  # of what was held or arrived, and is not held any more
 
 
 @dataclass(frozen=True, kw_only=True)
 class StagePrograms:
-    """What a virtual stage runs for one bucket.
+    """What a virtual stage runs for one bucket."""
 
-    Attributes:
-        traced: what was lowered.
-        prepare: computes from parameters alone, once a step, what several programs read.
-        lowered: all programs that there are, by kind of task.
-        tasks: those that the schedule runs; of a forward-only virtual stage, the forward.
-        statistics: the metrics in the vector that a forward gives besides; None if it gives none.
-        inputs: indices of the inputs (fields, then numbers) that any program reads.
-        prepared_bytes: what `prepare` gives.
-        footprint: what a microbatch takes of the stage's memory.
-    """
-
-    traced: Differentiated
-    prepare: Any
-    lowered: Mapping[Kind, Any]
-    tasks: Mapping[Kind, TaskProgram]
-    statistics: Sequence[Name] | None
-    inputs: frozenset[int]
+    traced: Differentiated  # what was lowered
+    prepare: Any  # computes from parameters alone, once a step, what several programs read
+    lowered: Mapping[Kind, Any]  # all programs that there are
+    tasks: Mapping[Kind, TaskProgram]  # those that the schedule runs; forward-only, the forward
+    statistics: Sequence[Name] | None  # the metrics in the vector that a forward gives besides, if any
+    inputs: frozenset[int]  # indices of the inputs (fields, then numbers) that any program reads
     prepared_bytes: int
-    footprint: Footprint
+    footprint: Footprint  # what a microbatch takes of the stage's memory
 
     @classmethod
     def lower(

@@ -39,19 +39,13 @@ def params_in(own: LeafShards, specs: Params, stage_mesh: StageMesh) -> Params:
 
 
 class LeafTransfer(NamedTuple):
-    """A leaf, or its gradient, that goes from one stage to another, or from one stage replica.
+    """A leaf, or its gradient, that goes from one stage to another, or from one stage replica."""
 
-    Attributes:
-        leaf: what it is at the source.
-        into: what it is at the target.
-        resized: whether the stages have different numbers of devices, see `WidthChanges`.
-    """
-
-    leaf: Leaf
+    leaf: Leaf  # what it is at the source
     source: int
     target: int
-    into: Leaf
-    resized: bool = False
+    into: Leaf  # what it is at the target
+    resized: bool = False  # whether the stages have different numbers of devices, see `WidthChanges`
 
     @property
     def back(self) -> LeafTransfer:

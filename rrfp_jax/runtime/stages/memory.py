@@ -30,17 +30,11 @@ from rrfp_jax.runtime.stages.stage import Stage
 
 @dataclass(frozen=True, kw_only=True)
 class BucketLedger:
-    """What one shape bucket needs on a stage.
+    """What one shape bucket needs on a stage."""
 
-    Attributes:
-        data_bytes: fields of a microbatch that are read here; loaded for the whole step when it begins.
-        prepared_bytes: what is computed from parameters once a step.
-        chunks: what each microbatch takes on each chunk.
-    """
-
-    data_bytes: int
-    prepared_bytes: int
-    chunks: Chunks
+    data_bytes: int  # fields of a microbatch that are read here; loaded for the whole step at its beginning
+    prepared_bytes: int  # what is computed from parameters once a step
+    chunks: Chunks  # what each microbatch takes on each chunk
 
     @property
     def held_bytes(self) -> int:
@@ -76,18 +70,13 @@ class BucketLedger:
 
 @dataclass(frozen=True, kw_only=True)
 class FixedBytes:
-    """What a stage needs whatever the microbatches are.
-
-    Attributes:
-        parked_gradient_bytes: gradients that wait for their turn to be added.
-        slot_bytes: registered for messages from other processes (`rrfp_jax/nixl`).
-    """
+    """What a stage needs whatever the microbatches are."""
 
     weight_bytes: int
     optimizer_bytes: int
     accumulator_bytes: int
-    parked_gradient_bytes: int
-    slot_bytes: int
+    parked_gradient_bytes: int  # gradients that wait for their turn to be added
+    slot_bytes: int  # registered for messages from other processes (`rrfp_jax/nixl`)
 
     @property
     def fixed_bytes(self) -> int:
@@ -98,23 +87,15 @@ class FixedBytes:
 
 @dataclass(frozen=True, kw_only=True)
 class StageLedger(FixedBytes):
-    """What a stage needs of its device.
-
-    Attributes:
-        device, rank: its name, and the process that it belongs to.
-        layers: first and one after the last, of each chunk.
-        parameters: their number.
-        device_limit_bytes: what the device can hold; None if it does not say.
-        buckets: by shapes, of those compiled for training.
-    """
+    """What a stage needs of its device."""
 
     device: str
-    rank: int
-    layers: Sequence[tuple[int, int]]
-    parameters: int
-    device_limit_bytes: int | None
+    rank: int  # of the process that the device belongs to
+    layers: Sequence[tuple[int, int]]  # first and one after the last, of each chunk
+    parameters: int  # their number
+    device_limit_bytes: int | None  # what the device can hold; None if it does not say
     compile_seconds: float
-    buckets: Mapping[str, BucketLedger]
+    buckets: Mapping[str, BucketLedger]  # by shapes, of those compiled for training
 
     @property
     def largest(self) -> BucketLedger:
@@ -156,17 +137,11 @@ REMEDY = "or take smaller microbatches, more stages, or remat='full'"
 
 
 class Share(NamedTuple):
-    """A stage's share of its device.
+    """A stage's share of its device."""
 
-    Attributes:
-        total: bytes for microbatches, with what programs need while they run; None for no limit.
-        transient: what they need, once per device.
-        stages: how many share the device.
-    """
-
-    total: int | None
-    transient: int
-    stages: int
+    total: int | None  # bytes for microbatches, with what programs need while they run; None for no limit
+    transient: int  # what they need, once per device
+    stages: int  # how many share the device
 
     @property
     def room(self) -> int | None:

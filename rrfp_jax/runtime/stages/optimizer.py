@@ -51,16 +51,12 @@ class OptimizerPart:
     update    gradients, state, parameters  -> parameters, state
 
     The programs read of the lists of the whole model; see `Program.reads`.
-
-    Attributes:
-        params: places of the stage's parameters in the whole model's list, by path.
-        state: places of its leaves in the whole state.
     """
 
     init: Program
     update: Program
-    params: Mapping[str, int]
-    state: Sequence[int]
+    params: Mapping[str, int]  # places of the stage's parameters in the whole model's list, by path
+    state: Sequence[int]  # places of its leaves in the whole state
 
 
 def check_transformation(optimizer: Any) -> None:
@@ -262,23 +258,17 @@ class OptimizerPrograms:
     init          owned parameters -> its leaves of the optimizer's state
     update        owned parameters, state, owned sums, scale -> parameters, state, zeroed sums
                   (all donated); gradients are the sums times `scale`, a scalar as wide as the widest sum
-
-    Attributes:
-        owned, sums: specs of parameters and gradient sums of all chunks, with their shardings.
-        structure: of the state of the whole model.
-        places: in it, of the stage's own leaves.
-        hyperparams: that this stage tells; None if another does, or there are none.
     """
 
     init: Compiled
     update: Compiled
-    owned: Sequence[Any]
-    sums: Sequence[Any]
+    owned: Sequence[Any]  # specs of parameters of all chunks, with their shardings
+    sums: Sequence[Any]  # of their gradient sums
     state: Sequence[Any]
     scale: jax.ShapeDtypeStruct
-    structure: Any
-    places: Sequence[int]
-    hyperparams: Hyperparams | None
+    structure: Any  # of the state of the whole model
+    places: Sequence[int]  # in it, of the stage's own leaves
+    hyperparams: Hyperparams | None  # that this stage tells; None if another does, or there are none
 
     @classmethod
     def compile(

@@ -20,17 +20,11 @@ Arrays: TypeAlias = Sequence[jax.Array]
 
 
 class Leaf(NamedTuple):
-    """Names an array that an update changes.
+    """Names an array that an update changes."""
 
-    Attributes:
-        layer: that it belongs to; -1 for what belongs to none, which every stage has.
-        of_state: whether it is of the optimizer's state, and not a parameter.
-        number: among the layer's parameters, or in the state of the whole model.
-    """
-
-    layer: int
-    of_state: bool
-    number: int
+    layer: int  # that it belongs to; -1 for what belongs to none, which every stage has
+    of_state: bool  # whether it is of the optimizer's state, and not a parameter
+    number: int  # among the layer's parameters, or in the state of the whole model
 
 
 class Stage:

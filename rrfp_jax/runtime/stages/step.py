@@ -151,17 +151,11 @@ class ModelStep:
 
 
 class Norms(NamedTuple):
-    """Of gradient sums over all stages; of tied ones once, frozen ones not. Without gradients zeros.
+    """Of gradient sums over all stages; of tied ones once, frozen ones not. Without gradients zeros."""
 
-    Attributes:
-        finite: whether all sums are.
-        squared: of the sums.
-        squared_of_parameters: of the same parameters.
-    """
-
-    finite: bool
+    finite: bool  # whether all sums are
     squared: float
-    squared_of_parameters: float
+    squared_of_parameters: float  # of the same parameters
 
 
 @dataclass(frozen=True)
