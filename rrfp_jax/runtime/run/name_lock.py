@@ -34,11 +34,7 @@ TRIES, TRY_SECONDS = 5, 0.01
 
 @contextmanager
 def name_held(world: World, folder: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Inside, no other run can take this one's name; all processes together.
-
-    Raises:
-        UsageError: a live run has the name.
-    """
+    """Inside, no other run can take this name; UsageError if a live one has it. All processes together."""
     from rrfp_jax.runtime.run.world import START_SECONDS  # with it NumPy, which `is_held` does without
 
     with ExitStack() as stack:

@@ -1,7 +1,5 @@
 """A process's place in its run, as the environment says it: the launcher's, SLURM's, or the user's own.
 
-What SLURM's variables say about a process: whether `srun` started it as one of several, and as which.
-
 Only `srun` sets the variables of a step. Shells of `salloc`, batch scripts and ssh sessions have some of the
 other variables, and all that they start inherits them. JAX would take the number of tasks of the *job* as the
 number of processes. Here a process is one of several only if its own step has several tasks.

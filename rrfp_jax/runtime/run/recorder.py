@@ -275,17 +275,10 @@ def _noting(at: int) -> Callable[[FlightRecorder, int, Task | Output | Input, in
 
 
 class FlightRecorder:
-    """The writer's side. Times are those of `time.time()`, in seconds, so that another process can compare.
+    """The writer's side; without a path there is no file. Nothing is allocated once a round has begun.
 
-    Nothing is allocated once a round has begun.
-
-    Args:
-        path: of the file, made anew; None for no file. Raises OSError if it cannot be written.
-        rank: of this process.
-        stages: which stages it runs, as text: "stage 2", "stages 2-3"; "" until `runs` says.
-
-    Attributes:
-        counters: through which this process and those who look at it tell each other something.
+    Times are those of `time.time()`, in seconds, so that another process can compare. Through `counters` this
+    process and those who look at it tell each other something.
     """
 
     sent = _noting(SENT_AT)  # something has happened to what a task of this process sends, or to the task

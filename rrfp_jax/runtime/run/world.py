@@ -53,17 +53,11 @@ class Compared(Message, frozen=True):
 class World:
     """The processes of this run. All call `gather` and `agree` in the same order.
 
-    Args:
-        rank, size: of this process, and how many there are.
-        mailbox: to the others; None when alone.
-        folder: in which the launcher collects what ranks leave, as it was named at the start; None
-            without one.
-        recorder: of what this process last did.
-        store: the run's key-value store, sealed; None when alone.
+    A process that is alone has no mailbox and no store, one without a launcher no folder, in which that
+    collects what ranks leave.
 
     Attributes:
         folder_descriptor: of the folder; it still leads there when that has been renamed.
-        membership: who takes part in the run.
         gathers: how many this process has begun.
         at_last: done once this process has left the run in good order, before it ends.
         says_goodbye: whether this process is taking its leave of the others, and may wait for them.
@@ -125,10 +119,8 @@ class World:
     def gather(self, what: str, value: Any, limit: float | None = None) -> list[Any]:
         """Every rank's value, of plain data, in rank order; waits for all, up to a limit in seconds.
 
-        Raises:
-            PeerLost: a rank whose value has not come is gone.
-            Disagreement: another rank is at something else.
-            TrainingError: it took longer than the limit; None is `waits.stall_seconds`.
+        Raises PeerLost for a rank that is gone, Disagreement if another rank is at something else, and
+        TrainingError at the limit, which is `waits.stall_seconds` unless it is given.
         """
         number, self.gathers = self.gathers, self.gathers + 1
         values = self._values.setdefault(number, {})
@@ -153,8 +145,7 @@ class World:
     def agree(self, what: str, value: str | Mapping[str, str]) -> None:
         """Compare a value, or several by name, with the other ranks' without waiting for theirs.
 
-        Raises:
-            Disagreement: now, or whenever messages are handled next; on every rank, naming the odd one.
+        Every rank raises Disagreement, now or whenever it handles messages next, naming the odd one.
         """
         if self.mailbox is not None:
             number, self._comparisons = self._comparisons, self._comparisons + 1
@@ -165,9 +156,7 @@ class World:
     def await_ready(self, what: str, arrays: Sequence[jax.Array], limit: float | None = None) -> None:
         """Wait for what this process's devices, or those of several processes together, compute.
 
-        Raises:
-            PeerLost: a process is gone.
-            TrainingError: the computation failed, or nothing came of it up to the limit.
+        Raises PeerLost if a process is gone, TrainingError if the computation failed, or at the limit.
         """
         import jax  # here: the launcher reads this package without JAX
 
