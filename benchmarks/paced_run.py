@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
+from benchmarks.paced_queue import paced
 from rrfp_jax.commands.command_line import exit_status
 from rrfp_jax.commands.config_line import read_config_line
 from rrfp_jax.commands.overrides import configured
@@ -38,7 +39,7 @@ from rrfp_jax.printing import say
 from rrfp_jax.runs.config import RunConfig
 from rrfp_jax.runs.files import RunFiles
 from rrfp_jax.runtime.engine.device import LEAD_SECONDS
-from rrfp_jax.runtime.engine.links import agreement_of, remote_of
+from rrfp_jax.runtime.engine.engine import agreement_of, remote_of
 from rrfp_jax.runtime.engine.loop import Driver
 from rrfp_jax.runtime.engine.settings import Settings
 from rrfp_jax.runtime.mesh.topology import Mesh
@@ -232,7 +233,7 @@ class PacedRun:
             self._world,
             remote_of(layout, placement, settings.execution.transport),
             settings.execution.stall_seconds,
-            delays.queue(costs),
+            paced(delays, costs),
             agreement=agreement_of(layout, terms),
             delays=delays.arrivals(placement, costs, layout.world.rank),
             name=layout.name,

@@ -17,6 +17,7 @@ from statistics import median
 from time import thread_time
 from typing import Any
 
+from benchmarks.paced_queue import paced
 from benchmarks.paced_run import StandIn
 from benchmarks.runtime.exposure import MemberStep, exposures
 from benchmarks.runtime.watched import Watched
@@ -24,11 +25,10 @@ from rrfp_jax.core.group import GroupProtocol
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Placement
-from rrfp_jax.runtime.engine.links import agreement_of, remote_of
+from rrfp_jax.runtime.engine.engine import agreement_of, remote_of
 from rrfp_jax.runtime.engine.loop import Driver
 from rrfp_jax.runtime.engine.pacing import Delays
-from rrfp_jax.runtime.mesh.layout import Layout
-from rrfp_jax.runtime.mesh.topology import Mesh
+from rrfp_jax.runtime.mesh.topology import Layout, Mesh
 from rrfp_jax.runtime.run.consensus import CarrierName, Terms
 from rrfp_jax.runtime.run.join import join
 from rrfp_jax.runtime.run.world import START_SECONDS
@@ -80,7 +80,7 @@ def run(case: AgreementCase, layout: Layout, remote: Transport | None) -> dict[s
         {stage: own[:1] for stage, own in layout.devices.items()},
         world,
         remote,
-        queue=delays.queue(costs),
+        queue=paced(delays, costs),
         agreement=agreement,
         delays=delays.arrivals(placement, costs, world.rank),
         name=layout.name,

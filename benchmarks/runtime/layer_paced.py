@@ -34,7 +34,7 @@ class LayerPace(Delays):
     slowness: Sequence[float] = ()
     split: list[Callable[[], Sequence[int]]] = field(default_factory=list, compare=False, repr=False)
 
-    def queue(self, costs: Any = None) -> QueueFactory:
+    def queue(self) -> QueueFactory:
         """Makes the queue of a device; see `Delays.queue`."""
         model = jitter.Jitter(jitter.by_name(self.jitter), self.seed)
 

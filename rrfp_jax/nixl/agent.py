@@ -75,15 +75,8 @@ def bindings(here: bool = False) -> ModuleType:
 class Agent:
     """This process's agent, over UCX; its name nobody can guess. What fails raises `WriteFailed`.
 
-    Args:
-        on_devices: whether memory is that of GPUs.
-        here: whether all other processes are on this machine.
-
-    Attributes:
-        peers: by rank, the metadata of the other processes' agents; each is met when it is first needed.
-
-    Raises:
-        NixlAbsent: NIXL or its UCX is not here.
+    `on_devices` says whether memory is that of GPUs, `here` whether all other processes are on this machine.
+    `NixlAbsent` is raised where NIXL or its UCX is missing.
     """
 
     def __init__(self, on_devices: bool, here: bool) -> None:
@@ -100,7 +93,7 @@ class Agent:
             raise NixlAbsent(f"NIXL has no UCX here: {error}") from None
         self._lock = threading.Lock()
         self._known: Counter[MemoryRange] = Counter()  # registered, and how often
-        self.peers: dict[int, bytes] = {}
+        self.peers: dict[int, bytes] = {}  # metadata by rank; each is met when it is first needed
         self._names: dict[int, str] = {}  # of the peers that have been met
 
     @property
@@ -161,11 +154,7 @@ class Agent:
         return True
 
     def check_strangers(self) -> None:
-        """Refuse notifications: no process of a run sends any.
-
-        Raises:
-            TrainingError: somebody has sent one.
-        """
+        """Refuse notifications: no process of a run sends any."""
         if told := self._call("getNotifs", {}, self._backends):
             raise TrainingError(
                 f"NIXL's agent was notified by {sorted(told)[0]!r}, and no process of this run does that: "

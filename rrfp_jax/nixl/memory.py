@@ -50,11 +50,7 @@ class Packing(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def packed(specs: Specs, devices: int) -> Packing:
-    """Lay out arrays, which go to the devices of the receiving stage in turn, one after another on each.
-
-    Raises:
-        TypeError, ValueError: of a dtype or shape that there is not.
-    """
+    """Lay out arrays, which go to the devices of the receiving stage in turn, one after another on each."""
     if any(length < 0 for shape, _ in specs for length in shape):
         raise ValueError("an array of negative length")
     parts, used = [], [0] * devices
@@ -106,10 +102,7 @@ def zeros(size: int, device: jax.Device) -> jax.Array:
 
 
 class Copiers:
-    """Programs from a slot to the arrays in it; the last output of each is ready when it has ended.
-
-    That output is of no other use: the others may be donated to the program that takes them.
-    """
+    """Programs from a slot to the arrays in it; their last output says when each has ended, and stays."""
 
     def __init__(self, compiler: OneArrayCompiler) -> None:
         self._compiler = compiler
@@ -221,11 +214,7 @@ class Slabs:
         return at, own.metadata if new else b""
 
     def copy(self, slab: int, slot: int | None, specs: Specs) -> tuple[list[jax.Array], list[jax.Array]]:
-        """Begin to copy a message out of its slot; None for one without bytes.
-
-        Returns:
-            Its arrays, and one for each device that is ready when its part has been copied.
-        """
+        """Begin to copy a message out of its slot, if it has bytes; tokens say when the copies have ended."""
         devices = self.groups[slab]
         if slot is None:
             shapes = [np.empty(shape, jnp.dtype(name)) for shape, name in specs]

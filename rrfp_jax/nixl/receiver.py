@@ -81,10 +81,7 @@ def suited(sizes: Mapping[int, int], size: int) -> int:
 class Receiver:
     """One process's end. Each event gives the instructions that follow from it, in order.
 
-    Args:
-        slabs: of the devices of its stages.
-        stages: by stage of this process, the slab where its messages go.
-        ahead: places given ahead, for each sender and stage.
+    `stages` says in which slab the messages to each stage go, `ahead` how many places a sender of one has.
     """
 
     def __init__(self, slabs: Sequence[Slab], stages: Mapping[int, int], ahead: int = AHEAD) -> None:

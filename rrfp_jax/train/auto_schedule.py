@@ -20,8 +20,7 @@ from rrfp_jax.forecast.model_costs import ModelCosts
 from rrfp_jax.forecast.partition import TooLarge
 from rrfp_jax.printing import say
 from rrfp_jax.runtime.engine.settings import Settings
-from rrfp_jax.runtime.mesh.layout import Layout
-from rrfp_jax.runtime.mesh.topology import Mesh
+from rrfp_jax.runtime.mesh.topology import Layout, Mesh
 from rrfp_jax.runtime.model.pipeline import Pipeline
 from rrfp_jax.runtime.run.world import START_SECONDS
 from rrfp_jax.sim.choice import Auto, Candidate, Choice, choose

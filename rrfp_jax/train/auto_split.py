@@ -15,8 +15,7 @@ from rrfp_jax.forecast.forecast import Devices
 from rrfp_jax.forecast.model_costs import ModelCosts
 from rrfp_jax.forecast.partition import TooLarge
 from rrfp_jax.runtime.engine.settings import Settings
-from rrfp_jax.runtime.mesh.layout import Layout
-from rrfp_jax.runtime.mesh.topology import Mesh
+from rrfp_jax.runtime.mesh.topology import Layout, Mesh
 from rrfp_jax.runtime.model.pipeline import Pipeline
 from rrfp_jax.runtime.sizes import in_words, memory_limit
 from rrfp_jax.train.checks import check_order

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 
 from rrfp_jax.errors import TrainingError
 from rrfp_jax.json_files import Count
-from rrfp_jax.runtime.engine.loss_scale import LossScale
-from rrfp_jax.runtime.engine.settings import OnNonfinite
+from rrfp_jax.runtime.engine.settings import LossScale, OnNonfinite
 from rrfp_jax.runtime.stages.step import Sums
 
 MOST_IN_VAIN = 20

@@ -17,7 +17,7 @@ from rrfp_jax.fields import output_of
 from rrfp_jax.json_files import write_json
 from rrfp_jax.printing import say
 from rrfp_jax.progress import Doing, during
-from rrfp_jax.runtime.engine.loss_scale import LossScale, loss_scale_of
+from rrfp_jax.runtime.engine.settings import LossScale, loss_scale_of
 from rrfp_jax.runtime.mesh.stage_mesh import transfers_meant
 from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.stages.step import Sums

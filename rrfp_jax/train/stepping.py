@@ -17,9 +17,8 @@ from rrfp_jax.core.step_rules import Bucket, StepRules
 from rrfp_jax.data.contract import Data, Microbatch, buckets_of, declared_buckets, plan_hash
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.runtime.engine.engine import Engine, as_text
-from rrfp_jax.runtime.engine.loss_scale import loss_scale_of
 from rrfp_jax.runtime.engine.resplit import Ready
-from rrfp_jax.runtime.engine.settings import Settings
+from rrfp_jax.runtime.engine.settings import Settings, loss_scale_of
 from rrfp_jax.runtime.programs.library import Phase
 from rrfp_jax.runtime.run.recorder import RunPhase
 from rrfp_jax.runtime.run.signals import interrupts_held

@@ -12,9 +12,9 @@ from rrfp_jax.core.admission import SPARE_GRADIENTS, Accumulation
 from rrfp_jax.core.group import GroupProtocol
 from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.data.contract import as_data
-from rrfp_jax.runtime.engine.loss_scale import LossScale
 from rrfp_jax.runtime.engine.pacing import Delays
 from rrfp_jax.runtime.engine.settings import (
+    LossScale,
     OnNonfinite,
     Rebalance,
     Settings,

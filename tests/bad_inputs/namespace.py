@@ -22,9 +22,8 @@ from rrfp_jax.core.tasks import FORWARD, Placement, Task
 from rrfp_jax.errors import REFUSED
 from rrfp_jax.json_files import read_json
 from rrfp_jax.runs.checkpointing import Checkpointing
-from rrfp_jax.runtime.engine.loss_scale import LossScale
 from rrfp_jax.runtime.engine.pacing import Delays
-from rrfp_jax.runtime.engine.settings import Execution, MemoryPolicy, Numerics
+from rrfp_jax.runtime.engine.settings import Execution, LossScale, MemoryPolicy, Numerics
 from rrfp_jax.runtime.run.consensus import Terms
 from rrfp_jax.runtime.run.exits import ExitReport
 from rrfp_jax.runtime.run.join import Place, silence_seconds

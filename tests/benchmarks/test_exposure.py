@@ -4,12 +4,13 @@ import time
 
 import pytest
 
+from benchmarks.paced_queue import PacedQueue
 from benchmarks.runtime.exposure import MemberStep, exposures
 from rrfp_jax.core.hints import BF
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, Placement, Task
 from rrfp_jax.runtime.engine.device import DEEPEST, LEAD_SECONDS, Running
-from rrfp_jax.runtime.engine.pacing import JitteredQueue, PacedQueue
+from rrfp_jax.runtime.engine.pacing import JitteredQueue
 from rrfp_jax.trace.records import TaskRecord
 
 RULES = StepRules(placement=Placement(2), microbatches=2, schedule=BF())

@@ -19,7 +19,7 @@ from rrfp_jax.checkpoint.checkpoint import Checkpoints
 from rrfp_jax.checkpoint.folder import CheckpointFolder
 from rrfp_jax.checkpoint.manifest import RunState
 from rrfp_jax.checkpoint.orbax_files import Damaged
-from rrfp_jax.runtime.engine.loss_scale import LossScale
+from rrfp_jax.runtime.engine.settings import LossScale
 from rrfp_jax.runtime.run.world import World
 from rrfp_jax.train.nonfinite import Standing
 from rrfp_jax.train.snapshot import standing_of

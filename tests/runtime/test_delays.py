@@ -8,9 +8,10 @@ import optax
 import pytest
 
 import rrfp_jax as rrfp
+from benchmarks.paced_queue import paced
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, Placement, Task
 from rrfp_jax.runtime.engine.device import Running
-from rrfp_jax.runtime.engine.pacing import Delays, _Links
+from rrfp_jax.runtime.engine.pacing import Delays
 from rrfp_jax.runtime.transport.protocol import Arrival, Key
 from rrfp_jax.trace.costs import TableCosts, WorkloadCosts, constant
 
@@ -71,7 +72,7 @@ def test_jitter_keeps_the_device_busy_and_changes_no_number():
 def test_a_paced_device_tells_what_of_a_task_was_injected():
     costs = WorkloadCosts(constant(2, 20, 0.001), Placement(2))
     tasks = [Running(0, 0, Task(FORWARD, 0, j), 0, None, None, 0.0, 0.0) for j in range(20)]
-    with Delays(jitter="J3", seed=1).queue(costs)("device", lambda: None) as queue:
+    with paced(Delays(jitter="J3", seed=1), costs)("device", lambda: None) as queue:
         for running in tasks:
             queue.submit(running)
         ended = queue.ended()  # all, since they are due in the past
@@ -84,10 +85,10 @@ def test_a_paced_device_tells_what_of_a_task_was_injected():
 
 def test_a_transfer_by_the_costs_is_not_injected():
     costs = TableCosts({}, {(0, Task(FORWARD, 0, 0)): 0.25})
-    links = _Links(Delays(late_readiness=1.0, link_delay=0.5, link_bandwidth=8.0), Placement(2), costs, 0)
+    delays = Delays(late_readiness=1.0, link_delay=0.5, link_bandwidth=8.0).arrivals(Placement(2), costs)
     arrival = Arrival(Key(1, 1, Task(FORWARD, 0, 0).input), [jnp.zeros(4, jnp.uint8)], produced=10.0)
-    assert links.release(arrival, now=9.0) == (12.25, 2.0)
-    assert links.release(arrival, now=20.0) == (21.0, 1.0)  # the real transfer took longer than all else
+    assert delays._release(arrival, now=9.0) == (12.25, 2.0)
+    assert delays._release(arrival, now=20.0) == (21.0, 1.0)  # the real transfer took longer than all else
 
 
 @pytest.mark.parametrize("wrong", [{"jitter": "J4"}, {"link_delay": -1.0}, {"late_readiness": float("nan")}])

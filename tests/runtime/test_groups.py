@@ -7,7 +7,7 @@ import pytest
 import rrfp_jax as rrfp
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, Task
 from rrfp_jax.errors import Disagreement
-from rrfp_jax.runtime.mesh.layout import Layout
+from rrfp_jax.runtime.mesh.topology import Layout
 from rrfp_jax.runtime.run.consensus import OrderHash, check_orders
 from rrfp_jax.runtime.run.world import World
 

@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec as P
 import rrfp_jax as rrfp
 from rrfp_jax.core.group import Alone
 from rrfp_jax.core.schedules import name_of
-from rrfp_jax.runtime.engine.links import agreement_of
+from rrfp_jax.runtime.engine.engine import agreement_of
 from rrfp_jax.runtime.engine.pacing import Delays
 from rrfp_jax.runtime.run import consensus as agreement
 from rrfp_jax.runtime.run.consensus import Terms

@@ -10,10 +10,10 @@ import pytest
 
 import rrfp_jax as rrfp
 from rrfp_jax.core.tasks import BACKWARD, FORWARD
+from rrfp_jax.runtime.engine.loop import Driver
 from rrfp_jax.runtime.model.roles import leaf_paths
 from rrfp_jax.runtime.run.world import World
 from rrfp_jax.runtime.stages.stage import Stage
-from rrfp_jax.runtime.transport.exchange import exchange
 from rrfp_jax.runtime.transport.local import LocalTransport
 from tests.support import toy
 
@@ -238,7 +238,7 @@ def test_gradients_added_as_they_come_train_as_well():
 
 
 class TestExchange:
-    """What `exchange` does when things go wrong."""
+    """What `Driver.exchange` does when things go wrong."""
 
     def test_a_transfer_that_never_ends_is_named(self):
         class Losing(LocalTransport):
@@ -263,12 +263,6 @@ class TestExchange:
 def send(transport, world=None):
     devices = {stage: (device,) for stage, device in enumerate(jax.devices()[:2])}
     sent = {(1, 0): [jax.device_put(3.0, *devices[0])]}
-    local = transport(devices)
-    return exchange(
-        *("tables", sent, [(1, 0)]),
-        world=world or World(),
-        transports=[local],
-        carrier=lambda stage: local,
-        name="stage {}".format,
-        stall_seconds=0.1,
-    )
+    driver = Driver(devices, world or World(), stall_seconds=0.1)
+    driver.local = transport(devices)
+    return driver.exchange("tables", sent, [(1, 0)])

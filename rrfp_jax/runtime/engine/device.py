@@ -67,7 +67,7 @@ LEAD_SPREAD = 0.1
 
 @dataclass(slots=True)
 class Running:
-    """A dispatched task. Times in seconds on `time.perf_counter`'s clock."""
+    """A dispatched task; times in seconds on `time.perf_counter`'s clock."""
 
     step: int
     stage: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
@@ -13,16 +13,15 @@ import jax
 import numpy as np
 import optax
 
-from rrfp_jax.core.step_rules import Bucket, StepRules, bucket_name
+from rrfp_jax.core.step_rules import Bucket, Budget, StepRules, bucket_name
 from rrfp_jax.core.tasks import Placement
+from rrfp_jax.printing import say
 from rrfp_jax.runtime.engine.device import LEAD_SECONDS
-from rrfp_jax.runtime.engine.links import driver_of
 from rrfp_jax.runtime.engine.loop import Driver
 from rrfp_jax.runtime.engine.settings import Settings
-from rrfp_jax.runtime.mesh.layout import Layout
 from rrfp_jax.runtime.mesh.stage_mesh import StageMesh
+from rrfp_jax.runtime.mesh.topology import Layout
 from rrfp_jax.runtime.model.layers import Params
-from rrfp_jax.runtime.model.metrics import Name
 from rrfp_jax.runtime.model.pipeline import Pipeline
 from rrfp_jax.runtime.model.roles import layers_of_chunks
 from rrfp_jax.runtime.programs.compiler import Compiler, compile_pool, compiled_for
@@ -30,14 +29,17 @@ from rrfp_jax.runtime.programs.executables import Executables
 from rrfp_jax.runtime.programs.gradients import Reduction
 from rrfp_jax.runtime.programs.initial import InitFunction
 from rrfp_jax.runtime.programs.library import Library, Phase, RankPrograms, phase_of
+from rrfp_jax.runtime.run.consensus import Agreement, Terms
 from rrfp_jax.runtime.run.recorder import COMPILING
 from rrfp_jax.runtime.stages import leaves as ties
 from rrfp_jax.runtime.stages.leaves import Held
-from rrfp_jax.runtime.stages.memory import Memory, StepMemory
+from rrfp_jax.runtime.stages.memory import Memory
 from rrfp_jax.runtime.stages.optimizer import Optimizer
 from rrfp_jax.runtime.stages.stage import Stage
 from rrfp_jax.runtime.stages.staging import BuiltStages, Staging
 from rrfp_jax.runtime.stages.step import Inputs, Load, ModelStep, Sums, add_up, not_finite
+from rrfp_jax.runtime.transport.choice import TransportName, between_processes
+from rrfp_jax.runtime.transport.protocol import Endpoints, OneArrayCompiler, Transport, by_jit
 from rrfp_jax.trace.records import Part, RecordedStep, StepTrace, TaskRecord, busy_of
 
 
@@ -68,83 +70,6 @@ class EngineSpec:
     settings: Settings
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepRun:
-    """A step that has begun: which programs run on what here, by stage replica or microbatch.
-
-    Attributes:
-        inputs: held until the step has ended, which is what ledgers count.
-    """
-
-    step: int
-    rules: StepRules
-    phase: Phase
-    parts: Mapping[int, ModelStep]
-    buckets: Sequence[str]
-    programs: Sequence[RankPrograms]
-    memory: StepMemory
-    load_seconds: float
-    inputs: Mapping[int, Any]
-
-    def results(
-        self,
-        stages: Mapping[int, Stage],
-        optimizers: Sequence[Optimizer],
-        layout: Layout,
-        records: Sequence[TaskRecord],
-    ) -> dict[str, Any]:
-        """What this process has found, as plain data that `sums.add_up` takes."""
-        vectors = {stage_replica: part.statistics for stage_replica, part in self.parts.items()}
-        first = {s: stage for s, stage in stages.items() if s < layout.stages}  # replicas are alike
-        training = self.phase == "train"
-        norms = {s: stage.norms() for s, stage in first.items()} if training else {}
-        told = [(own.hyperparams, own.state) for own in optimizers if training and own.hyperparams]
-        values = [hyperparams(state) for hyperparams, state in told]
-        numbers = vectors, norms, values
-        layout.world.await_ready(f"the results of step {self.step}", jax.tree.leaves(numbers))
-        vectors, norms, values = on_host(numbers)
-        found = [
-            dict(zip(of.names, own.tolist(), strict=True)) for (of, _), own in zip(told, values, strict=True)
-        ]
-        return {
-            "hyperparams": found[0] if found else {},  # replicas are alike
-            "norms": [(stage, found.tolist()) for stage, found in norms.items()],
-            "peaks": [(stage_replica, part.meter.peak) for stage_replica, part in self.parts.items()],
-            "virtual_stages": self._statistics(vectors, layout),
-            "parts": _by_replica(records, layout),
-            "load_seconds": self.load_seconds,
-        }
-
-    def _statistics(
-        self, vectors: Mapping[int, Mapping[tuple[int, int], Any]], layout: Layout
-    ) -> list[tuple[int, int, Sequence[Name] | None, list[float]]]:
-        """Virtual stage, microbatch, metrics and numbers of the statistics that each forward gave."""
-        found = []
-        for stage_replica, own in vectors.items():
-            replica, stage = layout.place(stage_replica)
-            for (chunk, i), vector in own.items():
-                microbatch = i * layout.replicas + replica
-                names = self.programs[microbatch][stage_replica][chunk].statistics
-                virtual_stage = self.rules.placement.virtual_stage(stage, chunk)
-                found.append((virtual_stage, microbatch, names, vector.tolist()))
-        return found
-
-    def recorded(self, results: Sequence[Mapping[str, Any]], layout: Layout) -> RecordedStep:
-        """The step of the replica that ended last, and how busy all were, from all processes' results."""
-        parts = [(replica, Part(*plain)) for result in results for replica, plain in result["parts"]]
-        last, _ = max(parts, key=lambda pair: pair[1].end)
-        own = [part for replica, part in parts if replica == last]
-        first = last * layout.stages  # of its stage replicas
-        return RecordedStep(
-            trace=StepTrace(self.step, self.rules.placement, own, last, _busy(parts, layout)),
-            rules=self.rules,
-            budgets=self.memory.budgets[first : first + layout.stages] or None,
-            buckets=layout.share(first, self.buckets),
-            grouped=layout.grouped,
-            lead=LEAD_SECONDS,
-        )
-
-
 def on_host(tree: Any) -> Any:
     """`jax.device_get` of arrays, at a fifth of its cost on the host; likewise no guard is against it."""
     with jax.transfer_guard_device_to_host("allow"):
@@ -153,39 +78,53 @@ def on_host(tree: Any) -> Any:
         return jax.tree.map(np.asarray, tree)
 
 
-def _busy(parts: Sequence[tuple[int, Part]], layout: Layout) -> list[list[float]]:
-    """The busy seconds of the replicas' stages, of parts with their replicas; empty for one replica."""
-    replicas = range(layout.replicas) if layout.replicas > 1 else ()
-    own = [[part for of, part in parts if of == replica] for replica in replicas]
-    return [[busy_of(found, stage) for stage in range(layout.stages)] for found in own]
+def remote_of(
+    layout: Layout,
+    placement: Placement,
+    name: TransportName = "socket",
+    tied: Collection[tuple[int, int]] = (),
+    compiler: OneArrayCompiler = by_jit,
+) -> Transport | None:
+    """What carries messages between processes, made by all of them together; None if there is only one.
+
+    Rank 0 prints which way they take. `tied` are stage replicas that exchange tied values, in pairs.
+    """
+    if layout.world.size == 1:
+        return None
+    near = neighbours(layout, placement, tied)
+    made = between_processes(name, Endpoints(layout.world, layout.receivers, layout.devices, near, compiler))
+    if made.details and layout.world.rank == 0:
+        say(f"messages between processes: {made.way} ({made.details})")
+    return made.transport
 
 
-def _by_replica(records: Sequence[TaskRecord], layout: Layout) -> list[Any]:
-    """This process's records by replica, as plain data."""
-    clock = layout.world.clock
-    if layout.replicas == 1:
-        return [(0, Part.of(records, *clock).plain())]
-    own: dict[int, list[TaskRecord]] = {}
-    for record in records:
-        replica, stage = layout.place(record.stage)
-        own.setdefault(replica, []).append(record._replace(stage=stage))
-    return [(replica, Part.of(found, *clock).plain()) for replica, found in own.items()]
+def agreement_of(layout: Layout, terms: Terms) -> Agreement | None:
+    """What the processes that share a stage agree by, made by all together; None if none share one."""
+    shared = max(map(len, layout.groups)) > 1
+    return Agreement(layout.world, layout.groups, terms) if shared else None
+
+
+def neighbours(layout: Layout, placement: Placement, tied: Collection[tuple[int, int]] = ()) -> set[int]:
+    """The ranks of stages before and after this process's, and of those that share a parameter with one."""
+    pairs = [*tied, *((other, one) for one, other in tied)]
+    found = {theirs for mine, theirs in pairs if mine in layout.devices}
+    for replica, stage in map(layout.place, layout.devices):
+        for chunk in range(placement.chunks):
+            v = placement.virtual_stage(stage, chunk)
+            around = [placement.place(other)[0] for other in (v - 1, v + 1) if 0 <= other <= placement.last]
+            found |= {replica * layout.stages + other for other in around}
+    return {rank for stage_replica in found for rank in layout.groups[stage_replica]} - {layout.world.rank}
 
 
 class Engine:
     """Everything that a step runs on in this process. Nothing is allocated or compiled before `start`.
 
     Attributes:
-        spec, executables: as given.
         chunks: by stage, of all processes, the layers of each of its chunks.
         compilers: by stage replica of this process; see `Layout`.
-        library: the compiled programs.
         staging: makes its stages.
         given_up: whether another engine goes on, or should have.
         memory: what all stages need, and may hold.
-
-    Raises:
-        UsageError: more virtual stages than layers, a split that does not add up.
     """
 
     def __init__(
@@ -196,10 +135,8 @@ class Engine:
         self.world = spec.layout.world
         self.chunks = layers_of_chunks(len(self.pipe), self.placement, split)
         self.executables = executables or Executables(settings.execution.executables)
-        self.compilers = {
-            stage_replica: Compiler(stage_mesh, self.executables)
-            for stage_replica, stage_mesh in self.layout.stage_meshes.items()
-        }
+        meshes = self.layout.stage_meshes.items()
+        self.compilers = {s: Compiler(stage_mesh, self.executables) for s, stage_mesh in meshes}
         own = self.layout.virtual_stages(self.placement, self.chunks)
         remat, halves = settings.memory.remat, settings.numerics.equal_schedules
         self.library = Library(self.pipe, own, self.compilers, remat, halves)
@@ -256,9 +193,18 @@ class Engine:
             self.library.prepare(buckets, rules)
             made = finish()
         tied = ties.locate(self.library, self.chunks, self.layout)
-        compiler = partial(compiled_for, self.executables)
-        settings, apart = self.spec.settings, ties.distant_pairs(tied)
-        driver = driver_of(self.layout, self.placement, settings, apart, compiler)
+        compiler, settings, world = partial(compiled_for, self.executables), self.spec.settings, self.world
+        way, apart = settings.execution.transport, ties.distant_pairs(tied)
+        driver = Driver(
+            self.layout.devices,
+            world,
+            remote_of(self.layout, self.placement, way, apart, compiler),
+            settings.execution.stall_seconds,
+            settings.delays.queue(),
+            agreement=agreement_of(self.layout, settings.terms),
+            delays=settings.delays.arrivals(self.placement, rank=world.rank),
+            name=self.layout.name,
+        )
         driver.reserve(self.library.arrivals(phase_of(rules)))
         self.run_on(driver, made, tied, [rules])
         self.staging.connect()
@@ -314,17 +260,9 @@ class Engine:
         Raises:
             TrainingError: see `Driver.run`.
         """
+        phase, layout = phase_of(rules), self.layout
         for stage in self.stages.values():
             stage.scale_loss(loss_scale)
-        run = self._begin(step, rules, buckets, load, waited_seconds)
-        records = self.driver.run(rules, step, run.parts, run.memory.budgets)
-        return self._settle(run, records)
-
-    def _begin(
-        self, step: int, rules: StepRules, buckets: Sequence[Bucket], load: Load, waited_seconds: float
-    ) -> StepRun:
-        """Everything that is there before the first task: programs, data, zeroed sums; see `run`."""
-        phase = phase_of(rules)
         self.prepare(buckets, rules)
         memory = self.memory.of_step(rules, buckets)
         distinct = list(dict.fromkeys(buckets))
@@ -333,43 +271,97 @@ class Engine:
         of_bucket = [self.library.programs(bucket, phase) for bucket in distinct]
         programs = [of_bucket[number] for number in numbers]
         began = perf_counter()
-        inputs = self._inputs.load(step, buckets, programs, load)
+        inputs = self._inputs.load(step, buckets, programs, load)  # kept to the end, which ledgers count
         load_seconds = waited_seconds + perf_counter() - began
         parts = {}
-        for stage_replica, stage in self.stages.items():
-            own = [of[stage_replica] for of in of_bucket]
-            share = self.layout.share(stage_replica, numbers)
-            shapes = self.layout.share(stage_replica, lasting)
-            parts[stage_replica] = ModelStep(stage, phase, own, share, inputs[stage_replica], shapes)
+        for s, stage in self.stages.items():
+            own, shapes = [of[s] for of in of_bucket], layout.share(s, lasting)
+            parts[s] = ModelStep(stage, phase, own, layout.share(s, numbers), inputs[s], shapes)
         params = jax.tree.leaves([stage.leaves for stage in self.stages.values()])
         self.world.await_ready("the last update", params)  # which is neither idle time nor compute
         if phase == "train":
             if self._has_gradients:  # of a step that was broken off, or not applied
                 self.reset_gradients()
             self._has_gradients = True
-        return StepRun(
-            step=step,
-            rules=rules,
-            phase=phase,
-            parts=parts,
-            buckets=[bucket_name(bucket) for bucket in buckets],
-            programs=programs,
-            memory=memory,
-            load_seconds=load_seconds,
-            inputs=inputs,
-        )
-
-    def _settle(self, run: StepRun, records: Sequence[TaskRecord]) -> Sums:
-        """Add up what replicas, tied parameters and processes have found, once all tasks have ended."""
-        if run.phase == "train":
-            self._add_replicas()
+        records = self.driver.run(rules, step, parts, memory.budgets)
+        if phase == "train":
+            if self._reductions:
+                self._add_replicas()
             if self._ties:
                 ties.collect_gradients(self._ties, self.stages, self.driver.exchange)
-        mine = run.results(self.stages, self.optimizers, self.layout, records)
-        told = mine if self.layout.reported else None  # of every stage replica once
-        gathered = self.driver.gather(f"the results of {run.phase} step {run.step}", told, records, run.step)
+        mine = self._results(step, phase, parts, programs, records) | {"load_seconds": load_seconds}
+        told = mine if layout.reported else None  # of every stage replica once
+        gathered = self.driver.gather(f"the results of {phase} step {step}", told, records, step)
         results = [result for result in gathered if result is not None]
-        return add_up(results, len(run.programs), run.recorded(results, self.layout), run.memory.totals)
+        recorded = self._recorded(step, rules, buckets, memory.budgets, results)
+        return add_up(results, len(programs), recorded, memory.totals)
+
+    def _results(
+        self,
+        step: int,
+        phase: Phase,
+        parts: Mapping[int, ModelStep],
+        programs: Sequence[RankPrograms],
+        records: Sequence[TaskRecord],
+    ) -> dict[str, Any]:
+        """What this process has found, as plain data that `add_up` takes; replicas are alike."""
+        layout, training = self.layout, phase == "train"
+        first = {s: stage for s, stage in self.stages.items() if training and s < layout.stages}
+        norms = {s: stage.norms() for s, stage in first.items()}
+        told = [(of, own.state) for own in self.optimizers if training and (of := own.hyperparams)][:1]
+        numbers = {s: part.statistics for s, part in parts.items()}, norms, [of(state) for of, state in told]
+        self.world.await_ready(f"the results of step {step}", jax.tree.leaves(numbers))
+        vectors, norms, values = on_host(numbers)
+        statistics = []
+        for stage_replica, own in vectors.items():
+            replica, stage = layout.place(stage_replica)
+            for (chunk, i), vector in own.items():
+                microbatch = i * layout.replicas + replica
+                names = programs[microbatch][stage_replica][chunk].statistics
+                virtual_stage = self.placement.virtual_stage(stage, chunk)
+                statistics.append((virtual_stage, microbatch, names, vector.tolist()))
+        return {
+            "hyperparams": dict(zip(told[0][0].names, values[0].tolist(), strict=True)) if told else {},
+            "norms": [(stage, found.tolist()) for stage, found in norms.items()],
+            "peaks": [(stage_replica, part.meter.peak) for stage_replica, part in parts.items()],
+            "virtual_stages": statistics,
+            "parts": self._by_replica(records),
+        }
+
+    def _by_replica(self, records: Sequence[TaskRecord]) -> list[tuple[int, Any]]:
+        """This process's records by replica, as plain data."""
+        own: dict[int, list[TaskRecord]] = {0: [*records]} if self.layout.replicas == 1 else {}
+        for record in () if own else records:
+            replica, stage = self.layout.place(record.stage)
+            own.setdefault(replica, []).append(record._replace(stage=stage))
+        clock = self.world.clock
+        return [(replica, Part.of(found, *clock).plain()) for replica, found in own.items()]
+
+    def _recorded(
+        self,
+        step: int,
+        rules: StepRules,
+        buckets: Sequence[Bucket],
+        budgets: Sequence[Budget | None],
+        results: Sequence[Mapping[str, Any]],
+    ) -> RecordedStep:
+        """The step of the replica that ended last, and how busy all were, from all processes' results."""
+        layout = self.layout
+        parts = [(replica, Part(*plain)) for result in results for replica, plain in result["parts"]]
+        last, _ = max(parts, key=lambda pair: pair[1].end)
+        own = [part for replica, part in parts if replica == last]
+        several = range(layout.replicas) if layout.replicas > 1 else ()
+        of = [[part for found, part in parts if found == replica] for replica in several]
+        busy = [[busy_of(found, stage) for stage in range(layout.stages)] for found in of]
+        first = last * layout.stages  # of its stage replicas
+        return RecordedStep(
+            trace=StepTrace(step, rules.placement, own, last, busy),
+            rules=rules,
+            budgets=budgets[first : first + layout.stages] or None,
+            buckets=layout.share(first, [bucket_name(bucket) for bucket in buckets]),
+            grouped=layout.grouped,
+            lead=LEAD_SECONDS,
+        )
 
     def _add_replicas(self) -> None:
         """Give every replica of this process's stages the sum of all replicas' gradients."""
@@ -378,9 +370,8 @@ class Engine:
             self.world.recorder.enters("the sum of the replicas' gradients")
             for of, totals in zip(own, reduction([of.sums for of in own]), strict=True):
                 of.replace_sums(totals)
-        if self._reductions:
-            sums = [array for stage in self.stages.values() for array in stage.sums]
-            self.world.await_ready("the gradients of other replicas", sums)
+        sums = [array for stage in self.stages.values() for array in stage.sums]
+        self.world.await_ready("the gradients of other replicas", sums)
 
     def reads(self, bucket: Bucket, microbatch: int) -> frozenset[str]:
         """The fields that this process loads of a microbatch in training; none before it is compiled."""

@@ -23,20 +23,35 @@ from rrfp_jax.core.events import ROOM, Arrived, Dispatch, WaitCause
 from rrfp_jax.core.footprint import Meter
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.step_rules import MOST_QUEUED, Budget, StepRules
-from rrfp_jax.core.tasks import Task
+from rrfp_jax.core.tasks import Direction, Input, Task
 from rrfp_jax.errors import TrainingError
 from rrfp_jax.runtime.engine.device import DEEPEST, DeviceQueue, Running, precise_timers
 from rrfp_jax.runtime.engine.pacing import ArrivalDelays
-from rrfp_jax.runtime.mesh.layout import taking_turns
+from rrfp_jax.runtime.mesh.topology import taking_turns
 from rrfp_jax.runtime.run.consensus import Agreement
 from rrfp_jax.runtime.run.mailbox import EventWakeup
 from rrfp_jax.runtime.run.recorder import ARRIVED, COMING, DELIVERED, OFFERED, PRODUCED
 from rrfp_jax.runtime.run.signals import interrupts_held
-from rrfp_jax.runtime.run.waits import LONGEST_SLEEP_SECONDS, AnyAwaited, ForProgram, ForTask, LimitedWait
+from rrfp_jax.runtime.run.waits import (
+    LONGEST_SLEEP_SECONDS,
+    AnyAwaited,
+    ForProgram,
+    ForTask,
+    ForTransfer,
+    LimitedWait,
+)
 from rrfp_jax.runtime.run.world import World
-from rrfp_jax.runtime.transport.exchange import Place, Shards, exchange
 from rrfp_jax.runtime.transport.local import LocalTransport
-from rrfp_jax.runtime.transport.protocol import Devices, Key, Messages, Transport, soonest_poll
+from rrfp_jax.runtime.transport.protocol import (
+    Devices,
+    Key,
+    Messages,
+    Place,
+    Shards,
+    TransferObserver,
+    Transport,
+    soonest_poll,
+)
 from rrfp_jax.trace.records import TaskRecord
 
 Arrays: TypeAlias = Sequence[jax.Array]
@@ -92,8 +107,7 @@ class Driver:
     """Runs steps on the stages of this process. Its threads live only inside `run`, so none is ever left.
 
     Args:
-        devices: of this process's stages, by stage (its stage replica, see `Layout`); programs run on all at
-            once.
+        devices: of this process's stages, by stage replica; programs run on all at once.
         world: the processes of the run.
         remote: carries messages to other processes; None if there are none.
         stall_seconds: without any progress for so long, a step is given up and what it waited for is named.
@@ -102,9 +116,6 @@ class Driver:
         agreement: with the other processes of this process's stage, if there are any.
         delays: hold arrivals, for experiments.
         name: of a stage, for messages.
-
-    Attributes:
-        local: carries messages between stages of this process.
     """
 
     def __init__(
@@ -139,13 +150,9 @@ class Driver:
         parts: Mapping[int, StageStep],
         budgets: Sequence[Budget | None] = (),
     ) -> list[TaskRecord]:
-        """Run one step to the end of this process's parts of it, given by stage.
+        """Run one step to the end of this process's parts of it, given by stage replica.
 
-        Args:
-            rules: of the step, equal for all stages.
-            step: its number, for messages.
-            parts: of this process's stages.
-            budgets: in bytes, of all stages; empty for none.
+        `budgets` are in bytes, of all stage replicas; empty for none.
 
         Raises:
             TrainingError: a program or a transfer failed, a process is gone, or nothing moved for
@@ -179,10 +186,6 @@ class Driver:
         """What carries messages."""
         return (self.local,) if self.remote is None else (self.local, self.remote)
 
-    def carrier(self, stage_replica: int) -> Transport:
-        """The transport that carries messages to a stage."""
-        return self.local if stage_replica in self.devices or self.remote is None else self.remote
-
     def reserve(self, messages: Messages) -> Mapping[int, int]:
         kept: Counter[int] = Counter()
         for transport in self.transports:
@@ -192,17 +195,54 @@ class Driver:
     def exchange(
         self, what: str, sends: Mapping[Place, Shards], expected: Collection[Place]
     ) -> dict[Place, Shards]:
-        """Send single arrays between stages, outside of steps; see `transport/exchange`."""
-        return exchange(
-            what,
-            sends,
-            expected,
-            world=self._world,
-            transports=self.transports,
-            carrier=self.carrier,
-            name=self._name,
-            stall_seconds=self._stall_seconds,
-        )
+        """Send single arrays to stages, outside of steps, and wait until all have arrived; all together.
+
+        Raises:
+            PeerLost: a process of the run is gone.
+            TrainingError: a transfer failed, or nothing came for `stall_seconds`.
+        """
+        world, limit, transports = self._world, self._stall_seconds, self.transports
+        round, arrived = world.next_round(), dict[Place, Shards]()
+
+        def missing() -> list[int]:
+            return sorted({place[0] for place in expected if place not in arrived})
+
+        def awaits() -> Sequence[ForTransfer]:
+            return [ForTransfer(what=what, stages=tuple(map(self._name, missing())))]
+
+        def carrier(key: Key) -> Transport:
+            return self.local if key.stage in self.devices or self.remote is None else self.remote
+
+        broken = True
+        allowed = jax.transfer_guard_device_to_device("allow")  # as in `run`
+        with allowed, world.waits_for(awaits, limit) as wait, interrupts_held() as interrupted:
+            try:
+                for transport in transports:
+                    transport.begin(round)
+                keyed = [(Key(round, s, Input(Direction.WEIGHT, 0, n)), own) for (s, n), own in sends.items()]
+                for key, shards in keyed:
+                    carrier(key).offer(key, shards)
+                for key, shards in keyed:
+                    world.await_ready(f"{what} to be computed", shards, limit)
+                    carrier(key).produced(key, perf_counter())
+                while missing():
+                    if interrupted():
+                        raise KeyboardInterrupt
+                    if arrivals := [one for transport in transports for one in transport.poll()]:
+                        arrived |= {(key.stage, key.input.microbatch): shards for key, shards, *_ in arrivals}
+                        wait.progressed()
+                    else:
+                        wait.check()
+                        seconds = soonest_poll(transports)
+                        most = LONGEST_SLEEP_SECONDS if seconds is None else seconds
+                        self._bell.sleep(wait.shortened(most))
+                broken = False
+            finally:
+                for transport in transports:
+                    transport.finish(broken=broken)
+        # A process that went on at once could end, and with it what others are still pulling from it.
+        world.gather(f"{what} to have arrived", None, limit)
+        return arrived
 
     def close(self) -> None:
         """No step follows; returns at once, and does nothing the second time."""
@@ -228,7 +268,7 @@ SHORT_SLEEP_SECONDS = 1e-3
 """After so short a sleep the driver looks at its devices itself; before longer ones it has them watched."""
 
 
-class StepExecution:
+class StepExecution(TransferObserver):
     """One step under way on a driver; observes what its messages take."""
 
     def __init__(
@@ -307,8 +347,8 @@ class StepExecution:
                     transport = self._local if running.sends.stage in self._parts else self._remote
                     transport.produced(running.sends, running.end)
                     self._recorder.sent(running.stage, running.task, PRODUCED)
-                place = running.stage, running.task
-                self._records.append(running.record(self._late.pop(place, 0.0) if self._late else 0.0))
+                late = self._late.pop((running.stage, running.task), 0.0) if self._late else 0.0
+                self._records.append(running.record(late))
         arrivals = [arrival for transport in self._transports for arrival in transport.poll()]
         if self._delays is not None:
             arrivals = self._delays.hold(arrivals)
@@ -330,26 +370,21 @@ class StepExecution:
         """Give every device that has room the best task of its stages."""
         moved = False
         for queue, stages in zip(self._queues, self._driver._sharing, strict=True):
-            while queue.room_at(now := perf_counter()) <= now and self._dispatch_one(queue, stages, now):
-                moved = True
+            for stage in stages:  # the first goes first as long as it has anything to run
+                while not self._idle[stage] and queue.room_at(now := perf_counter()) <= now:
+                    dispatch = self._machines[stage].handle(ROOM)
+                    if dispatch is not None:
+                        self._dispatch(queue, stage, dispatch, now)
+                        moved = True
+                    else:
+                        self._idle[stage] = True
+                        self._held[stage] = self._machines[stage].awaited(named=False).cause
         return moved
 
-    def _dispatch_one(self, queue: DeviceQueue, stages: Sequence[int], now: float) -> bool:
-        for stage in stages:
-            if self._idle[stage]:
-                continue
-            dispatch = self._machines[stage].handle(ROOM)
-            if dispatch is not None:
-                self._dispatch(queue, stage, dispatch, now)
-                return True
-            self._idle[stage] = True
-            self._held[stage] = self._machines[stage].awaited(named=False).cause
-        return False
-
     def _dispatch(self, queue: DeviceQueue, stage: int, dispatch: Dispatch, now: float) -> None:
-        part, task = self._parts[stage], dispatch.task
+        part, task, of_model = self._parts[stage], dispatch.task, stage % self._stages
         # Noted before: a collective out of order may end the process.
-        self._recorder.dispatched(self._step, stage % self._stages, task)
+        self._recorder.dispatched(self._step, of_model, task)
         try:
             outputs, token = part.run(task, dispatch.in_turn)
         except Exception as error:
@@ -357,7 +392,9 @@ class StepExecution:
         ready = self._ready[stage].pop(task, self._began)
         bucket = part.buckets[task.microbatch]
         cost = part.phase, stage, task.chunk, task.kind, part.shapes[task.microbatch]
-        key = self._message(stage, task)
+        key = None
+        if (destination := self._rules.placement.destination(of_model, task)) is not None:
+            key = Key(self._round, stage - of_model + destination[0], destination[1])
         held = self._held.pop(stage, None) if self._held else None
         queue.submit(Running(self._step, stage, task, bucket, cost, token, ready, now, sends=key, held=held))
         part.meter.dispatched(task)
@@ -385,14 +422,6 @@ class StepExecution:
         if self._agreement is not None and self._driver._world.mailbox is not None:
             self._driver._world.mailbox.hear_of_losses()  # of whoever shares the stage
         return TrainingError(f"step {self._step}: {task} on {self._name(stage_replica)} failed: {error}")
-
-    def _message(self, stage_replica: int, task: Task) -> Key | None:
-        stage = stage_replica % self._stages
-        destination = self._rules.placement.destination(stage, task)
-        if destination is None:
-            return None
-        to, wanted = destination
-        return Key(self._round, stage_replica - stage + to, wanted)
 
     def _sleep(self) -> None:
         seconds = soonest_poll(self._transports)

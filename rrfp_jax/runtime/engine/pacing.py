@@ -1,7 +1,4 @@
-"""Delays injected into a run, to see what a schedule makes of them.
-
-Devices whose tasks last as long as they are told: to stand in for accelerators, and to inject delays.
-"""
+"""Delays injected into a run, to see what a schedule makes of them."""
 
 from __future__ import annotations
 
@@ -77,24 +74,15 @@ class Delays:
                 f"delayed_link={self.delayed_link}: give the number of a stage, or -1 for all links"
             )
 
-    def queue(self, costs: Costs | None = None) -> QueueFactory:
-        """Makes the queue of a device; with costs the device is paced by them."""
+    def queue(self) -> QueueFactory:
+        """Makes the queue of a device."""
         model = jitter.Jitter(jitter.by_name(self.jitter), self.seed)
 
         def delay(running: Running, seconds: float) -> float:
             return model.delay(running.step, running.stage, running.task, seconds)
 
-        if costs is not None:
-
-            def seconds(running: Running) -> float:
-                own = costs.duration(running.stage, running.task)
-                running.delayed = delay(running, own)
-                return own + running.delayed
-
-            return lambda name, wake: PacedQueue(name, wake, seconds)
-        if not model.level.probability:
-            return DeviceQueue
-        return lambda name, wake: JitteredQueue(name, wake, delay)
+        jitters = model.level.probability
+        return (lambda name, wake: JitteredQueue(name, wake, delay)) if jitters else DeviceQueue
 
     def arrivals(
         self, placement: Placement, costs: Costs | None = None, rank: int = 0
@@ -102,14 +90,37 @@ class Delays:
         """Holds every arrival until it would have come here; None if nothing is asked."""
         if not (costs or self.late_readiness or self.skew or self.link_delay or self.link_bandwidth):
             return None
-        return ArrivalDelays(_Links(self, placement, costs, rank).release)
+        free: dict[tuple[int, int], float] = {}  # when each directed link is
+
+        def release(arrival: Arrival, now: float) -> tuple[float, float]:
+            """Hold it after the link, after its transfer by the costs, and until it is noticed."""
+            round, stage_replica, wanted = arrival.key
+            stage = stage_replica % placement.stages
+            source = placement.source(stage, wanted)
+            assert source is not None, f"nobody sends the input of {wanted}"
+            if source[0] == stage:
+                return now, 0.0  # another chunk of the same stage: no link is between them
+            took = 0.0
+            if costs is not None:
+                direction, chunk, microbatch = source[1]
+                took = costs.transfer(source[0], Task(Kind(direction), chunk, microbatch))
+            at, link = arrival.produced, (source[0], stage_replica)
+            only = self.delayed_link
+            applies = only < 0 or {only, only + 1} == {source[0], stage}
+            if self.link_bandwidth and applies:
+                at = max(at, free.get(link, 0.0)) + nbytes(arrival.arrays) / self.link_bandwidth
+                free[link] = at
+            late = self.late_readiness
+            if self.skew:
+                late += self.skew * jitter.uniforms(self.seed ^ (rank << 32), round, stage_replica, wanted)[0]
+            until = max(now, at + took + (self.link_delay if applies else 0.0)) + late
+            return until, until - max(now, arrival.produced + took)
+
+        return ArrivalDelays(release)
 
 
 class ArrivalDelays:
-    """Holds arrivals of a step.
-
-    `release` gives until when an arrival that comes now is held, and how much of that is injected (s).
-    """
+    """Holds arrivals of a step: `release` gives until when, and how much of that is injected (s)."""
 
     def __init__(self, release: Callable[[Arrival, float], tuple[float, float]]) -> None:
         self._release = release
@@ -134,97 +145,6 @@ class ArrivalDelays:
     def clear(self) -> None:
         """Forget what a step held that was broken off."""
         self._held.clear()
-
-
-class _Links:
-    """When arrivals are released: after the link, after their transfer by the costs, noticed late."""
-
-    def __init__(self, delays: Delays, placement: Placement, costs: Costs | None, rank: int) -> None:
-        self._delays, self._placement, self._costs, self._rank = delays, placement, costs, rank
-        self._free: dict[tuple[int, int], float] = {}  # when each directed link is
-
-    def release(self, arrival: Arrival, now: float) -> tuple[float, float]:
-        """Until when it is held, and how much of that is injected (s); a transfer by the costs is not."""
-        delays, (round, stage_replica, wanted) = self._delays, arrival.key
-        stage = stage_replica % self._placement.stages
-        source = self._placement.source(stage, wanted)
-        assert source is not None, f"nobody sends the input of {wanted}"
-        if source[0] == stage:
-            return now, 0.0  # another chunk of the same stage: no link is between them
-        took = 0.0
-        if self._costs is not None:
-            direction, chunk, microbatch = source[1]
-            took = self._costs.transfer(source[0], Task(Kind(direction), chunk, microbatch))
-        at = arrival.produced
-        only = delays.delayed_link
-        applies = only < 0 or {only, only + 1} == {source[0], stage}
-        if delays.link_bandwidth and applies:
-            link = source[0], stage_replica
-            at = max(at, self._free.get(link, 0.0)) + nbytes(arrival.arrays) / delays.link_bandwidth
-            self._free[link] = at
-        late = delays.late_readiness
-        if delays.skew:
-            late += (
-                delays.skew
-                * jitter.uniforms(delays.seed ^ (self._rank << 32), round, stage_replica, wanted)[0]
-            )
-        until = max(now, at + took + (delays.link_delay if applies else 0.0)) + late
-        return until, until - max(now, arrival.produced + took)
-
-
-TOKEN_SECONDS = 5e-5
-"""Pause before a real program that is late is looked at again."""
-
-
-class PacedQueue(DeviceQueue):
-    """Stands in for an accelerator: in order, one task at a time, each ends when it is due.
-
-    The real, tiny programs run at once; what counts is when they are said to have ended: `seconds` gives how
-    long a task keeps the device busy, its delay included. No thread: the driver sleeps until the next is due.
-    """
-
-    def __init__(self, name: str, wake: Callable[[], None], seconds: Callable[[Running], float]) -> None:
-        super().__init__(name, wake)
-        self._seconds = seconds
-        self._due: dict[Task, float] = {}
-        self._last_due = 0.0
-
-    def __enter__(self) -> PacedQueue:
-        self._running.clear()
-        self._due.clear()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """No thread is there to be ended."""
-
-    def submit(self, running: Running) -> None:
-        running.start = max(running.dispatched, self._last_due)
-        self._last_due = self._due[running.task] = running.start + self._seconds(running)
-        self._running.append(running)
-
-    def watch(self) -> None:
-        """Nothing to watch: `next_event` tells when the next task is due."""
-
-    def ended(self) -> list[Running]:
-        finished = []
-        now = perf_counter()
-        while self._running and self._due[self._running[0].task] <= now and self._running[0].has_ended():
-            running = self._running.popleft()
-            running.end = self._due.pop(running.task)
-            finished.append(running)
-        return finished
-
-    def room_at(self, now: float) -> float:
-        if not self._running:
-            return now
-        full = len(self._running) >= self._most
-        return float("inf") if full else self._last_due - self._lead - self._ahead
-
-    def next_event(self, now: float) -> float:
-        if not self._running:
-            return float("inf")
-        due = max(self._due[self._running[0].task], now + TOKEN_SECONDS)
-        return min(due, super().next_event(now))
 
 
 class JitteredQueue(DeviceQueue):

@@ -32,11 +32,7 @@ class Ready:
 def compiled_for_split(
     engine: Engine, split: Sequence[int], rules: Sequence[StepRules], quiet: bool = False
 ) -> Ready:
-    """Compile for another split what a started engine has compiled; each process for itself.
-
-    Raises:
-        UsageError: see `Engine` and `leaves.check_widths`, or the optimizer does not take it.
-    """
+    """Compile for another split what a started engine has compiled; each process for itself."""
     new = Engine(engine.spec, split, engine.executables)
     new.library.know(engine.library)
     if quiet:
@@ -55,10 +51,8 @@ def recut(engine: Engine, ready: Ready, rules: Sequence[StepRules]) -> Engine:
     """The engine that goes on where a started one is; all processes together.
 
     Everybody has compiled first, and if that is refused the old one is as it was. Then it gives up what it
-    has, and refuses to go on, even if that gets lost on its way. The caller holds Ctrl-C meanwhile.
-
-    Raises:
-        PeerLost, TrainingError: see `exchange`; neither can be used any more.
+    has, and refuses to go on, even if that gets lost on its way: after an error of `exchange` neither can be
+    used any more. The caller holds Ctrl-C meanwhile.
     """
     new = ready.engine
     new.library.progress = engine.library.progress

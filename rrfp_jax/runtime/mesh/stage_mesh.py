@@ -61,7 +61,7 @@ class StageMesh:
         """Whether there is only one device."""
         return len(self.devices) == 1
 
-    @property
+    @cached_property
     def width(self) -> int:
         """How many devices share the tensors of a replica."""
         return len(self.devices) // self.replicas
@@ -88,7 +88,7 @@ class StageMesh:
         """To the only device."""
         return HostCopier(self.device)
 
-    @property
+    @cached_property
     def device(self) -> jax.Device:
         """The first of this process's."""
         return self.own[0]
@@ -148,11 +148,8 @@ class StageMesh:
         """Shapes and dtypes of `shards` of arrays of these specs, or of `copies` (once), in their order."""
         if self.single or once:
             return tuple((tuple(spec.shape), spec.dtype.name) for spec in specs)
-        return tuple(
-            (tuple(spec.sharding.shard_shape(spec.shape)), spec.dtype.name)
-            for spec in specs
-            for _ in self.own
-        )
+        shards = [(tuple(spec.sharding.shard_shape(spec.shape)), spec.dtype.name) for spec in specs]
+        return tuple(shard for shard in shards for _ in self.own)
 
     def copied(self, arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
         """Arrays that one of this process's devices has, on all; other processes have the same ones."""

@@ -1,11 +1,11 @@
-"""The mesh a user asks for, and the processes and devices that its stages get."""
+"""The mesh a user asks for: which process has which of its stages, on which devices; who sends to whom."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate
+from typing import TypeVar
 
 import jax
 
@@ -14,13 +14,134 @@ from rrfp_jax.core.tasks import Placement, Shape
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import check_fields, shown
 from rrfp_jax.runtime._jax import cpu_devices_asked_by, first_use, in_use, provide_cpu_devices
-from rrfp_jax.runtime.mesh.layout import Layout
-from rrfp_jax.runtime.mesh.stage_mesh import StageMesh
+from rrfp_jax.runtime.mesh.stage_mesh import StageMesh, VirtualStage, WidthChanges
 from rrfp_jax.runtime.run.stacks import first_used
 from rrfp_jax.runtime.run.world import World
 
+Item = TypeVar("Item")
+
 MOST = 2**16
 """Devices, and virtual stages, of a mesh: more than anybody has, and few enough to be looked through."""
+
+
+def taking_turns(devices: Mapping[int, Sequence[jax.Device]]) -> dict[int, jax.Device]:
+    """By stage the device that stands for its own and those of all stages that share any of them."""
+    first: dict[int, jax.Device] = {}
+    for stage, own in devices.items():
+        first[stage] = own[0]
+        met = {first[other] for other in first if not set(devices[other]).isdisjoint(own)}
+        first |= {other: own[0] for other, device in first.items() if device in met}
+    return first
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Where the stages of a mesh are.
+
+    A *stage replica* is a stage of one replica of the model, number `replica * stages + stage`; without data
+    parallelism, stage replicas are stages. What the runtime numbers by stage is numbered by stage replica.
+    """
+
+    world: World
+    widths: Sequence[int]  # by stage, how many devices share its tensors
+    groups: Sequence[Sequence[int]]  # by stage replica, ranks in the order of their devices
+    stage_meshes: Mapping[int, StageMesh]  # by stage replica of this process
+    homes: Mapping[int, StageMesh] = field(default_factory=dict)  # by stage, of all replicas if several
+    shard_optimizer: bool = False  # replicas share the optimizer's state
+
+    @cached_property
+    def stages(self) -> int:
+        """The number of pipeline stages."""
+        return len(self.widths)
+
+    @cached_property
+    def replicas(self) -> int:
+        """How many there are of every stage."""
+        return len(self.groups) // self.stages
+
+    @cached_property
+    def devices(self) -> Mapping[int, Sequence[jax.Device]]:
+        """By stage replica of this process, its devices here."""
+        return {number: stage_mesh.own for number, stage_mesh in self.stage_meshes.items()}
+
+    @cached_property
+    def group(self) -> Sequence[int]:
+        """The ranks that share this process's stage replicas, its own among them."""
+        return self.groups[next(iter(self.stage_meshes))]
+
+    @cached_property
+    def grouped(self) -> bool:
+        """Whether several processes share a stage."""
+        return any(len(ranks) > 1 for ranks in self.groups)
+
+    @cached_property
+    def member(self) -> int:
+        """This process's place in its group."""
+        return self.group.index(self.world.rank)
+
+    @cached_property
+    def reported(self) -> Collection[int]:
+        """The stage replicas of which this process tells the others what all of their group know."""
+        return self.stage_meshes.keys() if self.member == 0 else ()
+
+    @cached_property
+    def receivers(self) -> Sequence[Sequence[int]]:
+        """By stage replica, the ranks to which this process sends what is for it.
+
+        Each rank of a stage replica gets it from one rank of the sending one: from its like if there are
+        equally many, else either some send to several, or some to none.
+        """
+        mine, own = self.member, len(self.group)
+        return [[r for i, r in enumerate(group) if i * own // len(group) == mine] for group in self.groups]
+
+    def virtual_stages(
+        self, placement: Placement, chunks: Sequence[Sequence[range]]
+    ) -> list[list[VirtualStage]]:
+        """By stage, of all processes, the virtual stages with the layers of each chunk."""
+        widths = [self.widths[placement.place(v)[0]] for v in range(placement.last + 1)]
+
+        def virtual_stage(stage: int, chunk: int) -> VirtualStage:
+            v = placement.virtual_stage(stage, chunk)
+            before, after = widths[max(v - 1, 0)], widths[min(v + 1, placement.last)]
+            changes = WidthChanges(before != widths[v], after != widths[v])
+            return VirtualStage(chunks[stage][chunk], widths[v], changes)
+
+        return [[virtual_stage(stage, i) for i in range(len(own))] for stage, own in enumerate(chunks)]
+
+    def place(self, stage_replica: int) -> tuple[int, int]:
+        """Replica and stage."""
+        return divmod(stage_replica, self.stages)
+
+    def replicas_of(self, stage: int) -> list[int]:
+        """This process's stage replicas of a stage."""
+        return [number for number in self.stage_meshes if self.place(number)[1] == stage]
+
+    def stages_of(self, replica: int) -> list[int]:
+        """This process's stage replicas of a replica of the model."""
+        return [number for number in self.stage_meshes if self.place(number)[0] == replica]
+
+    def name(self, stage_replica: int) -> str:
+        """A stage replica as messages name it; the first replica's as if there were no other."""
+        replica, stage = self.place(stage_replica)
+        return f"stage {stage} of replica {replica}" if replica else f"stage {stage}"
+
+    def share(self, stage_replica: int, microbatches: Sequence[Item]) -> Sequence[Item]:
+        """Of what there is one of per microbatch of a step, what a stage replica gets."""
+        replica, _ = self.place(stage_replica)
+        return microbatches[replica :: self.replicas]
+
+    def count_of(self, microbatches: int) -> int:
+        """How many of a step's microbatches each replica gets.
+
+        Raises:
+            UsageError: replicas cannot share them evenly.
+        """
+        if microbatches % self.replicas:
+            raise UsageError(
+                f"a step of {microbatches} microbatches for dp={self.replicas} replicas: each takes equally "
+                f"many, so give a multiple of {self.replicas}"
+            )
+        return microbatches // self.replicas
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,11 +213,6 @@ class Mesh:
         return placement
 
     @cached_property
-    def _first_devices(self) -> list[int]:
-        """Of each stage of one replica; and how many devices that has."""
-        return [0, *accumulate(self.widths)]
-
-    @cached_property
     def widths(self) -> tuple[int, ...]:
         """By stage, how many devices share its tensors."""
         return self.tp if isinstance(self.tp, tuple) else (self.tp,) * self.pp
@@ -152,9 +268,8 @@ class Mesh:
 
         def stage_mesh(stage_replica: int, replicas: int = 1) -> StageMesh:
             first, count = self._first_device(stage_replica), replicas * widths[stage_replica % self.pp]
-            return StageMesh(
-                tuple(of_rank[i // share][i % share] for i in range(first, first + count)), replicas
-            )
+            own = (of_rank[i // share][i % share] for i in range(first, first + count))
+            return StageMesh((*own,), replicas)
 
         return Layout(
             world=world,
@@ -171,10 +286,7 @@ class Mesh:
         Refuses a number of processes that cannot share the devices evenly.
         """
         devices = self.devices
-        runs = [
-            (self._first_device(stage_replica), self.widths[stage_replica % self.pp])
-            for stage_replica in range(self.pp * self.dp)
-        ]
+        runs = [(self._first_device(one), self.widths[one % self.pp]) for one in range(self.pp * self.dp)]
 
         def fits(number: int) -> bool:
             """Whether every process gets whole stage replicas, or a part of one alone."""
@@ -198,7 +310,7 @@ class Mesh:
     def _first_device(self, stage_replica: int) -> int:
         """Replicas of a stage are neighbours: they exchange gradients, stages only activations."""
         replica, stage = divmod(stage_replica, self.pp)
-        return self.dp * self._first_devices[stage] + replica * self.widths[stage]
+        return self.dp * sum(self.widths[:stage]) + replica * self.widths[stage]
 
     @property
     def _named(self) -> str:

@@ -10,13 +10,13 @@ import jax
 import jax.numpy as jnp
 
 from rrfp_jax.errors import UsageError
-from rrfp_jax.runtime.mesh.layout import Layout
 from rrfp_jax.runtime.mesh.stage_mesh import Shapes, StageMesh
+from rrfp_jax.runtime.mesh.topology import Layout
 from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.model.roles import leaf_paths
 from rrfp_jax.runtime.programs.library import Library
 from rrfp_jax.runtime.stages.stage import Leaf, Stage
-from rrfp_jax.runtime.transport.exchange import Place, Shards
+from rrfp_jax.runtime.transport.protocol import Place, Shards
 
 LeafShards: TypeAlias = MutableMapping[Leaf, Shards]
 """What a process's devices have of the leaves of a stage."""

@@ -19,7 +19,7 @@ from rrfp_jax.core.footprint import Chunks, least_room, order_peaks, step_budget
 from rrfp_jax.core.orders import FixedOrder, planned_order
 from rrfp_jax.core.step_rules import Bucket, Budget, StepRules, bucket_name
 from rrfp_jax.errors import UsageError
-from rrfp_jax.runtime.mesh.layout import Layout, taking_turns
+from rrfp_jax.runtime.mesh.topology import Layout, taking_turns
 from rrfp_jax.runtime.model.pipeline import IDS
 from rrfp_jax.runtime.programs.library import Library, specs_of
 from rrfp_jax.runtime.programs.stage_programs import StagePrograms

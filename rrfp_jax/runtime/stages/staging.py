@@ -12,8 +12,8 @@ import jax
 import optax
 
 from rrfp_jax.random_keys import as_key, plain_spec
-from rrfp_jax.runtime.mesh.layout import Layout
 from rrfp_jax.runtime.mesh.stage_mesh import StageMesh
+from rrfp_jax.runtime.mesh.topology import Layout
 from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.model.pipeline import Pipeline
 from rrfp_jax.runtime.model.roles import LeafRoles

@@ -13,7 +13,7 @@ import numpy as np
 from rrfp_jax.core.footprint import Meter
 from rrfp_jax.core.step_rules import Bucket
 from rrfp_jax.core.tasks import KINDS, Kind, Task
-from rrfp_jax.runtime.mesh.layout import Layout
+from rrfp_jax.runtime.mesh.topology import Layout
 from rrfp_jax.runtime.model.metrics import Reduced, add_to
 from rrfp_jax.runtime.model.pipeline import IDS
 from rrfp_jax.runtime.programs.library import RankPrograms

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Literal, TypeAlias, cast, get_args
+from typing import Literal, TypeAlias, cast
 
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.transport.protocol import (
@@ -24,17 +24,6 @@ TRANSPORTS = {
     "socket": "rrfp_jax.runtime.transport.socket:SocketTransport",
 }
 """Module and class of each, the best first; a module is loaded only where its transport may be used."""
-
-
-def check_transport(name: str) -> None:
-    """Refuse an unknown transport.
-
-    Raises:
-        UsageError: naming it.
-    """
-    *names, last = map(repr, get_args(TransportName))
-    if name not in get_args(TransportName):
-        raise UsageError(f"transport={name!r}: choose {', '.join(names)} or {last}")
 
 
 def between_processes(name: TransportName, ends: Endpoints) -> Connected:

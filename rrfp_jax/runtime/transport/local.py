@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import cache
 
 import jax
 
@@ -13,13 +14,13 @@ from rrfp_jax.runtime.transport.protocol import (
     Arrival,
     Devices,
     Key,
-    Messages,
     Offers,
     TransferObserver,
+    Transport,
 )
 
 
-class LocalTransport:
+class LocalTransport(Transport):
     """Between the devices of one process: a transfer is a copy, or nothing at all on one device."""
 
     def __init__(self, devices: Devices) -> None:
@@ -27,11 +28,7 @@ class LocalTransport:
         self._waiting: dict[Key, Sequence[jax.Array]] = {}  # copied; the producer is still running
         self._moving: dict[Key, Arrival] = {}  # the producer has ended
         self._here: list[Arrival] = []
-        self._copiers: dict[Sequence[jax.Device], DeviceCopier] = {}
-
-    def reserve(self, messages: Messages) -> Mapping[int, int]:
-        """Nothing is kept."""
-        return {}
+        self._copier = cache(DeviceCopier)
 
     def begin(self, round: int, observer: TransferObserver = UNOBSERVED) -> None:
         self._offers.begin(round, observer)
@@ -44,9 +41,7 @@ class LocalTransport:
             self._here.append(Arrival(key, arrays, 0.0))
             self._offers.delivered(key)
         else:
-            if devices not in self._copiers:
-                self._copiers[devices] = DeviceCopier(devices)
-            self._waiting[key] = self._copiers[devices](arrays)
+            self._waiting[key] = self._copier(devices)(arrays)
         self._offers.observer.coming(key)
 
     def produced(self, key: Key, at: float) -> None:
@@ -55,7 +50,7 @@ class LocalTransport:
 
     def poll(self) -> list[Arrival]:
         arrived, self._here = self._here, []
-        for key, arrival in list(self._moving.items()) if self._moving else ():
+        for key, arrival in [*self._moving.items()]:
             if all(array.is_ready() for array in arrival.arrays):  # type: ignore[attr-defined]
                 del self._moving[key]
                 self._offers.delivered(key)

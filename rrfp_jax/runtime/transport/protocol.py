@@ -26,6 +26,12 @@ Specs: TypeAlias = tuple[tuple[tuple[int, ...], str], ...]
 Messages: TypeAlias = Mapping[int, Collection[Specs]]
 """The kinds of messages that stages of this process get, by stage replica (see `Layout`)."""
 
+Shards: TypeAlias = Sequence[jax.Array]
+"""What this process's devices have of an array; see `StageMesh.shards`."""
+
+Place: TypeAlias = tuple[int, int]
+"""A receiving stage replica, and a number that tells the arrays sent to it apart."""
+
 Devices: TypeAlias = Mapping[int, Sequence[jax.Device]]
 """This process's devices of each of its stages, by stage replica."""
 
@@ -73,8 +79,8 @@ class Arrival(NamedTuple):
     late: float = 0.0
 
 
-class TransferObserver(Protocol):
-    """Is told when messages take memory in this process, and when they no longer do."""
+class TransferObserver:
+    """Is told when messages take memory in this process, and when they no longer do; this one ignores it."""
 
     def coming(self, key: Key) -> None:
         """The memory of an input of this process is taken: it is being pulled, or has been handed over."""
@@ -83,17 +89,7 @@ class TransferObserver(Protocol):
         """A message offered here is at its destination and no longer kept here."""
 
 
-class Unobserved:
-    """An observer that ignores everything."""
-
-    def coming(self, key: Key) -> None:
-        """Ignored."""
-
-    def delivered(self, key: Key) -> None:
-        """Ignored."""
-
-
-UNOBSERVED = Unobserved()
+UNOBSERVED = TransferObserver()
 
 
 class Transport(Protocol):
@@ -106,6 +102,7 @@ class Transport(Protocol):
             Bytes of each device that the transport keeps for messages by now, by stage; stages that share
             memory count it once.
         """
+        return {}
 
     def begin(self, round: int, observer: TransferObserver = UNOBSERVED) -> None:
         """Begin a round."""
@@ -148,21 +145,13 @@ def by_jit(device: jax.Device, function: Callable[..., Any], spec: jax.ShapeDtyp
 
 
 class Endpoints(NamedTuple):
-    """What a transport between processes is made for.
-
-    Attributes:
-        receivers: by stage replica (see `Layout`), the ranks to which this process sends its messages, a copy
-            to each.
-        devices: of this process's stages.
-        neighbours: ranks with which this process exchanges messages.
-        compiler: compiles programs that copy messages, for transports that need any.
-    """
+    """What a transport between processes is made for."""
 
     world: World
-    receivers: Sequence[Sequence[int]]
+    receivers: Sequence[Sequence[int]]  # by stage replica the ranks to which this process sends a copy each
     devices: Devices
-    neighbours: Collection[int]
-    compiler: OneArrayCompiler = by_jit
+    neighbours: Collection[int]  # ranks with which this process exchanges messages
+    compiler: OneArrayCompiler = by_jit  # of programs that copy messages, where any are needed
 
 
 class Unusable(Exception):
@@ -210,14 +199,10 @@ class BetweenProcesses(Transport, Protocol):
 
 
 class Offers:
-    """What a process has offered in a round, and which receivers do not have it yet.
-
-    Attributes:
-        observer: of the round; ignores everything between rounds.
-    """
+    """What a process has offered in a round, and which receivers do not have it yet."""
 
     def __init__(self) -> None:
-        self.observer: TransferObserver = UNOBSERVED
+        self.observer = UNOBSERVED  # between rounds
         self._round = 0
         self._offered: set[Key] = set()
         self._receivers: dict[Key, int] = {}  # which do not have it yet, where that is not one
@@ -254,17 +239,11 @@ class Offers:
 
 
 class Rounds:
-    """Which messages a process takes: those of its round. A later round's wait, by a sender who is ahead.
-
-    Attributes:
-        number: of the round.
-        over: whether it has been broken off.
-        early: messages for later rounds.
-    """
+    """Which messages a process takes: those of its round. A later round's wait, by a sender who is ahead."""
 
     def __init__(self) -> None:
-        self.number, self.over = 0, True
-        self.early: list[Any] = []
+        self.number, self.over = 0, True  # broken off, or not begun
+        self.early: list[Any] = []  # messages for later rounds
 
     def begin(self, number: int) -> list[Any]:
         """Begin a round; gives what came early, to be looked at again."""

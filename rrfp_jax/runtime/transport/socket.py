@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from ipaddress import ip_address
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -31,7 +31,6 @@ from rrfp_jax.runtime.transport.protocol import (
     Connected,
     Endpoints,
     Key,
-    Messages,
     Offers,
     Rounds,
     TransferObserver,
@@ -97,10 +96,6 @@ class SocketTransport(BetweenProcesses):
     def connect(cls, ends: Endpoints) -> Connected:
         return Connected(cls(ends), "by sockets, through hosts")
 
-    def reserve(self, messages: Messages) -> Mapping[int, int]:
-        """Nothing is kept."""
-        return {}
-
     def begin(self, round: int, observer: TransferObserver = UNOBSERVED) -> None:
         self._offers.begin(round, observer)
         for handler, rank, message in self._rounds.begin(round):
@@ -132,7 +127,7 @@ class SocketTransport(BetweenProcesses):
         self._mailbox.pump()
         self._mailbox.membership.require_all()
         arrived = []
-        for key, (pull, ended, _) in list(self._moving.items()) if self._moving else ():
+        for key, (pull, ended, _) in [*self._moving.items()]:
             if all(array.is_ready() for array in pull.arrays):  # type: ignore[attr-defined]
                 self._verify(key, pull)
                 del self._moving[key]

@@ -119,24 +119,25 @@ def a_mean_of_means(original: Any) -> Any:
 @row(
     bug="Gradients of data-parallel ranks that had been normalised by their own tokens were averaged.",
     source="NVIDIA/Megatron-LM#4590",
-    target="rrfp_jax.runtime.engine.engine:Engine._settle",
+    target="rrfp_jax.runtime.engine.loop:Driver.run",
     here="Replicas add sums; what they are divided by is the weight of all of them.",
     tests=[REPLICAS],
 )
 def a_mean_of_replicas_means(original: Any) -> Any:
-    def settle(self: Any, run: Any, records: Any) -> Any:
+    def run(self: Any, rules: Any, step: int, parts: Any, budgets: Any = ()) -> Any:
+        records = original(self, rules, step, parts, budgets)
         weights: dict[int, float] = {}
-        for number, part in run.parts.items():
+        for number, part in parts.items():
             own = sum(float(vector[1]) for vector in part.statistics.values())
-            replica = number // self.layout.stages
+            replica = number // rules.placement.stages
             weights[replica] = weights.get(replica, 0.0) + own
-        for number, stage in self.stages.items():
-            if run.phase == "train":
-                factor = sum(weights.values()) / len(weights) / weights[number // self.layout.stages]
-                stage.replace_sums([total * factor for total in stage.sums])
-        return original(self, run, records)
+        for number, part in parts.items():
+            if part.phase == "train":
+                factor = sum(weights.values()) / len(weights) / weights[number // rules.placement.stages]
+                part.stage.replace_sums([total * factor for total in part.stage.sums])
+        return records
 
-    return settle
+    return run
 
 
 @row(
@@ -164,20 +165,21 @@ def replicas_not_added(original: Any) -> Any:
 @row(
     bug="The weight of one replica's losses is ignored, and all its positions are counted.",
     source=OURS,
-    target="rrfp_jax.runtime.engine.engine:StepRun._statistics",
+    target="rrfp_jax.runtime.engine.engine:Engine._results",
     here="Weights come from the program that computes the loss, by microbatch, and are added on every "
     "process.",
     tests=[REPLICAS],
 )
 def one_replicas_weight_ignored(original: Any) -> Any:
-    def statistics(self: Any, vectors: Any, layout: Any) -> Any:
-        found = original(self, vectors, layout)
-        return [
-            (v, j, names, [total, 16.0, *rest] if j % layout.replicas else [total, weight, *rest])
-            for v, j, names, (total, weight, *rest) in found
+    def results(self: Any, *given: Any) -> Any:
+        found, replicas = original(self, *given), self.layout.replicas
+        statistics = [
+            (v, j, names, [total, 16.0, *rest] if j % replicas else [total, weight, *rest])
+            for v, j, names, (total, weight, *rest) in found["virtual_stages"]
         ]
+        return found | {"virtual_stages": statistics}
 
-    return statistics
+    return results
 
 
 @row(

@@ -95,7 +95,7 @@ def both_send_first(original: Any) -> Any:
 @row(
     bug="Data-parallel ranks ran different numbers of microbatches, and hung in a collective.",
     source="verl-project/verl#6176",
-    target="rrfp_jax.runtime.mesh.layout:Layout.count_of",
+    target="rrfp_jax.runtime.mesh.topology:Layout.count_of",
     here="Replicas get equally many microbatches of a plan that all processes compare; others are refused.",
     tests=["tests/runtime/test_sharding.py::test_microbatches_that_replicas_cannot_share_are_refused"],
 )
