@@ -32,7 +32,9 @@ def planned(given, config, *more):
             [f"--config={ROOT}/configs/{config}.py", "--card=h100", f"--json={file}", *ONE_DEVICE, *more]
         )
     figures = json.loads(file.read_text()) if file.exists() else None
-    text = f"{out.getvalue()}{err.getvalue()}".replace(str(given.folder), "<folder>")
+    text = f"{out.getvalue()}{err.getvalue()}"
+    for path, name in ((given.folder, "<folder>"), (ROOT, "<checkout>")):
+        text = text.replace(str(path), name)
     return {"status": status, "figures": figures, "text": text.splitlines()}
 
 
