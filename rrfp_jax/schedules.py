@@ -1,7 +1,8 @@
 """The schedules a Trainer takes: hints (`BF` and others), fixed orders (`OneFOneB` and others), `Planned`,
 and `Auto`.
 
-Write your own by subclassing `Hint` (ranks what is ready) or `FixedOrder` (a planned order).
+The classes are in core/hints.py and core/orders.py, their names in core/schedules.py. Write your own by
+subclassing `Hint` (ranks what is ready) or `FixedOrder` (a planned order).
 """
 
 from rrfp_jax.core.hints import BF, BFW, FB, BPriority, FPriority, Hint, HintView, Ranked

@@ -83,9 +83,9 @@ TASKS_NAMED = 3
 
 
 class WaitCause(StrEnum):
-    """Why a stage dispatches nothing; `HELD` in trace/idleness.py says what idleness that is.
+    """Why a stage dispatches nothing; `Wait` has the words, `HELD` (trace/idleness.py) the cause of idleness.
 
-    New ones go to the end, as packed records number them.
+    New ones go to the end, as packed records number them: at most 15.
     """
 
     DONE = "done"  # all tasks are dispatched
@@ -97,6 +97,7 @@ class WaitCause(StrEnum):
     LEADER = "leader"  # the decision of the group's leader
     CHOSEN = "chosen"  # the input of the task that the leader chose
     PROPOSALS = "proposals"  # the votes of members of the group
+    RESERVED = "reserved"  # room that a ranking keeps for what its order needs, though a task could run
 
 
 class Wait(NamedTuple):
@@ -127,6 +128,7 @@ class Wait(NamedTuple):
             WaitCause.INPUT: f"the input of {named}{more}",
             WaitCause.LEADER: "the leader's decision",
             WaitCause.CHOSEN: f"the input of {first}, which the leader chose",
+            WaitCause.RESERVED: f"the room that its order keeps: {first} could run",
             WaitCause.PROPOSALS: f"the proposals of members {', '.join(map(str, self.members))}",
         }[self.cause]
         return f"{words} (its group is ranks {', '.join(map(str, self.group))})" if self.group else words

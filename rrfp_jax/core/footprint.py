@@ -1,6 +1,8 @@
 """What microbatches take of a stage's memory, and what may be in flight so that it never runs out.
 
-docs/memory.md has the proof. A message takes memory at both ends: at the sender from its program's dispatch
+docs/memory.md has the proof. Which values a microbatch holds is decided where programs are made
+(`runtime/programs/stage_programs.py`; residuals: `runtime/autodiff/residuals.py`), which also makes the
+`Footprint`. A message takes memory at both ends: at the sender from its program's dispatch
 until it is delivered, at the receiver as soon as it is on its way. So a chunk of a microbatch goes through
 these phases:
 

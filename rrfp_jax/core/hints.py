@@ -3,7 +3,9 @@
 A hint is a frozen object with two pure methods: `start` gives its state at the beginning of a step, and
 `choose(state, ready)` the task to run and the state after it, or None. `ready` only answers questions about
 tasks that can run now, so a hint cannot wait for another one. Ties within a direction go as in the paper's
-appendix A: forward the lowest chunk first, backward the highest, then the lowest microbatch.
+appendix A: forward the lowest chunk first, backward the highest, then the lowest microbatch. Users select a
+hint by its name in `NAMED` (core/schedules.py), which also makes it a candidate of the planner;
+docs/extending.md has the list of what else knows the names.
 
 `Ranked` ranks by a fixed order, and reserves the memory that the order needs: it may choose nothing though a
 task is runnable (`Hint.waits`). Whatever runs ahead of the order takes room, perhaps that of what the order

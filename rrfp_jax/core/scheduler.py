@@ -256,7 +256,8 @@ class StageScheduler:
             self._progress, self._admissions, self._accumulator
         )  # own: asking one is noted there
         if (task := view.anything()) is not None:
-            return Wait(WaitCause.RUNNABLE, (task,))
+            reserves = self._hint.waits and self._hint.choose(self._state, view) is None
+            return Wait(WaitCause.RESERVED if reserves else WaitCause.RUNNABLE, (task,))
         ready = [way for way, rows in self._progress.ranked.items() if any(row.ready for row in rows)]
         if not ready:
             return Wait(WaitCause.INPUT, tuple(self._progress.missing()) if named else ())

@@ -37,7 +37,7 @@ NAMED: dict[str, Schedule] = {
     "v-zb": VZB(),
     "dualpipe-v": DualPipeV(),
 }
-
+"""By the names that users give; each is also a candidate of the planner (sim/planned.py)."""
 
 RANKED = "ranked:"
 """Before the name of a fixed order: readiness first by that order, which reserves its memory."""

@@ -8,7 +8,7 @@ import altair as alt
 
 from rrfp_jax.explain.explanation import Explanation
 from rrfp_jax.explain.meaning import MEANING
-from rrfp_jax.explain.plot import CAUSES, WIDTH, Plot, colours, milliseconds, row_height, thinned
+from rrfp_jax.explain.plot import COLOURS, WIDTH, Plot, colours, milliseconds, row_height, thinned
 from rrfp_jax.trace.idleness import Cause, stage_times
 from rrfp_jax.trace.records import RecordedStep
 
@@ -36,7 +36,7 @@ def shares(runs: Mapping[str, Mapping[str, float]], seconds: Mapping[str, float]
                 rows.append(of | {"from": at * scale, "to": (at + share) * scale})
                 at += share
     shown = {row["name"] for row in rows}
-    look = {MEANING[name]: colour for name, colour in CAUSES.items() if MEANING[name] in shown}
+    look = {MEANING[name]: colour for name, colour in COLOURS.items() if MEANING[name] in shown}
     if several:
         x = alt.X("from:Q", title="ms of a step", scale=alt.Scale(zero=True, nice=False))
     else:
@@ -68,7 +68,7 @@ def savings(explanation: Explanation) -> Plot:
         x=alt.X("share:Q", title="saved, of a step's whole time", axis=axis),
     )
     text = bars.mark_text(align="left", dx=4).encode(text=alt.Text("share:Q", format=".1%"))
-    return Plot(bars.mark_bar(color=CAUSES["compute"]) + text, {"savings": rows})
+    return Plot(bars.mark_bar(color=COLOURS["compute"]) + text, {"savings": rows})
 
 
 def stages(step: RecordedStep, longest: float) -> Plot:
@@ -85,7 +85,7 @@ def stages(step: RecordedStep, longest: float) -> Plot:
             if own:
                 what = {"stage": stage, "name": MEANING[name], "share": own / span, "order": order}
                 rows.append(what | {"ms": milliseconds(own)})
-    scale = colours({MEANING[name]: CAUSES[name] for name in ("compute", "delayed", *Cause)})
+    scale = colours({MEANING[name]: COLOURS[name] for name in ("compute", "delayed", *Cause)})
     chart = (
         alt.Chart(alt.NamedData("stages"), width=WIDTH, height=alt.Step(row_height(step.trace.stages)))
         .mark_bar()

@@ -45,7 +45,7 @@ class TimedStep:
 
 @dataclass(frozen=True)
 class Saving:
-    """What one change would save, as a share of the steps' whole time; see `sim.variants.Variant`."""
+    """What one change would save, as a share of the steps' whole time; see `sim.what_if.Variant`."""
 
     change: str
     kind: str

@@ -32,7 +32,7 @@ MOSTLY = 0.7
 """Of what all of them cause, the share of one that is named instead."""
 
 Saved: TypeAlias = tuple[str, Hashable, float]
-"""Kind and subject of a change (`sim.variants.Variant`), and the share of the whole time that it saves."""
+"""Kind and subject of a change (`sim.what_if.Variant`), and the share of the whole time that it saves."""
 
 Cause: TypeAlias = tuple[float, str, Hashable]
 """The share of the whole time that would be saved without it, and the kind and subject of that change."""
@@ -43,7 +43,7 @@ class Finding:
     """What matters most about some steps.
 
     Attributes:
-        kind, subject: of the change that undoes it (`sim.variants.Variant`); or "data" or "planning", for
+        kind, subject: of the change that undoes it (`sim.what_if.Variant`); or "data" or "planning", for
             which steps wait; or "nothing".
         share: of the time that it costs.
         sentence: the same in words.

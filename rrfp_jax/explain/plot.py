@@ -7,24 +7,15 @@ from typing import Any, NamedTuple, TypeAlias
 
 import altair as alt
 
-from rrfp_jax.trace.idleness import Cause
+from rrfp_jax.trace.idleness import CAUSES
 
 WIDTH = 1000
 """Of a chart, in pixels."""
 
-CAUSES: Mapping[str, str] = {
+COLOURS: Mapping[str, str] = {
     "compute": "#0072b2",
     "delayed": "#ff69b4",
-    Cause.BEGIN: "#e5e5e5",
-    Cause.STAGE: "#d55e00",
-    Cause.LINK: "#e69f00",
-    Cause.INJECTED: "#ffc0dc",
-    Cause.ORDER: "#cc79a7",
-    Cause.MEMORY: "#8c564b",
-    Cause.TURN: "#f0e442",
-    Cause.GROUP: "#56b4e9",
-    Cause.HOST: "#555555",
-    Cause.END: "#c8c8c8",
+    **{cause: row.colour for cause, row in CAUSES.items()},
     "data": "#000000",
     "planning": "#999999",
     "between": "#b8b8a0",

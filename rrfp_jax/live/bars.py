@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rich.text import Text
 
 from rrfp_jax.live.figures import COMPUTE, DELAYED, StageRow
-from rrfp_jax.trace.idleness import Cause
+from rrfp_jax.trace.idleness import CAUSES
 
 
 @dataclass(frozen=True)
@@ -41,16 +41,7 @@ class Mark:
 
 MARKS: Mapping[str, Mark] = {
     DELAYED: Mark("+", "green dim", "kept busy by a delay that was injected"),
-    Cause.BEGIN: Mark("<", "dim", "the pipeline fills"),
-    Cause.STAGE: Mark("s", "yellow", "waits for another stage"),
-    Cause.LINK: Mark("l", "red", "for a transfer"),
-    Cause.INJECTED: Mark("i", "bright_black", "for a delay that was injected"),
-    Cause.ORDER: Mark("o", "blue", "for its fixed order"),
-    Cause.MEMORY: Mark("m", "magenta", "for memory"),
-    Cause.TURN: Mark("t", "cyan", "for its turn to add gradients"),
-    Cause.GROUP: Mark("g", "bright_blue", "for its group"),
-    Cause.HOST: Mark("h", "bright_red", "for the host"),
-    Cause.END: Mark(">", "dim", "drains"),
+    **{cause: Mark(row.letter, row.style, row.legend) for cause, row in CAUSES.items()},
 }
 """Whatever is not computing, which is drawn as full cells."""
 

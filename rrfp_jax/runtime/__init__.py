@@ -1,4 +1,4 @@
 """The runtime on real devices: one driver per process, which asks the core what to run.
 
-Begin with `engine`, which puts the folders together, then `driver/driver`. Only `_jax` uses private JAX.
+Begin with `engine/engine`, which puts the folders together, then `engine/loop`. Only `_jax` uses private JAX.
 """

@@ -32,7 +32,7 @@ from rrfp_jax.trace.records import StepTrace, TaskRecord
 
 
 class Cause(StrEnum):
-    """Why a device is idle."""
+    """Why a device is idle; `CAUSES` says how each is told and shown."""
 
     BEGIN = "begin"  # nothing has reached the stage yet
     STAGE = "stage"  # nothing is ready: another stage's task has not ended
@@ -46,14 +46,84 @@ class Cause(StrEnum):
     END = "end"  # nothing is left to do
 
 
+class CauseRow(NamedTuple):
+    """How one cause of idleness is told and shown, wherever it is."""
+
+    title: str  # in a picture's title
+    share: str  # of a step's time, in a report
+    legend: str  # of a live bar
+    gap: str  # of one gap; {waits} and {after} say what its task waits for
+    drawn: str  # in a picture: a key of its `IDLE`
+    column: str  # of a table of schedules
+    letter: str  # in a live bar
+    style: str  # of that letter
+    colour: str  # in a report's charts
+
+
+CAUSES: Mapping[Cause, CauseRow] = {
+    Cause.BEGIN: CauseRow(
+        *("filling", "idle: the pipeline fills", "the pipeline fills"),
+        "nothing has reached the stage yet; {waits}",
+        *("nothing", "stall", "<", "dim", "#e5e5e5"),
+    ),
+    Cause.STAGE: CauseRow(
+        *("other stages", "idle: waiting for another stage's task", "waits for another stage"),
+        "nothing is ready; {waits}",
+        *("nothing", "stall", "s", "yellow", "#d55e00"),
+    ),
+    Cause.LINK: CauseRow(
+        *("transfers", "idle: waiting for a transfer", "for a transfer"),
+        "nothing is ready; what {task} needs of {source} is on its way",
+        *("nothing", "stall", "l", "red", "#e69f00"),
+    ),
+    Cause.INJECTED: CauseRow(
+        *("injected delays", "idle: an injected delay holds a transfer", "for a delay that was injected"),
+        "nothing is ready; an injected delay holds what {task} needs of {source}",
+        *("injected", "stall", "i", "bright_black", "#ffc0dc"),
+    ),
+    Cause.ORDER: CauseRow(
+        *("fixed order", "idle: the fixed order waits for another task", "for its fixed order"),
+        "another task is ready, but the order has {task} next{after}",
+        *("held back", "blocked", "o", "blue", "#cc79a7"),
+    ),
+    Cause.MEMORY: CauseRow(
+        *("memory", "idle: a limit on memory holds forwards back", "for memory"),
+        "{task} is ready, but the limit on what is in flight holds it back",
+        *("held back", "held", "m", "magenta", "#8c564b"),
+    ),
+    Cause.TURN: CauseRow(
+        *("gradients' turn", "idle: gradients wait for their turn", "for its turn to add gradients"),
+        "{task} is ready, but its gradient's turn to be added has not come",
+        *("held back", "held", "t", "cyan", "#f0e442"),
+    ),
+    Cause.GROUP: CauseRow(
+        *("agreement", "idle: the processes of the stage agree", "for its group"),
+        "{task} is ready, but the stage's processes have not agreed on it yet",
+        *("not started", "launch", "g", "bright_blue", "#56b4e9"),
+    ),
+    Cause.HOST: CauseRow(
+        *("host", "idle: the host", "for the host"),
+        "{task} is ready, but the host has not started it yet",
+        *("not started", "launch", "h", "bright_red", "#555555"),
+    ),
+    Cause.END: CauseRow(
+        *("draining", "idle: the pipeline drains", "drains"),
+        "nothing is left to do in this step",
+        *("nothing", "stall", ">", "dim", "#c8c8c8"),
+    ),
+}
+
 HELD: Mapping[WaitCause | None, Cause] = {
     WaitCause.ORDER: Cause.ORDER,
     WaitCause.ROOM: Cause.MEMORY,
-    WaitCause.RUNNABLE: Cause.MEMORY,  # the hint chose nothing: it reserves
+    WaitCause.RESERVED: Cause.MEMORY,
     WaitCause.TURN: Cause.TURN,
     **dict.fromkeys((WaitCause.LEADER, WaitCause.CHOSEN, WaitCause.PROPOSALS), Cause.GROUP),
 }
-"""What the core said that a stage waited for while something was ready, as a cause of idleness."""
+"""What the core said that a stage waited for while something was ready, as a cause of idleness.
+
+A cause that is not here counts as none: what was ready tells (`_gap`).
+"""
 
 
 class Idle(NamedTuple):

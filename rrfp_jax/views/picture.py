@@ -11,12 +11,19 @@ from functools import cached_property
 from typing import Any
 
 from rrfp_jax.core.tasks import FORWARD, KINDS, Task
-from rrfp_jax.trace.idleness import Cause, Idle, idleness
+from rrfp_jax.trace.idleness import CAUSES, Cause, Idle, idleness
 from rrfp_jax.trace.records import RecordedStep, StepTrace, TaskRecord
-from rrfp_jax.views.causes import DRAWN_AS, IDLE, NOTHING, WAITS
 
 DELAY, DELAY_COLOUR = "injected delay", "#ff69b4"
 """Of the end of a task in which its device was only kept busy."""
+
+IDLE = {
+    "nothing": ("idle: nothing is ready", "#eeeeee", ""),
+    "held back": ("idle: what is ready is held back", "#c8c8c8", "////"),
+    "not started": ("idle: ready, not started yet", "#8c8c8c", ""),
+    "injected": ("idle: an injected delay", "#ffd9ec", ""),
+}
+"""What is drawn of idleness (`CauseRow.drawn`): its name, colour and hatching. Hovering tells each cause."""
 
 DARK, LIGHT, HALFWAY = "#202020", "white", 0.5
 """Inks, and the brightness of a box from which on its number is dark."""
@@ -78,7 +85,7 @@ class Panel:
         shown = [
             (seconds / whole, cause) for cause, seconds in found.items() if seconds > LEAST_SHARE * whole
         ]
-        return ", ".join(f"{WAITS[cause]} {share:.0%}" for share, cause in sorted(shown, reverse=True))
+        return ", ".join(f"{CAUSES[cause].title} {share:.0%}" for share, cause in sorted(shown, reverse=True))
 
 
 @dataclass(frozen=True)
@@ -132,7 +139,7 @@ def figure(panels: Sequence[Panel]) -> Any:
             _draw_delays(axes, panel, axis, legend)
             _describe(axes, panel, axis)
         rows[-1].set_xlabel(f"time ({axis.unit}); the number in a box is its microbatch", fontsize=9)
-        order = [*(row.title for row in KINDS), CHUNKS, DELAY, *IDLE]
+        order = [*(row.title for row in KINDS), CHUNKS, DELAY, *(name for name, _, _ in IDLE.values())]
         shown = [legend[name] for name in order if name in legend]
         made.legend(handles=shown, loc="outside lower center", ncols=len(shown), fontsize=8.5, frameon=False)
     return made
@@ -144,13 +151,13 @@ CHUNKS = "paler: later chunks"
 def _draw_idle(axes: Any, panel: Panel, axis: TimeAxis, legend: dict[str, Any]) -> None:
     found: dict[tuple[int, str], list[tuple[float, float]]] = {}
     for idle in panel.idle:
-        kind = DRAWN_AS[idle.cause] if idle.seconds > LEAST * axis.longest else NOTHING
+        kind = CAUSES[idle.cause].drawn if idle.seconds > LEAST * axis.longest else "nothing"
         found.setdefault((idle.stage, kind), []).append(axis.span(panel.trace, idle.start, idle.end))
     for (stage, kind), spans in found.items():
-        colour, hatch = IDLE[kind]
+        name, colour, hatch = IDLE[kind]
         look = {"facecolor": colour, "linewidth": 0, "hatch": hatch or None}
         axes.broken_barh(spans, (stage - THICK / 2, THICK), **look)
-        legend[kind] = _patch(kind, **look)
+        legend[name] = _patch(name, **look)
 
 
 def _points(panels: Sequence[Panel], axis: TimeAxis) -> float:

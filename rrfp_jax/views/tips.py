@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from rrfp_jax.trace.idleness import Cause, Idle
+from rrfp_jax.trace.idleness import CAUSES, Idle
 from rrfp_jax.trace.records import TaskRecord
 from rrfp_jax.views.picture import Panel, told
 
@@ -68,16 +68,5 @@ def reason(idle: Idle) -> str:
     task = idle.awaited
     source = "" if idle.source is None else f"{idle.source[1]} of stage {idle.source[0]}"
     waits = f"{task} waits for {source}" if source else f"{task} is not ready, though it needs no other stage"
-    return {
-        Cause.BEGIN: f"nothing has reached the stage yet; {waits}",
-        Cause.STAGE: f"nothing is ready; {waits}",
-        Cause.LINK: f"nothing is ready; what {task} needs of {source} is on its way",
-        Cause.INJECTED: f"nothing is ready; an injected delay holds what {task} needs of {source}",
-        Cause.ORDER: f"another task is ready, but the order has {task} next"
-        + (f", which waits for {source}" if source else ""),
-        Cause.MEMORY: f"{task} is ready, but the limit on what is in flight holds it back",
-        Cause.TURN: f"{task} is ready, but its gradient's turn to be added has not come",
-        Cause.GROUP: f"{task} is ready, but the stage's processes have not agreed on it yet",
-        Cause.HOST: f"{task} is ready, but the host has not started it yet",
-        Cause.END: "nothing is left to do in this step",
-    }[idle.cause]
+    after = f", which waits for {source}" if source else ""
+    return CAUSES[idle.cause].gap.format(task=task, source=source, waits=waits, after=after)

@@ -6,14 +6,22 @@ import pytest
 from hypothesis import given, settings
 
 from benchmarks.studies.drain import Drain
-from rrfp_jax.core.events import WaitCause
+from rrfp_jax.core.events import Wait, WaitCause
 from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, Task
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.trace.costs import WorkloadCosts, log_normal
-from rrfp_jax.trace.idleness import Cause, Idle, critical_path, idleness, shares, stage_times
+from rrfp_jax.trace.idleness import (
+    CAUSES,
+    Cause,
+    Idle,
+    critical_path,
+    idleness,
+    shares,
+    stage_times,
+)
 from tests.support.steps import steps
 from tests.support.traces import record, trace_of
 
@@ -169,13 +177,11 @@ def test_the_critical_path_is_a_chain_over_the_whole_step(drawn):
     ("said", "cause"),
     [
         (WaitCause.ROOM, Cause.MEMORY),
+        (WaitCause.RESERVED, Cause.MEMORY),
         (WaitCause.TURN, Cause.TURN),
         (WaitCause.ORDER, Cause.ORDER),
         (WaitCause.PROPOSALS, Cause.GROUP),
-        (
-            WaitCause.INPUT,
-            Cause.TURN,
-        ),  # said before anything was ready: the kind of the first ready task tells
+        (WaitCause.INPUT, Cause.TURN),  # nothing was ready then: the kind of the first ready task tells
     ],
 )
 def test_what_the_core_said_is_kept_in_the_records_and_goes_before_what_would_be_inferred(said, cause):
@@ -183,3 +189,14 @@ def test_what_the_core_said_is_kept_in_the_records_and_goes_before_what_would_be
     trace = trace_of(*ran)
     assert [r.held for r in trace.records] == [None, said, None]
     assert (cause, 3, 4) in causes(trace, 0)
+
+
+def test_every_cause_of_waiting_has_words_and_fits_a_packed_record():
+    said = [str(Wait(cause, (F0,), members=(1,))) for cause in WaitCause]
+    assert len(set(said)) == len(WaitCause) < 16
+
+
+def test_every_cause_of_idleness_has_a_row_with_names_of_its_own():
+    assert list(CAUSES) == list(Cause)
+    for name in ("title", "share", "letter"):
+        assert len({getattr(row, name) for row in CAUSES.values()}) == len(Cause)

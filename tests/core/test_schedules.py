@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rrfp_jax.core.events import ROOM, Arrived
+from rrfp_jax.core.events import ROOM, Arrived, WaitCause
 from rrfp_jax.core.hints import Ranked
 from rrfp_jax.core.orders import FixedOrder, planned_order
 from rrfp_jax.core.scheduler import StageScheduler, check_can_end
@@ -123,6 +123,7 @@ def test_a_ranking_fills_the_warm_up_in_order_unless_there_is_room_for_more(limi
     dispatch = stage.handle(ROOM)
     assert (dispatch is not None) == runs_ahead
     if not runs_ahead:
+        assert stage.awaited().cause is WaitCause.RESERVED
         stage.handle(Arrived(Input(FORWARD.direction, 1, 0)))
         assert stage.handle(ROOM).task == own[way_back]
 

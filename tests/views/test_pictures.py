@@ -11,13 +11,15 @@ import rrfp_jax as rrfp
 from rrfp_jax.core.hints import BF
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, KINDS, Placement, Task
-from rrfp_jax.trace.idleness import Cause, Idle
+from rrfp_jax.trace.idleness import CAUSES, Cause, Idle
 from rrfp_jax.trace.records import Part, RecordedStep, StepTrace, TaskRecord
-from rrfp_jax.views.causes import IDLE, WAITS
+from rrfp_jax.views import picture
 from rrfp_jax.views.picture import Panel, told
 from rrfp_jax.views.timeline import SVG, Timeline, compare
 from rrfp_jax.views.tips import reason, tips
 from tests.views.test_trace_file import delayed, step
+
+IDLE = [name for name, _, _ in picture.IDLE.values()]
 
 
 def drawn(schedule):
@@ -64,7 +66,7 @@ def test_a_panel_has_its_title_and_ticks():
     ]
     (causes,) = [text for text in shown if text.startswith("idle: ") and text not in IDLE]
     parts = [part.rsplit(" ", 1) for part in causes.removeprefix("idle: ").split(", ")]
-    assert {name for name, _ in parts} <= set(WAITS.values())
+    assert {name for name, _ in parts} <= {row.title for row in CAUSES.values()}
     found = [int(share.removesuffix("%")) for _, share in parts]
     assert found == sorted(found, reverse=True)
     assert sum(found) == pytest.approx(100 * sum(trace.bubble()) / 3, abs=4)

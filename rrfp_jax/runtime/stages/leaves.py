@@ -25,7 +25,7 @@ Held: TypeAlias = MutableMapping[int, LeafShards]
 """The same by stage replica of the process (see `Layout`)."""
 
 Exchange: TypeAlias = Callable[[str, Mapping[Place, Shards], Sequence[Place]], Mapping[Place, Shards]]
-"""`exchange.exchange` of this process: what is exchanged, what it sends, what it expects -> what has come."""
+"""`Driver.exchange` of this process: what is exchanged, what it sends, what it expects -> what has come."""
 
 
 def params_in(own: LeafShards, specs: Params, stage_mesh: StageMesh) -> Params:

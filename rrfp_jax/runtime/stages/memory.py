@@ -1,7 +1,9 @@
-"""What a run's stages need and may hold; all processes know the same.
+"""Ledgers and budgets of a run's stages, in bytes; all processes know the same.
 
 Ledgers say what every stage needs of its device, known from the compiled programs before anything runs. From
 them and a setting follow the budgets of a step: which microbatches fit into the stages' devices.
+
+What a microbatch holds is decided in `programs/stage_programs.py` and kept in `step.py`.
 """
 
 from __future__ import annotations

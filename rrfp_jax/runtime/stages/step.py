@@ -95,6 +95,7 @@ class ModelStep:
             for chunk, virtual_stage in enumerate(virtual_stages):
                 self._bind(bucket, chunk, virtual_stage, stage.leaves[chunk])
         self._arrived: dict[Task, Arrays] = {}
+        # values of a microbatch on a chunk; `programs/stage_programs.py` decides which, and in which order
         self._held: dict[tuple[int, int], list[Any]] = {
             (chunk, j): list(values) for j, values in enumerate(inputs) for chunk in range(len(stage.leaves))
         }
