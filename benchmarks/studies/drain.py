@@ -1,6 +1,9 @@
 """The paper's own limit on what is in flight (appendix C.2), as a hint: for comparison with admission.
 
-    rrfp_jax.Trainer(..., schedule=Drain(BF(), limit=4), max_in_flight=None)
+    rrfp_jax.Trainer(..., schedule=Drain(BF(), limit=4), max_in_flight=microbatches)
+
+Admission applies as well, so its limit is set out of the way. Only for training: in a step of forwards alone
+nothing drains.
 
 With one chunk a stage runs no forward while it holds as many microbatches as the limit. With several it then
 runs one microbatch after another, waiting for each task, and may exceed the limit by the number of chunks.

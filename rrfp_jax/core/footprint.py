@@ -1,10 +1,10 @@
 """What microbatches take of a stage's memory, and what may be in flight so that it never runs out.
 
-docs/memory.md has the proof. Which values a microbatch holds is decided where programs are made
-(`runtime/programs/stage_programs.py`; residuals: `runtime/autodiff/residuals.py`), which also makes the
-`Footprint`. A message takes memory at both ends: at the sender from its program's dispatch
-until it is delivered, at the receiver as soon as it is on its way. So a chunk of a microbatch goes through
-these phases:
+docs/memory.md has the proof. `runtime/programs/stage_programs.py` decides which values a microbatch holds,
+residuals by `runtime/autodiff/residuals.py`, and makes the `Footprint`.
+
+A message takes memory at both ends: at the sender from its program's dispatch until it is delivered, at the
+receiver as soon as it is on its way. So a chunk of a microbatch goes through these phases:
 
     F still to come      the activation that arrives
     F dispatched         held after F, and the activation sent or, once delivered, the gradient that arrives

@@ -10,7 +10,7 @@ import importlib
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -99,34 +99,36 @@ class Agent:
     @property
     def metadata(self) -> bytes:
         """What another agent must know to reach this one."""
-        return bytes(self._call("getLocalMD"))
+        return bytes(self._call(self._agent.getLocalMD))
 
     def name_of(self, rank: int) -> str:
         """The name of a rank's agent."""
         if rank not in self._names:
-            self._names[rank] = self._call("loadRemoteMD", self.peers[rank]).decode()
+            self._names[rank] = self._call(self._agent.loadRemoteMD, self.peers[rank]).decode()
         return self._names[rank]
 
     def know(self, rank: int, metadata: bytes) -> None:
         """Know more of a rank's memory; NIXL must have met its agent before."""
-        if self.name_of(rank) != self._call("loadRemoteMD", metadata).decode():
+        if self.name_of(rank) != self._call(self._agent.loadRemoteMD, metadata).decode():
             raise WriteFailed("what it tells is of another agent")
 
     def forget_peers(self) -> None:
         """Meet everybody anew: what memory they had for a trial is gone."""
         for name in self._names.values():
-            self._call("invalidateRemoteMD", name)
+            self._call(self._agent.invalidateRemoteMD, name)
         self._names.clear()
 
     def register(self, memory: Sequence[MemoryRange]) -> None:
         """Let memory be written from, or to."""
         if new := [each for each in dict.fromkeys(memory) if not self._known[each]]:
-            self._call("registerMem", self._list(new), self._backends)
+            self._call(lambda: self._agent.registerMem(self._list(new), self._backends))
         self._known.update(memory)
 
     def describe(self, memory: Sequence[MemoryRange]) -> bytes:
         """What other agents must know of registered memory, to write there."""
-        return bytes(self._call("getLocalPartialMD", self._list(memory), False, self._backends))
+        return bytes(
+            self._call(lambda: self._agent.getLocalPartialMD(self._list(memory), False, self._backends))
+        )
 
     def release(self, memory: Sequence[MemoryRange]) -> None:
         """The opposite of `register`, for each of its calls one."""
@@ -135,39 +137,42 @@ class Agent:
         for each in gone:
             del self._known[each]
         if gone:
-            self._call("deregisterMem", self._list(gone), self._backends)
+            self._call(lambda: self._agent.deregisterMem(self._list(gone), self._backends))
 
     def write(self, rank: int, here: Sequence[MemoryRange], there: Sequence[MemoryRange]) -> Writing:
         """Begin to write from registered memory into that of another rank's agent."""
-        ends = (self._nixl.nixlXferDList(self._kind, [tuple(each) for each in end]) for end in (here, there))
-        to = *ends, self.name_of(rank), "", self._backends
-        return Writing(self, self._call("createXferReq", self._nixl.NIXL_WRITE, *to))
+        return Writing(self, self._call(self._request, self.name_of(rank), here, there))
 
     def progress(self, request: int, begin: bool) -> bool:
         """Begin a write, or look at it; whether it has ended, and then it is let go."""
-        status = self._call("postXferReq" if begin else "getXferStatus", request)
+        status = self._call(self._agent.postXferReq if begin else self._agent.getXferStatus, request)
         if status == self._nixl.NIXL_IN_PROG:
             return False
         if status != self._nixl.NIXL_SUCCESS:
             raise WriteFailed(str(status))
-        self._call("releaseXferReq", request)
+        self._call(self._agent.releaseXferReq, request)
         return True
 
     def check_strangers(self) -> None:
         """Refuse notifications: no process of a run sends any."""
-        if told := self._call("getNotifs", {}, self._backends):
+        if told := self._call(self._agent.getNotifs, {}, self._backends):
             raise TrainingError(
                 f"NIXL's agent was notified by {sorted(told)[0]!r}, and no process of this run does that: "
                 f"somebody else reaches it. Let only the run's machines reach each other, or take "
                 f"transport='socket'"
             )
 
-    def _call(self, method: str, *arguments: Any) -> Any:
+    def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What a function gives that asks the agent."""
         try:
             with self._lock:
-                return getattr(self._agent, method)(*arguments)
+                return function(*arguments)
         except Exception as error:  # of the bindings' own kinds
             raise WriteFailed(str(error)) from None
+
+    def _request(self, to: str, here: Sequence[MemoryRange], there: Sequence[MemoryRange]) -> int:
+        ends = (self._nixl.nixlXferDList(self._kind, [tuple(each) for each in end]) for end in (here, there))
+        return int(self._agent.createXferReq(self._nixl.NIXL_WRITE, *ends, to, "", self._backends))
 
     def _list(self, memory: Sequence[MemoryRange]) -> Any:
         return self._nixl.nixlRegDList(self._kind, [(*each, "") for each in memory])

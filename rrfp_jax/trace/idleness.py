@@ -22,9 +22,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from itertools import accumulate, pairwise
 from statistics import fmean
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from rrfp_jax.core.events import WaitCause
 from rrfp_jax.core.tasks import KINDS, Task
@@ -126,6 +127,10 @@ A cause that is not here counts as none: what was ready tells (`_gap`).
 """
 
 
+Firsts: TypeAlias = Mapping[Cause | None, TaskRecord]
+"""What was ready first of all tasks (None), and of those that a cause holds back."""
+
+
 class Idle(NamedTuple):
     """A time in which a stage did nothing (s); `awaited` ended it, which needed the output of `source`."""
 
@@ -190,12 +195,16 @@ def shares(times: Sequence[StageTime]) -> dict[str, float]:
 
 def _of_stage(trace: StepTrace, stage: int, fixed_order: bool, grouped: bool) -> Iterator[Idle]:
     records = trace.stage_records(stage)
-    earliest = [*accumulate(reversed(records), _first_ready)][::-1]  # of each record and those after it
+    ready_first = {  # of each record and those after it
+        cause: [*accumulate(reversed(records), partial(_first_ready, cause))][::-1]
+        for cause in (None, Cause.MEMORY, Cause.TURN)
+    }
     idle_since = trace.start
     for number, record in enumerate(records):
         if record.start > idle_since:
             first = number == 0
-            for idle in _gap(trace, idle_since, record, earliest[number], fixed_order, grouped):
+            firsts = {cause: found[number] for cause, found in ready_first.items()}
+            for idle in _gap(trace, idle_since, record, firsts, fixed_order, grouped):
                 if idle.end > idle.start:
                     own = first and idle.cause in (Cause.STAGE, Cause.LINK)
                     yield idle._replace(cause=Cause.BEGIN) if own else idle
@@ -205,9 +214,10 @@ def _of_stage(trace: StepTrace, stage: int, fixed_order: bool, grouped: bool) ->
 
 
 def _gap(
-    trace: StepTrace, start: float, last: TaskRecord, first: TaskRecord, fixed_order: bool, grouped: bool
+    trace: StepTrace, start: float, last: TaskRecord, firsts: Firsts, fixed_order: bool, grouped: bool
 ) -> list[Idle]:
-    """The parts of a gap, some empty, that `last` ended; `first` was ready first of all that followed."""
+    """The parts of a gap, some empty, that `last` ended; `firsts` were ready first of all that followed."""
+    first = firsts[None]
 
     def within(time: float) -> float:
         return min(max(time, start), last.start)
@@ -218,13 +228,12 @@ def _gap(
     source, awaited = trace.sender(first), trace.sender(last)
     left = any_ready if source is None else min(within(source.end), any_ready)
     on_time = max(min(within(first.ready - first.late), any_ready), left)
-    inferred = Cause.MEMORY if KINDS[first.task.kind].charge > 0 else Cause.TURN
-    held = HELD.get(last.held, Cause.ORDER if fixed_order else inferred)
+    held = HELD.get(last.held, Cause.ORDER if fixed_order else _held_back(first))
     parts = (
         (start, left, Cause.STAGE, first, source),
         (left, on_time, Cause.LINK, first, source),
         (on_time, any_ready, Cause.INJECTED, first, source),
-        (any_ready, own, held, last if fixed_order else first, awaited if fixed_order else None),
+        (any_ready, own, held, *((last, awaited) if fixed_order else (firsts.get(held, first), None))),
         (own, chosen, Cause.GROUP, last, None),
         (chosen, last.start, Cause.HOST, last, None),
     )
@@ -234,8 +243,12 @@ def _gap(
     ]
 
 
-def _first_ready(later: TaskRecord, own: TaskRecord) -> TaskRecord:
-    return later if later.ready < own.ready else own
+def _held_back(record: TaskRecord) -> Cause:
+    return Cause.MEMORY if KINDS[record.task.kind].charge > 0 else Cause.TURN
+
+
+def _first_ready(cause: Cause | None, later: TaskRecord, own: TaskRecord) -> TaskRecord:
+    return min(own, later, key=lambda record: (_held_back(record) is not cause, record.ready))
 
 
 class Segment(NamedTuple):

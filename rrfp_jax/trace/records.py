@@ -75,8 +75,7 @@ RECORD = struct.Struct("<iBiiidddddd")
 """A task record in bytes: stage, kind + 16 * cause, chunk, microbatch, bucket, four times, what was injected.
 Causes count from 1; 0 is for none."""
 
-CAUSES = dict(enumerate(WaitCause, 1))
-NUMBERS = {cause: number for number, cause in CAUSES.items()}
+NUMBERS = {cause: number for number, cause in enumerate(WaitCause, 1)}
 
 
 @dataclass(frozen=True)
@@ -120,7 +119,10 @@ class Part:
         """The records, in order of their end."""
         found = []
         for stage, code, chunk, microbatch, bucket, *times in RECORD.iter_unpack(self.packed):
-            task, held = Task(Kind(code % 16), chunk, microbatch), CAUSES.get(code // 16)
+            if code // 16 > len(NUMBERS):
+                raise ValueError(f"cause {code // 16} of a stage's waiting: there is no such cause")
+            held = list(WaitCause)[code // 16 - 1] if code >= 16 else None
+            task = Task(Kind(code % 16), chunk, microbatch)
             found.append(TaskRecord(stage, task, bucket, *times)._replace(held=held))
         return found
 

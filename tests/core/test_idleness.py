@@ -200,3 +200,11 @@ def test_every_cause_of_idleness_has_a_row_with_names_of_its_own():
     assert list(CAUSES) == list(Cause)
     for name in ("title", "share", "letter"):
         assert len({getattr(row, name) for row in CAUSES.values()}) == len(Cause)
+
+
+def test_the_task_named_is_one_that_the_cause_holds_back():
+    """A backward out of turn was ready first, and the core spoke of the forward at its limit."""
+    waited = record(B0, 4, 4, 4, 6)._replace(held=WaitCause.ROOM)
+    trace = trace_of(record(F0, 0, 0, 0, 1), waited, record(B1, 1, 6, 6, 8), record(F1, 2, 8, 8, 9))
+    (idle,) = (one for one in idleness(trace, False) if one.cause is Cause.MEMORY)
+    assert (idle.start, idle.end, idle.awaited) == (1, 4, F1)

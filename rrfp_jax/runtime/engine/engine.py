@@ -397,7 +397,7 @@ class Engine:
         return {layer: own for stage in self.distinct for layer, own in stage.gradients.items()}
 
     def not_finite(self) -> str:
-        """Where gradient sums are not finite after `run`; see `sums.not_finite`."""
+        """Where gradient sums are not finite after `run`; see `stages/step.py`."""
         return not_finite(self.stages, self.layout)
 
     def reset_gradients(self) -> None:

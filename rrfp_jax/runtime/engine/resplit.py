@@ -51,8 +51,8 @@ def recut(engine: Engine, ready: Ready, rules: Sequence[StepRules]) -> Engine:
     """The engine that goes on where a started one is; all processes together.
 
     Everybody has compiled first, and if that is refused the old one is as it was. Then it gives up what it
-    has, and refuses to go on, even if that gets lost on its way: after an error of `exchange` neither can be
-    used any more. The caller holds Ctrl-C meanwhile.
+    has, and refuses to go on, even if that gets lost on its way: after an error of `Driver.exchange` neither
+    can be used any more. The caller holds Ctrl-C meanwhile.
     """
     new = ready.engine
     new.library.progress = engine.library.progress

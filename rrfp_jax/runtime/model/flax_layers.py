@@ -72,14 +72,18 @@ class FlaxLayer(LayerSpec):
         doubtful = [name for name, leaf in before.items() if now.get(name) is not leaf]
         leaves, structure = jax.tree.flatten((carry, mb))
         kind = structure, tuple(map(jax.typeof, leaves))
-        if doubtful and kind not in self.checked:
+        if doubtful and kind not in self.checked:  # transforms of flax return all variables, changed or not
             if lost := [name for name in doubtful if name not in now]:
                 raise UsageError(f"removes its parameter {lost[0]} when it is called")
-            # Transforms of flax return each variable of a module, changed or not.
-            traced = jax.make_jaxpr(lambda *given: _by_name(self.run(*given)[1]))(params, carry, mb)
-            same = dict(zip(sorted(now), inputs_of_outputs(traced), strict=True))
-            for place, name in enumerate(before):
-                if name in doubtful and same[name] != place:
+
+            def outputs(*given: Any) -> list[Any]:
+                after = _by_name(self.run(*given)[1])
+                return [after[name] for name in doubtful]
+
+            same = inputs_of_outputs(jax.make_jaxpr(outputs)(params, carry, mb))
+            places = {name: i for i, name in enumerate(before)}
+            for name, place in zip(doubtful, same, strict=True):
+                if place != places[name]:
                     raise UsageError(self._changes(name))
             self.checked.add(kind)
         return out

@@ -347,8 +347,9 @@ class Watchdog:
     def stop(self) -> None:
         """End the thread. From another one, once."""
         self._stopped = True
-        os.close(self._stopper)  # which wakes it
+        os.write(self._stopper, b"\0")  # closing it would wake nobody while a forked child has it open
         self._thread.join()
+        os.close(self._stopper)
         os.close(self._stop_end)
 
     def _run(self) -> None:

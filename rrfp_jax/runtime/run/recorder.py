@@ -342,9 +342,9 @@ class FlightRecorder:
 
     def joins(self, ranks: Sequence[int]) -> None:
         """These share the process's stage in this round, in the order of members."""
-        self._board.membership = count = min(len(ranks), MOST_MEMBERS)
+        count = min(len(ranks), MOST_MEMBERS)
         self._board.members[:count], self._board.heard[:count] = [*ranks[:count]], [0] * count
-        self._board.told = 0
+        self._board.told, self._board.membership = 0, count  # the number last: a reader takes what it counts
 
     def told(self) -> None:
         """A message to the others of the group has been sent in this round."""

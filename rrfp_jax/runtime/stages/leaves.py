@@ -104,7 +104,7 @@ def check_widths(found: Sequence[LeafTransfer], widths: Sequence[int]) -> None:
 def move(held: Held, found: Sequence[LeafTransfer], layout: Layout, exchange: Exchange) -> None:
     """Move leaves, all processes together; a layer at a time, so that little is there twice.
 
-    If that fails (see `exchange`), `held` is of no use any more.
+    If that fails (see `Driver.exchange`), `held` is of no use any more.
     """
     for layer, own in groupby(found, key=lambda way: way.leaf.layer):
         ways = [way for between in own for way in between.in_all_replicas(layout)]

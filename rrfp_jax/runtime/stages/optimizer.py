@@ -12,7 +12,7 @@ belongs to none, such as a count of steps or a random key, every stage has, with
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -127,7 +127,8 @@ class WholeOptimizer:
                     f"that part out; to clip by the global norm (optax.clip_by_global_norm), use "
                     f"Trainer(clip_norm=...), taken over all stages"
                 )
-        of_stage = [k in set(state) for k in range(len(self.state))]
+        chosen = set(state)
+        of_stage = [k in chosen for k in range(len(self.state))]
         updated = [i in places for i in range(len(self.paths))]
         return OptimizerPart(reduce(self.init, of_stage), reduce(self.update, updated + of_stage), own, state)
 
@@ -150,14 +151,17 @@ class WholeOptimizer:
     def namesakes(self) -> list[str | None]:
         """For each leaf of the state, the parameter with whose name its path ends, if their shapes agree.
 
-        An optimizer keeps trees like that of the parameters.
+        An optimizer keeps trees like that of the parameters. A leaf has the name of no parameter that it does
+        not follow from: one that ends like its own may be another layer's.
         """
+        place = {path: i for i, path in enumerate(self.paths)}
         shapes = dict(zip(self.paths, (var.aval.shape for var in self.init.jaxpr.invars), strict=True))
         found = []
-        for path, spec in self.state:
+        for (path, spec), reads in zip(self.state, self._reads[1], strict=True):
             names = [keystr((entry,), simple=True) for entry in path]
             ends = (".".join(names[i:]) for i in range(len(names)))
-            found.append(next((end for end in ends if shapes.get(end) == spec.shape), None))
+            like = (end for end in ends if shapes.get(end) == spec.shape)
+            found.append(next((end for end in like if not reads or place[end] in reads), None))
         return found
 
     @cached_property
@@ -380,7 +384,7 @@ class Optimizer:
 
     def begin(self) -> None:
         """Take the state that it begins with, given the parameters as they are now."""
-        self.state = self._programs.init(self._owned()[0])
+        self.state = self._programs.init(next(iter(self._owned())))
 
     @property
     def tree(self) -> Any:
@@ -412,10 +416,10 @@ class Optimizer:
         for stage, params, own in zip(self.stages, *parts, strict=True):
             stage.updated(params, own)
 
-    def _owned(self) -> Sequence[Sequence[jax.Array]]:
+    def _owned(self) -> Iterable[Sequence[jax.Array]]:
         """What the stages own, parameters and gradient sums, as arrays of this stage mesh."""
         if self._alone:
             return self.stages[0].owned()
         own = zip(*(stage.owned() for stage in self.stages), strict=True)
         pairs = zip(own, (self._programs.owned, self._programs.sums), strict=True)
-        return [list(together(self.stage_mesh, self._meshes, arrays, specs)) for arrays, specs in pairs]
+        return (list(together(self.stage_mesh, self._meshes, arrays, specs)) for arrays, specs in pairs)
