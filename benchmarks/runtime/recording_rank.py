@@ -42,7 +42,7 @@ RECORDING: dict[tuple[Any, str], Callable[..., Any]] = {
     (step_execution, "TaskRecord"): lambda *_: None,
     (Part, "of"): lambda *_: NOTHING,
     (StepTrace, "bubble"): lambda *_: [],
-    (step_run, "_busy"): lambda *_: [],
+    (step_run, "busy_of"): lambda *_: 0.0,
 }
 """What records, and what stands there instead; beside it rank 0 writes files. Without what `Part.of` packs,
 nothing of it is sent.

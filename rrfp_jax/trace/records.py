@@ -75,7 +75,8 @@ RECORD = struct.Struct("<iBiiidddddd")
 """A task record in bytes: stage, kind + 16 * cause, chunk, microbatch, bucket, four times, what was injected.
 Causes count from 1; 0 is for none."""
 
-NUMBERS = {cause: number for number, cause in enumerate(WaitCause, 1)}
+BY_NUMBER = (None, *WaitCause)
+NUMBERS = {cause: number for number, cause in enumerate(BY_NUMBER)}
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ class Part:
         packed = []
         for stage, task, bucket, ready, dispatched, start, end, *injected, held in records:
             kind, chunk, microbatch = task
-            code = kind if held is None else kind + 16 * NUMBERS[held]
+            code = kind + 16 * NUMBERS[held]
             busy[stage] = busy.get(stage, 0.0) + end - start
             times = (ready + offset, dispatched + offset, start + offset, end + offset)
             packed.append(RECORD.pack(stage, code, chunk, microbatch, bucket, *times, *injected))
@@ -119,10 +120,10 @@ class Part:
         """The records, in order of their end."""
         found = []
         for stage, code, chunk, microbatch, bucket, *times in RECORD.iter_unpack(self.packed):
-            if code // 16 > len(NUMBERS):
-                raise ValueError(f"cause {code // 16} of a stage's waiting: there is no such cause")
-            held = list(WaitCause)[code // 16 - 1] if code >= 16 else None
-            task = Task(Kind(code % 16), chunk, microbatch)
+            task, number = Task(Kind(code % 16), chunk, microbatch), code // 16
+            if number >= len(BY_NUMBER):
+                raise ValueError(f"{number} is not a cause of waiting")
+            held = BY_NUMBER[number]
             found.append(TaskRecord(stage, task, bucket, *times)._replace(held=held))
         return found
 

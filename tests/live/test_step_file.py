@@ -63,6 +63,10 @@ def changed(content, **head):
         (lambda content: changed(content, placement={"stages": 0, "chunks": 1, "shape": "v"}), "stages=0"),
         (lambda content: content[: -RECORD.size] + b"\xff" * RECORD.size, "is not a valid Kind"),
         (
+            lambda content: content[: -RECORD.size] + b"\0" * 4 + b"\xf0" + b"\0" * (RECORD.size - 5),
+            "15 is not a cause of waiting",
+        ),
+        (
             lambda content: content[: -RECORD.size] + b"\1" * 4 + b"\0" * (RECORD.size - 4),
             "a record of stage",
         ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
 from typing import TypeVar
 
 import jax
@@ -213,6 +214,11 @@ class Mesh:
         return placement
 
     @cached_property
+    def _first_devices(self) -> list[int]:
+        """Of each stage of one replica; and how many devices that has."""
+        return [0, *accumulate(self.widths)]
+
+    @cached_property
     def widths(self) -> tuple[int, ...]:
         """By stage, how many devices share its tensors."""
         return self.tp if isinstance(self.tp, tuple) else (self.tp,) * self.pp
@@ -310,7 +316,7 @@ class Mesh:
     def _first_device(self, stage_replica: int) -> int:
         """Replicas of a stage are neighbours: they exchange gradients, stages only activations."""
         replica, stage = divmod(stage_replica, self.pp)
-        return self.dp * sum(self.widths[:stage]) + replica * self.widths[stage]
+        return self.dp * self._first_devices[stage] + replica * self.widths[stage]
 
     @property
     def _named(self) -> str:
