@@ -87,7 +87,7 @@ class Admission(ABC):
 
 
 _TO_COME, _CHARGED, _FREED = range(3)
-"""Of a chunk of a microbatch."""
+"""States of a chunk of a microbatch."""
 
 
 class ByChunk(Admission):
@@ -116,7 +116,7 @@ class ByChunk(Admission):
         return self._largest(microbatch) + self._cheapest[chunk] > self._limit
 
     def _largest(self, microbatch: int) -> int:
-        """Of the sums from the lowest unfinished microbatch to before this one, which is above it."""
+        """The largest sum from the lowest unfinished microbatch on, up to the one before this microbatch."""
         lowest, begun = self._lowest, self._begun
         if microbatch <= begun:
             return max(self._sums[lowest:microbatch]) + self._level

@@ -80,6 +80,7 @@ class IllegalEvent(RuntimeError):
 
 
 TASKS_NAMED = 3
+"""How many tasks a stage's wait names; of more it says how many."""
 
 
 class WaitCause(StrEnum):

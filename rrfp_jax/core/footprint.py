@@ -1,7 +1,7 @@
 """What microbatches take of a stage's memory, and what may be in flight so that it never runs out.
 
 docs/memory.md has the proof. `runtime/programs/stage_programs.py` decides which values a microbatch holds,
-residuals by `runtime/autodiff/residuals.py`, and makes the `Footprint`.
+and makes the `Footprint`; `runtime/autodiff/residuals.py` chooses the residuals.
 
 A message takes memory at both ends: at the sender from its program's dispatch until it is delivered, at the
 receiver as soon as it is on its way. So a chunk of a microbatch goes through these phases:
@@ -63,7 +63,7 @@ class Footprint:
 
     @property
     def largest_arrival(self) -> int:
-        """Of the two messages that come."""
+        """Bytes of the larger of the two messages that arrive."""
         return max(self.activation_in_bytes, self.gradient_in_bytes)
 
     def transient_bytes(self, kind: Kind) -> int:
@@ -72,7 +72,7 @@ class Footprint:
 
     @property
     def most_transient_bytes(self) -> int:
-        """Of the program that needs most."""
+        """Transient bytes of the program that needs most."""
         return max(map(self.transient_bytes, Kind))
 
     def bytes_after(self, kind: Kind) -> int:

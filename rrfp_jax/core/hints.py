@@ -15,9 +15,12 @@ microbatch, or if
     what the order has from its first task that is not past up to that F, and at least up to the stage's
     first B or W, would still fit beside it,
 
-each F charged and each B or W freed in turn. Why up to the first B or W: until then a stage runs forwards
-until it is full, and waits. An F of the warm-up that runs ahead does not get another one in; it only makes
-the order's next F wait, which in a V is the first microbatch on its way back, for which all stages wait.
+each F charged and each B or W freed in turn. Without a limit nothing is reserved. Where the order has each
+chunk's microbatches in ascending order, only the lowest admitted F of a chunk is tried.
+
+Why up to the first B or W: until then a stage runs forwards until it is full, and waits. An F of the warm-up
+that runs ahead does not get another one in; it only makes the order's next F wait, which in a V is the first
+microbatch on its way back, for which all stages wait.
 
 The exception keeps stages from waiting for each other, also where the order itself does not fit the limit: by
 admission, the tasks of the step's lowest unfinished microbatch can always run, and on every stage that has
@@ -169,7 +172,7 @@ class FB(_Rounds):
 
 @dataclass(frozen=True)
 class BFW(BF):
-    """As BF, the backward split; when no B, I or F is runnable one W, then a new round (paper, section 5).
+    """BF with the backward split; when no B, I or F is runnable one W, then a new round (paper, section 5).
 
     The first virtual stage, for whose input gradient nobody waits, runs the fused backward, ranked as B.
     """
@@ -279,12 +282,12 @@ class Ranked(Hint):
 
     @property
     def waits(self) -> bool:
-        """Rather than that the order loses its room."""
+        """True if it reserves: an F that would take room the order needs is held back."""
         return self.reserve
 
     @property
     def by_chunk(self) -> bool:
-        """As it keeps the order's room."""
+        """True if it reserves: the room that it keeps is counted by chunk."""
         return self.reserve
 
     def placement_for(self, stages: int, chunks: int = 1) -> Placement:

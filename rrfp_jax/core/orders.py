@@ -136,7 +136,7 @@ class ZBH1(FixedOrder):
 
 @dataclass(frozen=True)
 class ZBH2(FixedOrder):
-    """As ZB-H1 with about twice the microbatches in flight, which leaves no bubble (arXiv:2401.10241)."""
+    """ZB-H1 with about twice the microbatches in flight, which leaves no bubble (arXiv:2401.10241)."""
 
     def order(self, stage: int, placement: Placement, microbatches: int) -> Sequence[Task]:
         """Warms up with twice as many forwards; W lags twice as far."""

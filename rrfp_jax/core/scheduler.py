@@ -42,7 +42,7 @@ KEPT = 4096
 """Entries of a stage. A microbatch leaves about four on each chunk: two inputs and two tasks."""
 
 QUOTED = 12
-"""Of the latest events, as many as a message quotes."""
+"""How many of the latest events a message quotes."""
 
 
 class EventLog:

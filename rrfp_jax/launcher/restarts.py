@@ -68,7 +68,7 @@ class Assignment(NamedTuple):
 
 
 def assigned(needs: Mapping[int, int], lost: Collection[int]) -> Assignment | None:
-    """As many replicas as what is left has room for; None for not even one.
+    """Assigns as many replicas as the slots that are left have room for; None for not even one.
 
     Args:
         needs: by number of replicas that the run can have, of how many ranks; the most are those of the whole

@@ -215,6 +215,6 @@ def living_ranks(folder: Path) -> Sequence[int] | None:
 
 
 def absent_ranks(folder: Path) -> Sequence[int]:
-    """Those that the launcher has started and that have no flight recorder yet."""
+    """Ranks that the launcher has started and that have no flight recorder yet."""
     started = (path.stem.removeprefix("rank-") for path in folder.glob("rank-*.log"))
     return sorted(int(n) for n in started if n.isdecimal() and not recorder_in(folder, int(n)).exists())

@@ -241,7 +241,7 @@ LOOK_SECONDS = 0.5
 """Between looks at whether ranks want to be looked at."""
 
 LEAST_SILENCE_SECONDS = 5.0
-"""Of a rank, before it is looked at unasked."""
+"""How long a rank is silent before it is looked at unasked."""
 
 KEPT = "why.txt"
 

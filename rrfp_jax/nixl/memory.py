@@ -21,7 +21,7 @@ ALIGNMENT = 256
 """Bytes: what GPUs align allocations to, and more than any dtype needs."""
 
 MOST_ARRAYS = 16
-"""Of a message, such that each may begin at a multiple of what devices align to."""
+"""Most arrays of a message, so that each may begin at a multiple of what devices align to."""
 
 LEAST_ROOM = 2**12
 """Bytes of a slot for messages of which nothing is known."""

@@ -200,7 +200,7 @@ def in_use() -> bool:
 
 
 def first_use() -> Sequence[tuple[str, int, str]] | None:
-    """Of the first use of JAX, its stack, innermost first: file, line, function. None if nobody looked on."""
+    """The stack of the first use of JAX, innermost first: file, line, function. None if nobody looked on."""
     return _first_use[0] if _first_use else None
 
 

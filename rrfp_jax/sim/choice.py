@@ -84,7 +84,7 @@ class Candidate:
 
     @property
     def tasks(self) -> int:
-        """Of one microbatch, on all stages; ValueError if the hint is not defined here."""
+        """Tasks of one microbatch on all stages; ValueError if the hint is not defined here."""
         stages = range(self.rules.placement.stages)
         return sum(1 + len(kinds) for stage in stages for kinds in self.rules.backward_kinds(stage))
 

@@ -55,7 +55,7 @@ class Outcome:
 
     @property
     def trace(self) -> StepTrace:
-        """Of the first step."""
+        """The trace of the first step."""
         return self.recorded.trace
 
     @property
@@ -125,7 +125,7 @@ def _simulated(schedule: Schedule | Auto | None, steps: Sequence[Step], given: C
 
 
 def outcome_of(ran: Sequence[RecordedStep]) -> Outcome:
-    """Of steps that have run, at least one; nothing is simulated."""
+    """The outcome of steps that have run, at least one; nothing is simulated."""
     return _outcome(ran, list(map(workload_of, ran)), ())
 
 
@@ -207,7 +207,7 @@ def byte_budgets(workload: Workload, limit: int | None, chunks: int) -> list[Bud
 
 
 def _in_equal_parts(sizes: Iterable[float], chunks: int) -> list[list[int]]:
-    """Of each microbatch, by chunk."""
+    """Each microbatch's size divided into equal parts, by chunk."""
     return [[int(size / chunks) for size in sizes]] * chunks
 
 

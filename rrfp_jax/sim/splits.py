@@ -135,7 +135,7 @@ class Layers:
         return replace(costs, durations=durations), replace(step, budgets=budgets)
 
     def _seconds(self, costs: TableCosts, stage: int, task: Task, layers: range) -> float:
-        """Of a task that has these layers."""
+        """Seconds of a task that has these layers."""
         found = 0.0
         for i in layers:
             was, chunk = self.placement.place(self.work.virtual_stage_of[i])
@@ -148,7 +148,7 @@ class Layers:
     def _budget(
         self, budgets: Sequence[Budget | None], stage: int, budget: Budget, ranges: Sequence[range]
     ) -> Budget:
-        """Of a stage whose chunks have these layers: other charges, and what their weights leave."""
+        """The budget of a stage whose chunks have these layers: their charges, and what weights leave."""
         charges, room = [], budget.limit
         for chunk in range(self.placement.chunks):
             v = self.placement.virtual_stage(stage, chunk)

@@ -27,7 +27,7 @@ SCHEDULES = (
 """That are tried instead of a step's own; those that its placement does not allow are left out."""
 
 FEW_SCHEDULES = ("bf", "bfw", "zb-h1", "ranked:zb-v")
-"""Of these, the ones that are tried with large steps."""
+"""The schedules that are tried with large steps."""
 
 SLOWEST = 3
 """So many stages, and so many links, are each tried by itself: those that are slowest beside the others."""
@@ -238,7 +238,7 @@ LIMITED = ("schedule", "split")
 """Kinds of changes by which a step may not fit into its limits."""
 
 MANY_TASKS = 8_000
-"""Of a step with more than these less is tried, so that it takes some seconds."""
+"""Tasks of a step beyond which less is tried, so that it takes some seconds."""
 
 
 @dataclass(frozen=True)

@@ -345,7 +345,7 @@ class TableCosts(Costs):
         return seconds
 
     def of_any_cut(self, stage: int, task: Task) -> float | None:
-        """The same, and I and W that are not in the table take half of B each; None if it lacks them all."""
+        """Seconds of a task, I and W as half of B each if the table lacks them; None if it lacks B, too."""
         seconds = self.durations.get((stage, task))
         if seconds is not None:
             return seconds
@@ -395,7 +395,7 @@ class CostTable:
         return f"CostTable({len(self.buckets)} buckets, {digest})"
 
     def workload(self, names: Sequence[str]) -> Workload:
-        """Of a step whose microbatches are of these buckets.
+        """The workload of a step whose microbatches are of these buckets.
 
         Raises:
             ValueError: the table lacks one.
@@ -433,7 +433,7 @@ class CostTable:
         return cls(found)
 
     def as_json_object(self) -> dict[str, dict[str, list[list[float]]]]:
-        """As `json.dump` takes it; `from_json_object` gives back an equal table."""
+        """The table as `json.dump` takes it; `from_json_object` gives back an equal one."""
         return {name: workload.as_json_object() for name, workload in self.buckets.items()}
 
 

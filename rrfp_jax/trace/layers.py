@@ -131,31 +131,31 @@ def layer_shares(work: Work, busy: Mapping[int, float], placement: Placement) ->
 
 
 def shares_of(weights: Sequence[float]) -> list[float]:
-    """As shares that add up to 1; equal ones if all are zero."""
+    """Weights as shares that add up to 1; equal shares if all are zero."""
     whole = sum(weights)
     return [weight / whole if whole else 1 / len(weights) for weight in weights]
 
 
 SLOWNESS = 0.2
-"""Of the stages' slowness. Slow devices are rare, so what other layers than blocks can explain is theirs."""
+"""Width for a stage's slowness: slow devices are rare, so layers other than blocks explain what they can."""
 
 KIND = 1.5
-"""Of how wrong estimates are for layers of one name, beside those that most of the time is in."""
+"""Width for the error of estimates of layers of one name, relative to the layers with most of the time."""
 
 OWN = 0.1
-"""Of one layer beside others of its name."""
+"""Width for one layer relative to others of its name."""
 
 KNOWN = 1e-6
-"""Of those layers, which are the measure."""
+"""Width for the layers with most of the time, to which the others are compared."""
 
 SCALE = 10.0
-"""Of a split's steps beside shapes: nothing is known."""
+"""Width for a split's steps relative to what shapes say: nothing is known."""
 
 PRESENT, EARLIER = 0.005, 0.02
 """How exact the busy times of the present split and of earlier ones are."""
 
 LEAST = 0.01
-"""Of the mean layer's estimate; shapes may say that a layer has nothing to do."""
+"""Smallest share of the mean layer's estimate; shapes may say that a layer has nothing to do."""
 
 ROUNDS = 6
 """Gauss-Newton steps; the sums of layers are the only thing that is not linear."""

@@ -113,7 +113,7 @@ class Part:
         )
 
     def plain(self) -> list[Any]:
-        """As plain data, from which `Part(*plain)` makes it again."""
+        """The part as plain data, from which `Part(*plain)` makes it again."""
         return [self.start, self.end, dict(self.busy), self.packed, self.precision]
 
     def records(self) -> list[TaskRecord]:
@@ -224,11 +224,11 @@ class StepTrace:
 
     @property
     def busy_seconds(self) -> Sequence[Sequence[float]]:
-        """The same of all stages of all replicas, `[replica][stage]`."""
+        """Busy seconds of all stages of all replicas, `[replica][stage]`."""
         return self.busy_by_replica or [[self.busy(stage) for stage in range(self.stages)]]
 
     def delayed(self, stage: int) -> float:
-        """Of its busy time, what injected delays were (s)."""
+        """The part of a stage's busy time that injected delays were (s)."""
         return sum(record.delayed for record in self.stage_records(stage))
 
     def bubble(self) -> list[float]:

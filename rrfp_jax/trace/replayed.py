@@ -87,7 +87,7 @@ def _usual_notice(stages: Sequence[Sequence[TaskRecord]]) -> float:
 
 
 def _choose_first(records: Sequence[TaskRecord], trace: StepTrace, arrivals: dict[Place, float]) -> None:
-    """Of a stage's `arrivals` that were looked at together, have the one that was chosen be the first."""
+    """Puts the chosen task first among a stage's `arrivals` that were looked at together."""
     waiting = sorted((r.ready, i) for i, r in enumerate(records) if _arrives(trace, r))
     times = [ready for ready, _ in waiting]
     for i, record in enumerate(records):

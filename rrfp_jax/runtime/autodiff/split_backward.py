@@ -297,7 +297,7 @@ class _Plan:
         return [v for v in cut if ("has", v) in second and v not in given]
 
     def _price(self, var: Var) -> int:
-        """Of having the value in the second half without computing it there; keys do not cross."""
+        """Bytes of having the value in the second half without computing it there; keys do not cross."""
         source = self.sources.get(var)
         if source is not None and source.second:
             return _BYTE * source.held

@@ -168,7 +168,7 @@ _CALLS = {
 
 
 def inline(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """The same program, and no equation of it calls another one (control flow stays as it is).
+    """A program equal to this one in which no equation calls another program (control flow stays as it is).
 
     Typed keys among the inputs, and from control flow, are made again of their numbers, so that other
     programs can be given the numbers.

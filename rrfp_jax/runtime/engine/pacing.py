@@ -22,7 +22,7 @@ from rrfp_jax.trace.costs import Costs
 QueueFactory: TypeAlias = Callable[[str, Callable[[], None]], DeviceQueue]
 
 LONGEST_SECONDS = 3600
-"""Of a delay: nobody waits longer for a single message."""
+"""Longest delay: nobody waits longer for a single message."""
 
 
 @dataclass(frozen=True, kw_only=True)

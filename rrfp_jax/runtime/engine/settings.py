@@ -260,7 +260,7 @@ class Settings:
         return {name: str(value) for name, value in self.named().items() if name not in own}
 
     def limited(self, stages: int) -> Settings:
-        """The same with the usual limit on the number of microbatches in flight, if there is none."""
+        """Settings with the usual limit on the number of microbatches in flight, if these have none."""
         if self.memory.max_in_flight is not None:
             return self
         return replace(self, memory=replace(self.memory, max_in_flight=default_max_in_flight(stages)))

@@ -16,7 +16,7 @@ from rrfp_jax.runtime._jax import DeviceCopier, HostCopier, shards_of
 from rrfp_jax.runtime.model.sharding import WHOLE
 
 AXES = ("dp", "tp")
-"""Of every stage's mesh: its replicas, and the devices that share one's tensors."""
+"""Axes of every stage's mesh: its replicas, and the devices that share one replica's tensors."""
 
 Array: TypeAlias = Any
 """A `jax.Array`, or what describes one."""
@@ -34,7 +34,7 @@ class WidthChanges:
 
 
 Shapes: TypeAlias = tuple[tuple[tuple[int, ...], str], ...]
-"""Of the arrays of a message, and their dtypes' names."""
+"""Shapes of a message's arrays, and the names of their dtypes."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class StageMesh:
 
     @cached_property
     def own(self) -> tuple[jax.Device, ...]:
-        """Those of this process; if all are absent, those of the process that has the first."""
+        """Devices of this process; if it has none of them, those of the process that has the first."""
         processes = [device.process_index for device in self.devices]
         here = jax.process_index() if jax.process_index() in processes else processes[0]
         return tuple(device for device in self.devices if device.process_index == here)
@@ -95,11 +95,11 @@ class StageMesh:
 
     @cached_property
     def whole(self) -> Sharding:
-        """Of arrays that every device has."""
+        """The sharding of arrays that every device has whole."""
         return self.sharding(WHOLE)
 
     def sharding(self, spec: PartitionSpec) -> Sharding:
-        """Of arrays spread over the mesh's axes as `spec` says."""
+        """The sharding of arrays spread over the mesh's axes as `spec` says."""
         return SingleDeviceSharding(self.devices[0]) if self.single else NamedSharding(self.mesh, spec)
 
     def like(self, other: Sharding) -> Sharding:
@@ -131,7 +131,7 @@ class StageMesh:
         return jax.tree.map(_spread, values, shardings)
 
     def put_whole(self, values: Sequence[Any]) -> Sequence[jax.Array]:
-        """As `put`, of a list of host arrays that will be whole on every device."""
+        """Puts a list of host arrays whole on every device; see `put`."""
         return self._host_copier(values) if self.single else self.put(values)
 
     def shards(self, arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
@@ -141,7 +141,7 @@ class StageMesh:
         return [shard for array in arrays for shard in shards_of(array)]
 
     def copies(self, arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
-        """Of arrays that every device has, one copy each."""
+        """One copy each of arrays that every device has."""
         return arrays if self.single else [shards_of(array)[0] for array in arrays]
 
     def shapes_sent(self, specs: Sequence[Array], once: bool) -> Shapes:
@@ -170,7 +170,7 @@ class StageMesh:
 
 
 def tracing_alone() -> AbstractContextManager[Any]:
-    """As `StageMesh.tracing`, for what is to run on one device, or nowhere."""
+    """Like `StageMesh.tracing`, for what is to run on one device, or nowhere."""
     return StageMesh((jax.local_devices()[0],)).tracing()
 
 

@@ -127,7 +127,7 @@ class Layout:
         return f"stage {stage} of replica {replica}" if replica else f"stage {stage}"
 
     def share(self, stage_replica: int, microbatches: Sequence[Item]) -> Sequence[Item]:
-        """Of what there is one of per microbatch of a step, what a stage replica gets."""
+        """A stage replica's share of a list with one item per microbatch of a step."""
         replica, _ = self.place(stage_replica)
         return microbatches[replica :: self.replicas]
 
@@ -215,7 +215,7 @@ class Mesh:
 
     @cached_property
     def _first_devices(self) -> list[int]:
-        """Of each stage of one replica; and how many devices that has."""
+        """The first device of each stage of one replica, and at the end how many devices the replica has."""
         return [0, *accumulate(self.widths)]
 
     @cached_property
@@ -387,7 +387,7 @@ def _is_count(value: object) -> bool:
 
 
 def _local_devices() -> Sequence[jax.Device]:
-    """Those of this process; refuses JAX_PLATFORMS that asks for some that are not there."""
+    """Devices of this process; refuses JAX_PLATFORMS that asks for some that are not there."""
     asked: str = getattr(jax.config, "jax_platforms") or ""  # noqa: B009 (JAX's types lack it)
     try:
         return list(jax.local_devices())

@@ -26,7 +26,7 @@ from rrfp_jax.runtime._jax import cast_like
 from rrfp_jax.runtime.model.user_errors import CARRY_AND_MB, called, calling, init_takes_carry, takes
 
 MOST_LAYERS = 2**16
-"""Of a model, each of which is traced if it is unlike the one before it."""
+"""Most layers of a model; a layer is traced if it is unlike the one before it."""
 
 Params: TypeAlias = Any
 """A pytree of arrays, nested dicts as a rule, or of their specs."""
@@ -231,7 +231,7 @@ def layer(
 
 
 def _authors_own(factory: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of our keywords that are for an author's class, or function of `rngs`, which takes them."""
+    """Keywords of ours that an author's class, or function of `rngs`, takes and that are meant for it."""
     if not isinstance(factory, type) and not takes(factory, "rngs"):
         return {}
     return {

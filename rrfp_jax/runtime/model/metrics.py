@@ -164,7 +164,7 @@ class Reduced:
     numbers: Sequence[float]
 
     def __add__(self, other: Reduced) -> Reduced:
-        """Of both; numbers are added in the order in which this is called."""
+        """The reduction of both; numbers are added in the order of the calls."""
         pairs = zip(self.numbers, other.numbers, strict=True)
         return Reduced(
             self.kind, [float(np.maximum(a, b)) if self.kind == "max" else a + b for a, b in pairs]

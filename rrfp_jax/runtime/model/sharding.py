@@ -22,12 +22,12 @@ from rrfp_jax.runtime.model.roles import Roles, leaf_paths, matching
 TP = "tp"
 
 WHOLE = PartitionSpec()
-"""Of what every device of a stage has."""
+"""The spec of what every device of a stage has whole."""
 
 
 @dataclass(frozen=True)
 class Sharding:
-    """Of a model's parameters, by path of those that are spread over a stage's devices, and of carries.
+    """Specs of the parameters that are spread over a stage's devices, by path, and of carries.
 
     `carry` holds for what has so many dimensions; other arrays that stages send are whole.
     """
@@ -36,11 +36,11 @@ class Sharding:
     carry: PartitionSpec = WHOLE
 
     def of_params(self, tree: Params) -> list[PartitionSpec]:
-        """Of the leaves of {layer index as text: tree}."""
+        """Specs of the leaves of {layer index as text: tree}."""
         return [self.params.get(path, WHOLE) for path in leaf_paths(tree)]
 
     def of_carry(self, carry: Any) -> list[PartitionSpec]:
-        """Of the leaves of a carry."""
+        """Specs of the leaves of a carry."""
         leaves, least = jax.tree.leaves(carry), len(self.carry)
         return [self.carry if len(leaf.shape) >= least else WHOLE for leaf in leaves]
 

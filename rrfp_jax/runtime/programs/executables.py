@@ -196,7 +196,7 @@ COMPILER_SETTINGS = (
     *("jax_exec_time_optimization_effort", "jax_memory_fitting_effort", "jax_memory_fitting_level"),
     *("jax_optimization_level", "jax_xla_profile_version"),
 )
-"""Those that tell the compiler something; all others show in the program's text."""
+"""JAX's settings that tell the compiler something; all others show in the program's text."""
 
 ROUGHLY = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
 """Options by which XLA compiles for CPUs in a fifth of the time. What it makes takes 2 to 5 times as long.
@@ -205,7 +205,7 @@ Without them most of the time goes into loops: each has an MLIR context of its o
 """
 
 ROUGHLY_LATER: dict[str, Any] = {"xla_backend_optimization_level": 0}
-"""The same for compilers that have no emitters to be left out, such as that of jaxlib 0.12."""
+"""`ROUGHLY` for compilers that have no emitters to be left out, such as that of jaxlib 0.12."""
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ def leaves_of(chunks: Sequence[Params], roles: Sequence[LeafRoles]) -> list[tupl
 
 
 def _zeros_program(compiler: Compiler, specs: list[Any]) -> Compiled:
-    """Of programs without any result, stored ones cannot be loaded."""
+    """Programs without any result cannot be loaded once stored, so there is none for no sums."""
     if not specs:
         return lambda: specs
     return compiler(lambda: zeros(specs), out=where(specs), roughly=True)
@@ -115,7 +115,7 @@ def wide(spec: Any) -> jax.ShapeDtypeStruct:
 
 
 def wide_dtype(dtype: Any) -> Any:
-    """Of sums of values of a dtype, float32 or wider; float8 has no common dtype with others by itself."""
+    """The dtype of sums of such values: float32 or wider. float8 alone has no common dtype with others."""
     return jnp.dtype(jnp.float32) if dtype.itemsize < 4 else dtype
 
 
@@ -194,12 +194,12 @@ class FusedHalves:
         return crossing + max(temporary_bytes(self.input), temporary_bytes(self.weight))
 
     def as_text(self) -> str:
-        """As of a compiled program: the HLO of both."""
+        """The HLO of both halves, like that of a compiled program."""
         halves: Sequence[Any] = (self.input, self.weight)
         return "\n".join(half.as_text() for half in halves if half is not None)
 
     def memory_analysis(self) -> FusedHalves:
-        """As of a compiled program, whose bytes of temporaries are asked for."""
+        """Itself, which has the bytes of temporaries that are asked of a compiled program."""
         return self
 
 

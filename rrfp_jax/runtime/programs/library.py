@@ -199,7 +199,7 @@ class Library:
         return self._programs[bucket, phase]
 
     def buckets(self, phase: Phase) -> list[Bucket]:
-        """Those that programs have been compiled for; steps may add some while another thread asks."""
+        """Buckets that programs have been compiled for; steps may add some while another thread asks."""
         return [bucket for bucket, of in list(self._programs) if of == phase]
 
     def of_stage(self, stage_replica: int) -> dict[Bucket, Sequence[StagePrograms]]:
@@ -238,7 +238,7 @@ class Library:
         return 0 if own.tasks.keys() == {FORWARD, *kinds} else len(wanted - own.lowered.keys())
 
     def _compile(self, counting: Counting, job: Job, kinds: Collection[Kind]) -> StagePrograms:
-        """Of a virtual stage; without any kind of backward, for forwards only."""
+        """The programs of a virtual stage; without any kind of backward, those for forwards only."""
         bucket, stage_replica, chunk = job
         own = self._before(job, kinds)
         if own is not None and own.tasks.keys() == {FORWARD, *kinds}:

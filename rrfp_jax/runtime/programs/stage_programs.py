@@ -137,7 +137,7 @@ class VirtualStageShape:
         )
 
     def placed(self, spread: Spread) -> tuple[Specs, Specs, Specs]:
-        """The same as `specs`, with where they lie."""
+        """`specs` with where they lie."""
         params, carry, inputs = self.specs()
         return (
             spread(params, self.sharding.of_params(self.params)),
@@ -402,7 +402,7 @@ class _Row:
         return [self._arguments[i - fixed] for i in program_of(self._traced, kind).reads if i >= fixed]
 
     def _bytes(self, values: Collection[int]) -> int:
-        """Of values, without data and the loss scale, which are not of a microbatch in flight."""
+        """Bytes of values, without data and the loss scale, which are not of a microbatch in flight."""
         others = {*self.inputs, *self._edges[-1].scale}
         return nbytes(self._specs(i for i in values if i not in others))
 

@@ -95,7 +95,7 @@ class ExitReport:
         leave_file(folder, f"last-words-{self.rank}.json", self)
 
     def line(self) -> str:
-        """The same as a line, for when no file can be written: a full disk, a folder that was removed."""
+        """The report as a line, for when no file can be written: a full disk, a folder that was removed."""
         text = json.dumps(to_builtins(self))
         if len(text) > LONGEST_LINE:
             text = json.dumps(to_builtins(replace(self, traceback=None)))

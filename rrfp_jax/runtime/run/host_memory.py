@@ -32,7 +32,7 @@ LOCK_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class HostMemory:
-    """Of one attempt."""
+    """The host memory of one attempt."""
 
     folder: Path
     replicas: int

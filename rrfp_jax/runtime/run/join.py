@@ -130,7 +130,7 @@ def in_company() -> bool:
 
 
 def _joined() -> World:
-    """The same as `join`, without a limit on what follows the work."""
+    """Like `join`, without a limit on what follows the work."""
     place = Place.of(ENVIRONMENT)
     if place is None and (step := SlurmStep.of(ENVIRONMENT)) is not None:
         ENVIRONMENT.update(step_gpus(ENVIRONMENT, step))  # this task's share, if `srun` shows it those of all

@@ -241,7 +241,7 @@ def first_host(nodes: str) -> str:
 
 
 def tasks_per_node(text: str) -> tuple[int, ...]:
-    """Of SLURM's way to write it: "2(x3),1" is (2, 2, 2, 1); UsageError if it is written otherwise."""
+    """Tasks per node in SLURM's way to write them: "2(x3),1" is (2, 2, 2, 1); UsageError for another way."""
     parts = [re.fullmatch(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?", part) for part in text.split(",")]
     if not all(parts) or sum(int(part[2] or 1) for part in parts if part) > MOST_NODES:
         raise UsageError(f"SLURM_STEP_TASKS_PER_NODE={text} is no number of tasks per node; {REMEDY}")
@@ -252,7 +252,7 @@ REMEDY = "start ranks with srun, or alone without SLURM's variables: unset ${!SL
 
 
 def _number(environment: Mapping[str, str], *names: str, default: int | None = None) -> int:
-    """Of the first of these variables that is set."""
+    """The number in the first of these variables that is set."""
     name = next((name for name in names if environment.get(name)), names[0])
     text = environment.get(name) or ("" if default is None else str(default))
     if not re.fullmatch(r"[0-9]{1,18}", text):
@@ -297,9 +297,9 @@ def gpu_environment(
 
 
 def step_gpus(environment: Mapping[str, str], step: SlurmStep, proc: Path = PROC) -> dict[str, str]:
-    """The same for a task of a SLURM step: nothing where `srun` has bound it to GPUs of its own.
+    """The variables that bind a task of a SLURM step to GPUs; none where `srun` has bound it already.
 
-    Then it sees fewer than its node has for the step; else, as with --gpus-per-node, each sees all of them.
+    A bound task sees fewer than its node has for the step; without, as with --gpus-per-node, each sees all.
     """
     here = environment.get("SLURM_GPUS_ON_NODE", "")
     if here.isdecimal() and int(here) != len(visible_gpus(environment, proc)):
@@ -309,7 +309,7 @@ def step_gpus(environment: Mapping[str, str], step: SlurmStep, proc: Path = PROC
 
 PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 EXCEPTIONS = ("no_grpc_proxy", "no_proxy")
-"""Of each, only the first that is set counts."""
+"""Names of the exceptions from a proxy; only the first that is set counts."""
 
 
 def proxy_for(host: str, environment: Mapping[str, str]) -> str | None:

@@ -44,10 +44,10 @@ MAGIC = b"RRFPREC4"
 """Its last character counts the versions of the layout below."""
 
 ENTRIES, MOST_OWN, MOST_MEMBERS, MOST_MESSAGES = 64, 256, 128, 32768
-"""Of the ring, of stage replicas, of a group's members, of messages; what is beyond is not recorded."""
+"""Room for ring entries, own stage replicas, a group's members, messages; what is beyond is not recorded."""
 
 STAGE_WORDS = 4
-"""Of 64 stages each; which stages beyond these a process runs is not recorded but as text."""
+"""Words of 64 stages each; stages beyond these are recorded as text only."""
 
 ENTRY = struct.Struct("<QqiiiidQ")  # position, step, stage, kind, chunk, microbatch, time, position
 SHAPES: Sequence[Shape] = ("looped", "v")
@@ -101,7 +101,7 @@ LONGEST_STAT = 4096
 """Bytes of `/proc/<pid>/stat`."""
 
 STATE, START = 0, 19
-"""Of what follows the program's name: places of the state's letter, and of the start in clock ticks."""
+"""Places, in what follows the program's name, of the state's letter and of the start in clock ticks."""
 
 
 def start_of(pid: int) -> int | None:
@@ -127,7 +127,7 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def host_name() -> bytes:
-    """Of this machine, as flight recorders have it."""
+    """The name of this machine as flight recorders have it."""
     return socket.gethostname().encode()[:64]
 
 

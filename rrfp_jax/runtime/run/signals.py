@@ -90,7 +90,7 @@ class Stop:
         self.forget()
 
     def forget(self) -> None:
-        """As if nothing had been requested; in all processes at the same point."""
+        """Forgets what was requested; to be called in all processes at the same point."""
         self.requested = self.agreed = StopReason.NOTHING
 
     def request(self, why: StopReason) -> None:
@@ -152,7 +152,7 @@ class Signals:
         self.fileno = self._reader.fileno  # readable also for signals that are not told
 
     def take(self) -> Sequence[int]:
-        """Those since the last call, in order."""
+        """Signals since the last call, in order."""
         try:
             return [number for number in self._reader.recv(4096) if number in self._numbers]
         except BlockingIOError:
@@ -297,7 +297,7 @@ def heard_signals(*numbers: int, answer: SignalAnswer) -> Iterator[StopSignals]:
 
 
 def replaceable(numbers: Sequence[int]) -> list[int]:
-    """Those of some signals that nobody ignores or has a handler of their own for."""
+    """The signals among these that nobody ignores or has a handler of their own for."""
     usual = (signal.SIG_DFL, signal.default_int_handler)
     return [number for number in numbers if signal.getsignal(number) in usual]
 

@@ -21,7 +21,7 @@ LOADER = "rrfp-load"
 """The name of the thread that loads the next step's data."""
 
 MOST_FRAMES = 60
-"""Of a thread, the innermost."""
+"""Most frames that are shown of a thread, the innermost."""
 
 DUMPED_THREAD = re.compile(r"(?:Current thread|Thread) 0x([0-9a-f]+)")
 DUMPED_FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')

@@ -73,7 +73,7 @@ DUMP_SIGNAL = getattr(signal, "SIGRTMIN", 0) + 9
 
 
 class StatusResponder:
-    """Of one process; `attend` is called twice a second by the watchdog, or by `alone`."""
+    """Answers requests for status in one process: the watchdog, or `alone`, calls `attend` twice a second."""
 
     def __init__(self, world: World) -> None:
         self._world, self._counters = world, world.recorder.counters

@@ -147,7 +147,7 @@ class SealedStore:
         self._store.key_value_set_bytes(key, self._seal(key, value) + value)
 
     def blocking_key_value_get_bytes(self, key: str, timeout_in_ms: int) -> bytes:
-        """As `Store` has it; RuntimeError if what is there was not written by a process of this run."""
+        """See `Store`; RuntimeError if what is there was not written by a process of this run."""
         found = self._store.blocking_key_value_get_bytes(key, timeout_in_ms)
         seal, value = found[:SEAL], found[SEAL:]
         if not hmac.compare_digest(seal, self._seal(key, value)):

@@ -37,7 +37,7 @@ STOOD_STILL_SECONDS = 10.0
 """If nobody has looked for so much longer than a pause, the process stood still, as by Ctrl-Z."""
 
 LONGEST_SECONDS = 366 * 86400.0
-"""Of a limit that a system call gets: a year."""
+"""Longest limit that a system call gets: a year."""
 
 
 class Awaited(Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -48,7 +48,7 @@ class Awaited(Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields
 
     @property
     def place(self) -> Awaited:
-        """The same without times: equal on ranks that are at the same point."""
+        """The wait without times: equal on ranks that are at the same point."""
         return replace(self, waited=0.0, limit=0.0)
 
 

@@ -22,7 +22,7 @@ LeafShards: TypeAlias = MutableMapping[Leaf, Shards]
 """What a process's devices have of the leaves of a stage."""
 
 Held: TypeAlias = MutableMapping[int, LeafShards]
-"""The same by stage replica of the process (see `Layout`)."""
+"""`LeafShards` by stage replica of the process (see `Layout`)."""
 
 Exchange: TypeAlias = Callable[[str, Mapping[Place, Shards], Sequence[Place]], Mapping[Place, Shards]]
 """`Driver.exchange` of this process: what is exchanged, what it sends, what it expects -> what has come."""
@@ -146,7 +146,7 @@ def locate(library: Library, chunks: Sequence[Sequence[range]], layout: Layout) 
 
 
 def distant_pairs(ties: Iterable[LeafTransfer]) -> set[tuple[int, int]]:
-    """Of those between two stages, the stages."""
+    """Pairs of stage replicas between which tied leaves are sent."""
     return {(tie.source, tie.target) for tie in ties if tie.source != tie.target}
 
 

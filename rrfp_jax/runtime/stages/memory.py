@@ -45,7 +45,7 @@ class BucketLedger:
 
     @property
     def transient_bytes(self) -> int:
-        """Of the program that needs most while it runs."""
+        """Transient bytes of the program that needs most while it runs."""
         return max(chunk.most_transient_bytes for chunk in self.chunks)
 
     @classmethod
@@ -63,7 +63,7 @@ class BucketLedger:
 
     @classmethod
     def of_programs(cls, programs: Mapping[Bucket, Sequence[StagePrograms]]) -> dict[str, BucketLedger]:
-        """Those of all buckets by name, from the programs of each chunk."""
+        """Ledgers of all buckets by name, from the programs of each chunk."""
         return {
             bucket_name(bucket): cls.of(bucket, own, [one.footprint for one in own])
             for bucket, own in programs.items()
@@ -105,7 +105,7 @@ class StageLedger(FixedBytes):
         return max(self.buckets.values(), key=lambda bucket: bucket.held_bytes)
 
     def plain(self) -> dict[str, Any]:
-        """As plain data, for JSON and messages."""
+        """The ledger as plain data, for JSON and messages."""
         return asdict(self)
 
     @classmethod
@@ -188,7 +188,7 @@ def memory_of_step(
 
 
 def _share(setting: Setting, own: Sequence[StageLedger], buckets: Sequence[str]) -> Share:
-    """Of each of the stages on one device."""
+    """What each of the stages on one device gets of its bytes."""
     distinct = set(buckets)
     transient = max(ledger.buckets[bucket].transient_bytes for ledger in own for bucket in distinct)
     total: int | None = None

@@ -133,7 +133,7 @@ class WholeOptimizer:
         return OptimizerPart(reduce(self.init, of_stage), reduce(self.update, updated + of_stage), own, state)
 
     def state_bytes(self, layer: int) -> int:
-        """Of the leaves that belong to a layer (to the first of several), and of those that are shared."""
+        """Bytes of the leaves that belong to a layer (the first of several), and of those that are shared."""
         return nbytes([spec for k, (_, spec) in enumerate(self.state) if self.layer_of(k) in (-1, layer)])
 
     def layer_of(self, k: int) -> int:
@@ -218,7 +218,7 @@ def _bits(mask: int, count: int) -> frozenset[int]:
 
 @dataclass(frozen=True)
 class Hyperparams:
-    """Those of a stage's optimizer."""
+    """Hyperparameters of a stage's optimizer."""
 
     names: Sequence[str]
     reads: Sequence[int]  # of the stage's leaves of the state, those that the program takes
@@ -358,7 +358,7 @@ def _update_of(whole: WholeOptimizer, part: OptimizerPart, places: Sequence[int]
 
 
 class Optimizer:
-    """Of one stage.
+    """The optimizer of one stage.
 
     Attributes:
         stages: those of its replicas that are updated together here.

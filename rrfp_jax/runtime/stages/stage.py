@@ -69,7 +69,7 @@ class Stage:
 
     @property
     def sums(self) -> list[jax.Array]:
-        """Those sums as one flat list."""
+        """The gradient sums as one flat list."""
         return [leaf for own in self._sums for leaf in own]
 
     def replace_sums(self, sums: Arrays) -> None:
@@ -79,7 +79,7 @@ class Stage:
 
     @property
     def gradient_bytes(self) -> list[int]:
-        """Of a microbatch's gradients of each chunk while they are parked: as wide as the sums."""
+        """Bytes of a microbatch's parked gradients, by chunk: as wide as the sums."""
         return [nbytes(own) for own in self._sums]
 
     def replace(self, params: Params) -> None:
@@ -101,7 +101,7 @@ class Stage:
         self._sums[chunk] = sums
 
     def zeros(self, chunk: int) -> list[jax.Array]:
-        """In their place for a program whose gradients are to be parked."""
+        """Zeros in the place of a chunk's sums, for a program whose gradients are to be parked."""
         return self._programs.zeros[chunk]()  # type: ignore[no-any-return]
 
     def add(self, chunk: int, parked: Arrays) -> None:
@@ -118,7 +118,7 @@ class Stage:
         return params, [self._sums[chunk][number] for chunk, _, number in self._owned]
 
     def norms(self) -> jax.Array:
-        """Of those; see `SumPrograms`."""
+        """Norms of the gradient sums; see `SumPrograms`."""
         return self._programs.norms(*self.owned())  # type: ignore[no-any-return]
 
     def updated(self, params: Arrays, sums: Arrays) -> None:
@@ -138,7 +138,7 @@ class Stage:
 
     @cached_property
     def places(self) -> Mapping[Leaf, tuple[int, int]]:
-        """Of every parameter: its chunk, and its place in the chunk's list of leaves."""
+        """By parameter, its chunk and its place in the chunk's list of leaves."""
         return {
             Leaf(int(layer), False, n): (chunk, place)
             for chunk, of in enumerate(self._roles)

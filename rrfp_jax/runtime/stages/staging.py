@@ -169,7 +169,7 @@ class Staging:
         )
 
     def parts(self, stage_replica: int, stage_mesh: StageMesh) -> tuple[list[Params], list[LeafRoles]]:
-        """Of each chunk, specs of parameters with where they lie on these devices, and their roles."""
+        """By chunk, specs of parameters with where they lie on these devices, and their roles."""
         specs, sharding = self._library.params, self._library.sharding(stage_mesh.width)
         chunks = self._chunks[stage_replica % self._layout.stages]
         params = [{str(i): specs[str(i)] for i in layers} for layers in chunks]

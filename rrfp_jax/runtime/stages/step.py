@@ -152,7 +152,7 @@ class ModelStep:
 
 
 class Norms(NamedTuple):
-    """Of gradient sums over all stages; of tied ones once, frozen ones not. Without gradients zeros."""
+    """Norms of gradient sums over all stages, or zeros; tied ones count once, frozen ones not."""
 
     finite: bool  # whether all sums are
     squared: float
@@ -161,7 +161,7 @@ class Norms(NamedTuple):
 
 @dataclass(frozen=True)
 class Sums:
-    """Of a step's microbatches, in microbatch order, in float64."""
+    """Sums over a step's microbatches, added in microbatch order in float64."""
 
     totals: Sequence[float]  # per microbatch
     weight: float
