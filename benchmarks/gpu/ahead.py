@@ -75,7 +75,7 @@ def started(config: RunConfig) -> tuple[Trainer, Sequence[StageLedger], dict[str
     began = perf_counter()
     trainer = config.trainer()
     table = trainer.start(config.made("validation_data"))
-    compiled, loaded = trainer.programs
+    compiled, loaded = trainer._programs
     found: dict[str, Any] = {"compiled": compiled, "loaded": loaded, "seconds": perf_counter() - began}
     folder = config.settings.execution.executables
     if compiled and folder is not None:

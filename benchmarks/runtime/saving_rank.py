@@ -37,7 +37,7 @@ def block(
     for _ in range(STEPS):
         trainer.step(batch)
         if mode == "memory":
-            trainer.hold(memory)
+            trainer._hold(memory)
     trainer.finish_saving()
     return perf_counter() - began
 

@@ -110,7 +110,7 @@ class Loop:
     def _validated(self, ends: bool) -> Evaluation | None:
         """The validation; None if the run stops during it. The one at the end is always finished."""
         found, count = [], self.config.validation_steps or None
-        with closing(self.trainer.evaluating(self.validation, count)) as steps:
+        with closing(self.trainer._evaluating(self.validation, count)) as steps:
             for sums in steps:
                 found.append(sums)
                 if self._is_pressed and not ends:

@@ -158,7 +158,7 @@ class _Run:
         began = perf_counter()
         table = trainer.start(validation, progress=self._display.tell)
         self._display.say(stage_table(table))
-        compiled, loaded = trainer.programs
+        compiled, loaded = trainer._programs
         seconds = perf_counter() - began
         self._display.say(f"ready after {seconds:.1f} s: {compiled} programs compiled, {loaded} loaded")
         folder = self._config.settings.execution.executables

@@ -79,7 +79,7 @@ class Saver:
             UsageError: the run cannot go on from it.
         """
         self._config = config
-        found = self._trainer.look_at(self._source) if self._resumes else None
+        found = self._trainer._check_resume(self._source) if self._resumes else None
         if found is None:
             return 0
         if found.config is not None and (changed := differences(found.config, config)):
@@ -109,7 +109,7 @@ class Saver:
     def _went_on(self) -> bool:
         """Go on from the source, if it has a checkpoint; whether it has."""
         try:
-            found = self._trainer.go_on(self._source)
+            found = self._trainer._resume(self._source)
         except NoneIntact:
             if not self._is_held:
                 raise
@@ -174,7 +174,7 @@ class Saver:
         if self._memory is not None and not ends:  # else who dies now would leave nothing to be saved
             with suppress(OSError):  # which `hold` says
                 self._memory.make()
-            self.keeps = self._trainer.hold(self._memory.states, self._config)
+            self.keeps = self._trainer._hold(self._memory.states, self._config)
         if not self._settings.wanted:
             return
         now = max(part.end for part in report.trace.parts)

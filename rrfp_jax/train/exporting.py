@@ -18,11 +18,11 @@ from rrfp_jax.printing import say
 from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.model.pipeline import Pipeline
 from rrfp_jax.train.flax_states import flax_states
-from rrfp_jax.train.session import Session
+from rrfp_jax.train.trainer import Trainer
 
 
 def export(
-    source: Session | str | PathLike[str],
+    source: Trainer | str | PathLike[str],
     *,
     pipe: Pipeline | None = None,
     step: int | None = None,
@@ -63,7 +63,7 @@ def export(
             one whose layers are not known.
         TrainingError: there are only damaged checkpoints.
     """
-    if isinstance(source, Session):
+    if isinstance(source, Trainer):
         if pipe is not None or step is not None:
             raise UsageError("export(trainer): pipe= and step= are for folders; leave them out")
         return source.params(modules=modules)

@@ -2,38 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+import jax
 import optax
 
+from rrfp_jax.checkpoint.checkpoint import OnError
 from rrfp_jax.core.admission import SPARE_GRADIENTS, Accumulation
 from rrfp_jax.core.group import GroupProtocol
 from rrfp_jax.core.schedules import Schedule
-from rrfp_jax.data.contract import as_data
+from rrfp_jax.data.contract import Data, InMemory, Microbatch, as_data, load_step, plan_step
+from rrfp_jax.errors import UsageError
+from rrfp_jax.fields import output_of
+from rrfp_jax.json_files import write_json
+from rrfp_jax.printing import say
+from rrfp_jax.progress import Doing, Progress, during, silent
+from rrfp_jax.runtime.engine.engine import Engine, EngineSpec
 from rrfp_jax.runtime.engine.pacing import Delays
 from rrfp_jax.runtime.engine.settings import (
     LossScale,
     OnNonfinite,
     Rebalance,
     Settings,
+    check_jax_settings,
+    loss_scale_of,
 )
+from rrfp_jax.runtime.mesh.stage_mesh import transfers_meant
 from rrfp_jax.runtime.mesh.topology import Mesh
+from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.model.pipeline import Pipeline
 from rrfp_jax.runtime.programs.initial import InitFunction
 from rrfp_jax.runtime.run.consensus import CarrierName
+from rrfp_jax.runtime.run.join import join
+from rrfp_jax.runtime.stages.memory import StageLedger
+from rrfp_jax.runtime.stages.step import Sums
 from rrfp_jax.runtime.transport.choice import TransportName
 from rrfp_jax.sim.choice import Auto
-from rrfp_jax.sim.planned import Planned
-from rrfp_jax.train.assembly import assemble
-from rrfp_jax.train.checks import check_types
+from rrfp_jax.sim.planned import Planned, base_of
+from rrfp_jax.trace.costs import measured
+from rrfp_jax.train.auto_schedule import auto_schedule
+from rrfp_jax.train.auto_split import auto_split
+from rrfp_jax.train.checks import check_count, check_losses, check_model, check_order, check_types, folder_of
+from rrfp_jax.train.flax_states import flax_states
+from rrfp_jax.train.gathering import whole_params
+from rrfp_jax.train.going_on import Found, look_at, say_none
+from rrfp_jax.train.hint_exchange import HintExchange
+from rrfp_jax.train.kept_numbers import kept_numbers, say_which_count
 from rrfp_jax.train.named import read_schedule
-from rrfp_jax.train.report import Report
-from rrfp_jax.train.session import Session
+from rrfp_jax.train.one_thread import OneThread, one_thread
+from rrfp_jax.train.rebalancing import rebalancing
+from rrfp_jax.train.reference import CheckReport, compare
+from rrfp_jax.train.report import Evaluation, Report
+from rrfp_jax.train.stepping import Stepper
+from rrfp_jax.views.progress_line import shown_progress
+from rrfp_jax.views.trace_file import write_trace
 
 
-class Trainer(Session):
+class Trainer:
     """Trains a pipeline, in one process or in several that all run the same program.
 
     What can be refused is refused here, before anything is compiled. Compiling and allocating wait for the
@@ -100,5 +128,411 @@ class Trainer(Session):
         settings = Settings.flat(locals())  # whose names are those of the fields
         first = read_schedule(schedule)
         wrapped = None if data is None else as_data(data)
-        stepper = assemble(pipe, optimizer, wrapped, mesh, first, split, init, settings)
-        super().__init__(stepper, optimizer, wrapped, on_step)
+        self._stepper = _stepper(pipe, optimizer, wrapped, mesh, first, split, init, settings)
+        self._optimizer, self._data, self._on_step = optimizer, wrapped, on_step
+        self._world = self._stepper.engine.world
+        self._checked = False
+        self._programs = 0, 0  # compiled by all processes for the first step, and loaded instead
+        self._one_thread = OneThread()
+        if wrapped is not None:
+            self._check_model(wrapped, plan_step(wrapped, 0))
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        """Refuse `copy`, `pickle` and whatever uses them."""
+        raise UsageError(
+            "a Trainer cannot be copied or pickled, as its arrays and programs are on devices of this "
+            "process: write it with trainer.save(folder), or copy trainer.params()"
+        )
+
+    # What it is, and how it stands.
+
+    @property
+    def schedule(self) -> Schedule | Planned:
+        """The schedule of the next step; may be set between steps, to an object or name (`Stepper.take`)."""
+        return self._stepper.schedule
+
+    @schedule.setter
+    @one_thread("schedule")
+    def schedule(self, schedule: Schedule | Planned | Auto | str) -> None:
+        self._stepper.take(read_schedule(schedule))
+
+    @property
+    def split(self) -> list[int]:
+        """Layers per virtual stage; may be set between steps, which moves layers (`Stepper.recut`)."""
+        return self._engine.split
+
+    @split.setter
+    @one_thread("split")
+    def split(self, split: Sequence[int]) -> None:
+        if isinstance(split, str) or not isinstance(split, Sequence):
+            raise UsageError(f"split={split!r}: give a list of numbers of layers, one per stage")
+        self._stepper.recut(split)
+
+    @property
+    def loss_scale(self) -> LossScale:
+        """The loss scale of the next step; may be set between steps."""
+        return self._stepper.standing.loss_scale
+
+    @loss_scale.setter
+    def loss_scale(self, scale: float | str | LossScale | None) -> None:
+        self._stepper.standing = replace(self._stepper.standing, loss_scale=loss_scale_of(scale))
+
+    @property
+    def steps_done(self) -> int:
+        """How many steps have been trained, those that were left out among them."""
+        return self._stepper.steps_done
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process is the one of its run that prints and writes what is wanted once."""
+        return self._world.rank == 0
+
+    # Start, and parameters.
+
+    def start(
+        self, evaluate: Any = None, *, progress: Progress | bool | None = None
+    ) -> Sequence[StageLedger]:
+        """Compile and allocate, unless that has been done; what each stage needs.
+
+        Args:
+            evaluate: data that will be evaluated between steps, for which to compile at once, too.
+            progress: True to show what lasts, now and later: compiling, evaluating, saving, restoring; on a
+                terminal or in a notebook as a live line, elsewhere as plain lines, of several processes on
+                one. Or a listener that is told instead, False for none, None to leave it as it is. Unless
+                one is given a Trainer is quiet.
+        """
+        if progress is not None:
+            self._engine.library.progress = self._listener(progress)
+        self._start(self._own_data("start"), None if evaluate is None else as_data(evaluate))
+        return self._engine.memory.ledgers()
+
+    @one_thread("params")
+    def params(self, *, modules: bool = False) -> list[Any]:
+        """The trained model, layer by layer, whole in this process, for plain flax; see `rrfp.export`."""
+        return flax_states(self._engine.pipe.layers, whole_params(self._started("params")), modules)
+
+    @property
+    def stage_params(self) -> Params:
+        """The parameters of this process's stages, {layer index as text: nested dict}, on their devices.
+
+        In a run of one process those are all. The next step frees them: copy them.
+        """
+        stages = self._started("stage_params").distinct
+        return {k: v for stage in stages for k, v in stage.params.items()}
+
+    # Training and evaluation.
+
+    def steps(self, count: int) -> Iterator[Report]:
+        """Train `count` further steps on the trainer's data, giving each one's report.
+
+        Raises:
+            UsageError: no data or no optimizer; at once.
+            TrainingError: a loss or gradient is not finite (see `on_nonfinite`), a program failed, or nothing
+                moves any more; parameters are those before the step.
+        """
+        check_count("steps", "count", count, 0)
+        self._require_optimizer()
+        return self._steps(self._own_data("steps"), count)
+
+    @one_thread("step")
+    def step(self, microbatches: Sequence[Mapping[str, Any]]) -> Report:
+        """One training step on these microbatches (dicts of arrays). Raises as `steps` does."""
+        self._require_optimizer()
+        data = InMemory(microbatches)
+        self._start(data)
+        return self._train(data)
+
+    @one_thread("value_and_grad")
+    def value_and_grad(self, microbatches: Sequence[Mapping[str, Any]]) -> tuple[float, Params]:
+        """Loss and gradient of these microbatches, without an update.
+
+        Returns:
+            The summed loss over the summed weight, and its gradient, {layer index as text: nested dict},
+            each leaf on its stage's device; in a run of several processes, that of this one's stages. Frozen
+            parameters are left out; tied ones have the sum over all of them, each.
+        """
+        data = InMemory(microbatches)
+        self._start(data)
+        sums = self._stepper.run("train", data, self.steps_done).sums
+        check_losses(sums.totals, self.steps_done, "; the step is not applied")
+        unit = sums.weight * self.loss_scale.value
+        with transfers_meant():
+            gradient = jax.tree.map(lambda g: g / unit, self._engine.gradients())
+        return sums.total / sums.weight, gradient
+
+    def evaluate(self, data: Any, steps: int | None = None) -> Evaluation:
+        """Mean loss and metrics over `steps` steps of other data, forwards only.
+
+        Args:
+            data: as for the Trainer.
+            steps: how many; None for `data.steps` if it has that, else 1.
+        """
+        return Evaluation.of(list(self._evaluating(data, steps)))
+
+    @one_thread("check")
+    def check(self) -> CheckReport:
+        """Compare one step with plain, unpipelined JAX and print that with the bytes of every stage.
+
+        In a run of several processes each compares its own stages, and gets the other parameters for that.
+
+        Raises:
+            UsageError: there is no data.
+        """
+        data = self._own_data("check")
+        table = self.start()
+        self._stepper.loader.settle()
+        microbatches = load_step(data, self.steps_done)
+        with during(self._progress, "comparing with plain JAX"):
+            loss, gradient = self.value_and_grad(microbatches)
+            params = whole_params(self._engine) if self._world.size > 1 else self.stage_params
+            ids = self._stepper.seed, self.steps_done
+            with transfers_meant():
+                report = compare(self._engine.pipe, params, microbatches, ids, loss, gradient, table)
+        report = report.of_all(self._world.gather("the check", report.leaves))
+        if self._world.rank == 0:
+            say(str(report))
+        return report
+
+    # Files.
+
+    def write_trace(self, path: str | Path) -> None:
+        """The latest steps as a trace that Perfetto opens; `UsageError` if they cannot be written."""
+        write_trace(output_of("path", path), {"run": self._stepper.recorded})
+
+    def write_costs(self, path: str | Path) -> None:
+        """What tasks and transfers took in the latest steps, by bucket, for `schedules.Planned`; JSON.
+
+        Before the first step nothing is written, but the path is checked. Raises as `write_trace` does.
+        """
+        file = output_of("path", path)
+        if (table := measured(self._stepper.recorded)) is not None:
+            write_json(file, table.as_json_object(), indent=1)
+
+    @one_thread("save")
+    def save(
+        self,
+        folder: str | Path,
+        *,
+        keep: int = 3,
+        on_error: OnError = "stop",
+        wait: bool = True,
+        config: Any = None,
+    ) -> None:
+        """Write a checkpoint, `<folder>/<steps done>/`, which plain orbax reads too; all processes together.
+
+        Args:
+            folder: of the run's checkpoints, on a file system that all processes share.
+            keep: how many of them to keep; older ones are removed once this one is complete.
+            on_error: what to do if it cannot be written: "stop", or "continue" with a line about it.
+            wait: False lets the next steps go on beside the writing; the last ones are waited for by
+                `finish_saving`.
+            config: plain data to keep with it.
+
+        Raises:
+            UsageError: there is nothing to save before the first step.
+            TrainingError: it cannot be written, and `on_error` is "stop".
+        """
+        if not self._engine.stages:
+            raise UsageError("Trainer.save: nothing to save before the first step; call start() first")
+        check_count("save", "keep", keep, 1)
+        self._stepper.saves.save(folder_of("save", folder), keep, on_error, self._stepper.state(config))
+        if wait:
+            self.finish_saving()
+
+    @one_thread("finish_saving")
+    def finish_saving(self) -> bool:
+        """Wait for a checkpoint that is being written; raises as `save` does.
+
+        Returns:
+            Whether the latest `save` has written its checkpoint; equal on all processes.
+        """
+        with during(self._progress, "saving"):
+            return self._stepper.saves.finish()
+
+    @one_thread("restore")
+    def restore(self, folder: str | Path, step: int | None = None, *, params_only: bool = False) -> bool:
+        """Go on from the latest intact checkpoint of a folder; all processes together.
+
+        The mesh, the number of processes, the schedule and the precision of messages may be others than
+        when it was saved. One that is damaged is passed over; that is said, and that there is none.
+
+        Args:
+            folder: as for `save`.
+            step: to take the checkpoint of another step than the latest.
+            params_only: take the parameters and nothing else, to fine-tune or to evaluate. Steps, data, loss
+                scale and optimizer begin anew; the optimizer, what is frozen or tied, and the seed may be
+                others, and there may be no optimizer.
+
+        Returns:
+            Whether there was one.
+
+        Raises:
+            UsageError: it is of another model, optimizer or seed, there is none of that step, or the folder
+                has other things than checkpoints. With
+                `params_only` also if there is none at all, or after a step.
+            TrainingError: there are only damaged ones.
+        """
+        data = self._own_data("restore")
+        path = folder_of("restore", folder)
+        if step is not None:
+            check_count("restore", "step", step, 0)
+        if params_only and self.steps_done:
+            raise UsageError(
+                f"Trainer.restore(params_only=True) after {self.steps_done} steps: training begins anew with "
+                f"these parameters, so restore them before the first step"
+            )
+        if params_only:
+            self._start(data)
+            with during(self._progress, "restoring", str(path)):
+                self._stepper.saves.restore_params(path, step)
+            return True
+        found = self._check_resume(path, step)  # before it compiles
+        if found is not None and found.refusal:
+            raise UsageError(found.refusal)
+        if found is None and step is None:
+            say_none(self._world, path, self.steps_done)
+        return self._resume(path, step)
+
+    # What `rrfp_jax.runs` uses as well.
+
+    def _evaluating(self, data: Any, steps: int | None = None) -> Generator[Sums]:
+        """The steps of an evaluation one by one, so that it may be left between two of them."""
+        data = as_data(data)
+        count = getattr(data, "steps", 1) if steps is None else steps
+        check_count("evaluate", "steps", count, 1)
+        self._start(data)
+        try:
+            for step in range(count):
+                self._progress(Doing("validating", step, count, f"{step / count:.0%}"))
+                with self._one_thread.uses("evaluate"):
+                    sums = self._stepper.run("evaluate", data, step).sums
+                check_losses(sums.totals, step, "")
+                yield sums
+        finally:
+            self._progress(Doing("validating", count, count))
+
+    @one_thread("hold")
+    def _hold(self, folder: Path, config: Any = None) -> bool:
+        """Write a checkpoint to a folder in the host's memory, as `save` does; see `Saves.hold`."""
+        return self._stepper.saves.hold(folder, self._stepper.state(config))
+
+    @one_thread("restore")
+    def _resume(self, folder: str | Path, step: int | None = None) -> bool:
+        """Restore what `_check_resume` did not refuse; False, without a word, if there is no checkpoint."""
+        data, path = self._own_data("restore"), folder_of("restore", folder)
+        self._start(data)
+        asked = kept_numbers(self._engine)
+        with during(self._progress, "restoring", str(path)):
+            restored = self._stepper.saves.restore(path, step)
+        if restored is None:
+            return False
+        say_which_count(self._engine, asked)
+        if not self._stepper.go_on_from(*restored, data) and self._world.rank == 0:
+            say(f"the data of step {self.steps_done - 1} is not what it was: it goes on with other data")
+        return True
+
+    @one_thread("restore")
+    def _check_resume(self, folder: str | Path, step: int | None = None) -> Found | None:
+        """What `restore` would find there: the config kept with it, and why this Trainer could not go on.
+
+        Nothing is compiled. All processes together.
+        """
+        self._own_data("restore")
+        return look_at(self._engine, self._stepper.seed, folder_of("restore", folder), step)
+
+    @property
+    def _progress(self) -> Progress:
+        """What is told of whatever lasts, from now on: compiling, also for shapes that are met later, too."""
+        return self._engine.library.progress
+
+    # Inside.
+
+    @property
+    def _engine(self) -> Engine:
+        return self._stepper.engine
+
+    def _started(self, asked: str) -> Engine:
+        if not self._engine.stages:
+            raise UsageError(f"Trainer.{asked}: there are none before the first step; call start() first")
+        return self._engine
+
+    def _listener(self, progress: Progress | bool) -> Progress:
+        if not isinstance(progress, bool):
+            return progress
+        return shown_progress() if progress and self.is_main else silent
+
+    def _require_optimizer(self) -> None:
+        if self._optimizer is None:
+            raise UsageError("this Trainer has no optimizer: Trainer(pipe, optax.adamw(...), ...)")
+
+    def _own_data(self, method: str) -> Data:
+        if self._data is None:
+            raise UsageError(f"Trainer.{method}() needs data: Trainer(..., data=...)")
+        return self._data
+
+    def _start(self, data: Data, evaluate: Data | None = None) -> None:
+        if self._engine.stages:
+            return
+        with self._one_thread.uses("start"):
+            plan = plan_step(data, 0)
+            self._check_model(data, plan)
+            self._programs = self._stepper.start(data, plan, evaluate)
+
+    def _check_model(self, data: Data, plan: Sequence[Microbatch]) -> None:
+        if not self._checked:
+            check_order(self._stepper.rules(len(plan), "train"))
+            check_model(self._engine.pipe, self._engine, self._optimizer, data, plan)
+            self._checked = True
+
+    def _steps(self, data: Data, count: int) -> Iterator[Report]:
+        self._start(data)
+        for left in reversed(range(count)):
+            yield self._train(data, left)
+
+    @one_thread("step")
+    def _train(self, data: Data, left: int | None = None) -> Report:
+        report = self._stepper.train(data, left)
+        if self._on_step is not None:
+            self._on_step(report)
+        return report
+
+
+def _stepper(
+    pipe: Pipeline,
+    optimizer: optax.GradientTransformation | None,
+    data: Data | None,
+    mesh: Mesh,
+    schedule: Schedule | Planned | Auto,
+    split: Sequence[int] | str | None,
+    init: InitFunction | None,
+    settings: Settings,
+) -> Stepper:
+    """Join the other processes and lay the stages out on the mesh; the arguments are those of a Trainer.
+
+    Raises:
+        UsageError: see `check_jax_settings`, `join`, `Mesh.lay_out`, `auto_schedule`, `auto_split`, `Engine`,
+            `rebalancing`.
+    """
+    check_jax_settings()
+    layout = mesh.lay_out(join())
+    layout.world.waits.stall_seconds = settings.execution.stall_seconds
+    exchange = None
+    if isinstance(schedule, Auto):
+        exchange = HintExchange(schedule) if schedule.exchange and layout.replicas == 1 else None
+        schedule, split = auto_schedule(schedule, pipe, optimizer, data, settings, mesh, split, layout)
+    order = base_of(schedule)
+    if isinstance(split, str):  # "auto"
+        split = auto_split(pipe, optimizer, data, settings, mesh, order, layout)
+    spec = EngineSpec(
+        pipe=pipe,
+        layout=layout,
+        placement=mesh.placement(order),
+        optimizer=optimizer,
+        init=init,
+        settings=settings,
+    )
+    engine = Engine(spec, split)
+    if not engine.memory.limited:
+        settings = settings.limited(mesh.pp)
+    moves = rebalancing(settings.execution.rebalance, layout.widths)
+    return Stepper(engine, settings, schedule, exchange, moves)

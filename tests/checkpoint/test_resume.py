@@ -128,7 +128,7 @@ def test_steps_taken_beside_the_writing_change_nothing_that_is_saved(tmp_path):
 
 def test_nothing_there(tmp_path, capsys, monkeypatch):
     own = trainer(1)
-    monkeypatch.setattr(own, "go_on", lambda folder, step: False)  # it would compile
+    monkeypatch.setattr(own, "_resume", lambda folder, step: False)  # it would compile
     (tmp_path / ".2.saving").mkdir()  # was never completed
     for folder in (tmp_path, tmp_path / "thrid.checkpoints"):
         assert not own.restore(folder) and own.steps_done == 0

@@ -53,7 +53,7 @@ def test_a_start_compiles_nothing_and_says_the_same(name, tmp_path):
     assert ahead.programs == len(list(tmp_path.glob(f"*{ENDING}"))) > 0  # equal ones once
     trainer = rrfp.Trainer(pipe(), OPTIMIZER, data=DATA, mesh=mesh, schedule=schedule, executables=tmp_path)
     ledgers = trainer.start(DATA)
-    assert trainer.programs[0] == 0 < trainer.programs[1]
+    assert trainer._programs[0] == 0 < trainer.programs[1]
     found = [own.ledger for own in ahead.stages]
     unlike = {"compile_seconds": 0.0, "device": ""}
     assert [dataclasses.replace(own, **unlike) for own in found] == [

@@ -45,7 +45,7 @@ def test_the_parameters_are_those_of_the_trainer(trained):
 
 def test_plain_flax_gives_equal_logits_by_every_way(trained):
     trainer, folder = trained
-    pipe, params = trainer.pipe, whole_params(trainer._engine)
+    pipe, params = trainer._engine.pipe, whole_params(trainer._engine)
     carry = None
     for index in range(len(pipe)):
         mb = MicrobatchView({"tokens": zoo.TOKENS}, np.zeros(3, np.uint32), index, training=False)
@@ -85,10 +85,10 @@ def test_an_evaluation_batch_is_what_layers_read_of_a_microbatch():
 
 def test_tied_parameters_are_one(trained):
     trainer, folder = trained
-    if trainer.pipe.tied:
+    if trainer._engine.pipe.tied:
         for states in (rrfp.export(trainer), rrfp.export(folder)):
             assert bits(states[0]["tables"][1]["embedding"]) == bits(states[5])
-        states, first = rrfp.export(trainer), rrfp.Trainer(trainer.pipe, data=zoo.microbatches)
+        states, first = rrfp.export(trainer), rrfp.Trainer(trainer._engine.pipe, data=zoo.microbatches)
         first.start()
         frozen = rrfp.export(first)
         assert bits(states[0]["tables"][0]["embedding"]) == bits(frozen[0]["tables"][0]["embedding"])

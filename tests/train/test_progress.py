@@ -10,7 +10,7 @@ def test_a_listener_is_told_of_what_lasts(tmp_path):
     told = []
     trainer = toy.trainer(1)
     trainer.start(progress=told.append)
-    assert trainer.is_main and trainer.progress == told.append
+    assert trainer.is_main and trainer._progress == told.append
     told.clear()
     trainer.evaluate(lambda step: toy.microbatches(3, seed=step), steps=4)
     assert [doing for doing in told if doing.what == "validating"] == [
@@ -28,7 +28,7 @@ def test_a_listener_is_told_of_what_lasts(tmp_path):
     ]
     told.clear()
     trainer.start(progress=None)
-    steps = trainer.evaluating(lambda step: toy.microbatches(3), steps=4)
+    steps = trainer._evaluating(lambda step: toy.microbatches(3), steps=4)
     next(steps)
     steps.close()
     assert [(doing.done, doing.total) for doing in told] == [(0, 4), (4, 4)], "it ends, too, if it is left"
@@ -42,7 +42,7 @@ def test_it_is_shown_if_that_is_asked_for(monkeypatch, capsys):
     monkeypatch.setattr(progress_line, "LINE_AFTER", 0.0)
     trainer = toy.trainer(1)
     trainer.start(progress=True)
-    assert isinstance(trainer.progress, Lasting)
+    assert isinstance(trainer._progress, Lasting)
     capsys.readouterr()
     trainer.evaluate(lambda step: toy.microbatches(3, seed=step), steps=2)
     assert "validating 2/2: done after" in capsys.readouterr().out

@@ -175,7 +175,7 @@ def test_checkpoints_of_the_first_versions(monkeypatch, tmp_path):
     trainer.save(tmp_path)
     with pytest.raises(rrfp.UsageError, match=r"by an earlier version.*give pipe="):
         rrfp.export(tmp_path)
-    assert bits(rrfp.export(tmp_path, pipe=trainer.pipe)) == bits(rrfp.export(trainer))
+    assert bits(rrfp.export(tmp_path, pipe=trainer._engine.pipe)) == bits(rrfp.export(trainer))
 
 
 def test_a_checkpoint_that_tells_of_other_layers_than_it_has(monkeypatch, tmp_path):
