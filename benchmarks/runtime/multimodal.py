@@ -42,10 +42,10 @@ STAGES, MICROBATCHES, SECONDS, MANY = (4, 8), 48, 0.020, 32
 HOP = 0.0004
 QUICK = (2,), 4, 0.005, 3
 
-CAUSES = {
+COLUMNS = {
     "fills, drains": (Cause.BEGIN, Cause.END),
     "another stage": (Cause.STAGE,),
-    "transfer": (Cause.LINK,),
+    "transfer": (Cause.LINK, Cause.INJECTED),
     "fixed order": (Cause.ORDER,),
     "memory": (Cause.MEMORY,),
     "turn": (Cause.TURN,),
@@ -63,7 +63,7 @@ class Row(Compared):
             only simulated.
         limit: most microbatches that a stage may hold.
         hop: the run's own (s).
-        shares: of the step, mean over stages and the latest steps: "compute", and idle by `CAUSES`.
+        shares: of the step, mean over stages and the latest steps: "compute", and idle by `COLUMNS`.
     """
 
     stages: int
@@ -123,7 +123,7 @@ def measure(workload: Workload, schedule: str, limit: int, simulate: bool) -> Ro
     run = PacedTimes([nan], HOP, [case.simulated_step(HOP)]) if simulate else case.run()
     own = [shares(stage_times(step, fixed)) for step in run.traced]
     found = {"compute": fmean(share["compute"] for share in own)}
-    for name, causes in CAUSES.items():
+    for name, causes in COLUMNS.items():
         found[name] = fmean(sum(share[cause] for cause in causes) for share in own)
     return Row(
         stages=workload.stages,

@@ -51,7 +51,7 @@ class HintView(Protocol):
         """All runnable tasks of a direction in tie order."""
 
     def heads(self, rank: Mapping[Task, int]) -> Iterator[Task]:
-        """The lowest runnable task of every direction and chunk, by rank."""
+        """The lowest runnable task of every direction and chunk; `rank` has all tasks, no two alike."""
 
     def was_dispatched(self, task: Task) -> bool:
         """Whether a task of this stage is past."""

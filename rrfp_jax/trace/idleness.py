@@ -58,7 +58,7 @@ class CauseRow(NamedTuple):
     column: str  # of a table of schedules
     letter: str  # in a live bar
     style: str  # of that letter
-    colour: str  # in a report's charts
+    colour: str  # in a report's charts; pictures have that of `drawn`
 
 
 CAUSES: Mapping[Cause, CauseRow] = {
@@ -123,7 +123,8 @@ HELD: Mapping[WaitCause | None, Cause] = {
 }
 """What the core said that a stage waited for while something was ready, as a cause of idleness.
 
-A cause that is not here counts as none: what was ready tells (`_gap`).
+A cause that is not here counts as none: what was ready tells (`_gap`). Nor does it count once the task
+that ends the gap is ready: then it is the host's or the group's time.
 """
 
 

@@ -2,11 +2,13 @@
 
 import rrfp_jax as rrfp
 
-NAMED = (
-    *("bf", "bfw", "fb", "b-priority", "f-priority", "gpipe", "1f1b", "interleaved-1f1b", "zb-h1", "zb-h2"),
+HINTS = ("bf", "bfw", "fb", "b-priority", "f-priority")
+ORDERS = (
+    *("gpipe", "1f1b", "interleaved-1f1b", "zb-h1", "zb-h2"),
     *("zb-v", "v-half", "v-min", "v-zb", "dualpipe-v"),
 )
-RANKED = tuple(f"ranked:{name}" for name in NAMED[5:])
+NAMED = HINTS + ORDERS
+RANKED = tuple(f"ranked:{name}" for name in ORDERS)
 FAMILIES = ("constant", "log-normal", "multimodal", "slow-link")
 LARGE = ("bf", "bfw", "1f1b", "ranked:zb-v")
 
