@@ -23,8 +23,7 @@ from benchmarks.paced_run import Pace, PacedRun
 from configs import quickstart
 from rrfp_jax.runs.config import RunConfig
 from rrfp_jax.runs.files import RunFiles
-from rrfp_jax.runtime.engine import engine as step_run
-from rrfp_jax.runtime.engine import loop as step_execution
+from rrfp_jax.runtime.engine import engine, loop
 from rrfp_jax.runtime.run.join import join
 from rrfp_jax.runtime.run.recorder import FlightRecorder
 from rrfp_jax.trace.costs import constant
@@ -39,10 +38,10 @@ NOTHING = Part(start=0.0, end=1.0, busy={}, packed=b"")
 RECORDING: dict[tuple[Any, str], Callable[..., Any]] = {
     **{(FlightRecorder, name): lambda *_: None for name in ("dispatched", "phase", "beat", "begin_round")},
     **{(FlightRecorder, name): lambda *_: None for name in ("sent", "got", "ended", "enters")},
-    (step_execution, "TaskRecord"): lambda *_: None,
+    (loop, "TaskRecord"): lambda *_: None,
     (Part, "of"): lambda *_: NOTHING,
     (StepTrace, "bubble"): lambda *_: [],
-    (step_run, "busy_of"): lambda *_: 0.0,
+    (engine, "busy_of"): lambda *_: 0.0,
 }
 """What records, and what stands there instead; beside it rank 0 writes files. Without what `Part.of` packs,
 nothing of it is sent.

@@ -41,25 +41,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Footprint:
-    """Bytes of one microbatch on one chunk of a stage.
+    """Bytes of one microbatch on one chunk of a stage."""
 
-    Attributes:
-        activation_in_bytes, activation_out_bytes: for F, of F; without data, and what is sent and held.
-        gradient_in_bytes, gradient_out_bytes: for B or I, of B or I.
-        held_after_forward_bytes: from F to B or I.
-        held_after_input_bytes: from I to W.
-        temporary_bytes: of the program of each kind ("F", "B", "I", "W"), besides arguments and results.
-        dropped_bytes: of those of its arguments that are not held after it.
-    """
-
-    activation_in_bytes: int
-    activation_out_bytes: int
-    gradient_in_bytes: int
-    gradient_out_bytes: int
-    held_after_forward_bytes: int
-    held_after_input_bytes: int
-    temporary_bytes: Mapping[str, int] = field(default_factory=dict)
-    dropped_bytes: Mapping[str, int] = field(default_factory=dict)
+    activation_in_bytes: int  # for F, without data
+    activation_out_bytes: int  # of F, without what is sent and held
+    gradient_in_bytes: int  # for B or I
+    gradient_out_bytes: int  # of B or I
+    held_after_forward_bytes: int  # from F to B or I
+    held_after_input_bytes: int  # from I to W
+    temporary_bytes: Mapping[str, int] = field(default_factory=dict)  # by kind's letter
+    dropped_bytes: Mapping[str, int] = field(default_factory=dict)  # of arguments that are not held after it
 
     @property
     def largest_arrival(self) -> int:
@@ -218,12 +209,7 @@ def _of_microbatches(by_bucket: Iterable[T], buckets: Sequence[int]) -> list[T]:
 
 
 class Meter:
-    """Counts bytes by what is dispatched, what is on its way here, and what has been delivered elsewhere.
-
-    Attributes:
-        now: bytes held for microbatches: arrived or arriving, kept between programs, sent and not delivered.
-        peak: the most so far, with what each program needs while it runs.
-    """
+    """Counts bytes held for microbatches: arriving, kept between programs, sent and not delivered."""
 
     def __init__(self, footprints: Sequence[Chunks], buckets: Sequence[int]) -> None:
         self._buckets = buckets
@@ -233,7 +219,7 @@ class Meter:
 
     def begin(self) -> None:
         """A step begins: nothing is there."""
-        self.now = self.peak = 0
+        self.now = self.peak = 0  # the peak is with what each program needs while it runs
 
     def coming(self, awaited: Input) -> None:
         """The memory of an input from another virtual stage is taken from now on."""

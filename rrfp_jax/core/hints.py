@@ -244,10 +244,7 @@ class _Line:
 
 
 class _Place(tuple[int, _Line]):
-    """How many tasks of an order are past, from its beginning on, and the order.
-
-    The number follows from what was dispatched, so it tells no states apart.
-    """
+    """How many tasks of an order are past, and the order, which alone tells states apart."""
 
     __slots__ = ()
 
@@ -263,18 +260,10 @@ _new = tuple.__new__  # a class's own takes longer, and there is one a task
 
 @dataclass(frozen=True)
 class Ranked(Hint):
-    """Any fixed order as a ranking: the first of its tasks that is runnable (paper, section 5).
-
-    Attributes:
-        order: any; with its placement.
-        reserve: whether an F may run ahead only where the order keeps its room.
-
-    Raises:
-        ValueError: `order` is none.
-    """
+    """Any fixed order as a ranking: the first of its tasks that is runnable (paper, section 5)."""
 
     order: FixedOrder
-    reserve: bool = True
+    reserve: bool = True  # an F may run ahead only where the order keeps its room
 
     def __post_init__(self) -> None:
         if not isinstance(self.order, FixedOrder):

@@ -57,11 +57,7 @@ class ListedOrder(FixedOrder):
         return f"ListedOrder({self.placement}, {self.microbatches} microbatches, {digest})"
 
     def placement_for(self, stages: int, chunks: int = 1) -> Placement:
-        """Its own.
-
-        Raises:
-            ValueError: it is for another number of stages.
-        """
+        """Its own; ValueError if it is for another number of stages."""
         if stages != self.placement.stages:
             raise ValueError(f"the order is for {self.placement.stages} stages, not for {stages}")
         return self.placement

@@ -44,11 +44,7 @@ RANKED = "ranked:"
 
 
 def by_name(name: str) -> Schedule:
-    """A schedule by its name on command lines and in configs.
-
-    Raises:
-        ValueError: no such schedule, or a ranking by one that is no fixed order.
-    """
+    """A schedule by its name on command lines and in configs; ValueError if there is none."""
     order = name.removeprefix(RANKED) if isinstance(name, str) else ""
     if order not in NAMED:
         known = ", ".join(sorted(NAMED))

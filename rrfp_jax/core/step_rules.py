@@ -19,10 +19,7 @@ MOST_QUEUED = 2
 
 
 def default_max_in_flight(stages: int) -> int:
-    """Microbatches in flight on a stage unless somebody says otherwise, or bytes limit them: two per stage.
-
-    1F1B holds up to one per stage. More than two gain next to nothing (`benchmarks/results/simulated.md`).
-    """
+    """Microbatches in flight on a stage if nothing else limits them: two per stage; more gain little."""
     return 2 * stages
 
 

@@ -128,11 +128,7 @@ class HangReport:
 
 
 def judge(seen: Sequence[RankSnapshot], *, absent: Sequence[int] = (), stalls: bool = False) -> HangReport:
-    """Say why a run does not move, naming who is to blame, or that it moves.
-
-    At least one rank is seen; absent ones have no flight recorder yet. A run `stalls` if a wait has come to
-    its limit.
-    """
+    """Say why a run does not move, or that it moves; it `stalls` if a wait has come to its limit."""
     ranks = {one.rank: one for one in sorted(seen, key=lambda one: one.rank)}
     if not stalls and not any(map(_is_out, seen)):
         recordings = [one.recording for one in seen]
@@ -152,12 +148,12 @@ def judge(seen: Sequence[RankSnapshot], *, absent: Sequence[int] = (), stalls: b
 
 def _is_out(one: RankSnapshot) -> bool:
     """Whether a rank takes no part although it has not come to its end."""
-    return one.state in ("gone", "stopped") and one.phase != ENDED
+    return one.state in ("gone", "stopped") and one.recording.phase != ENDED
 
 
 def _prepares(one: RankSnapshot) -> bool:
     """Whether a rank starts or compiles, and waits for nobody."""
-    if one.phase not in (STARTING, COMPILING) or one.state != "answers" or one.waiting:
+    if one.recording.phase not in (STARTING, COMPILING) or one.state != "answers" or one.waiting:
         return False
     return one.users is None or one.now - one.recording.phase_since < TRACED_SECONDS
 
@@ -165,7 +161,7 @@ def _prepares(one: RankSnapshot) -> bool:
 def _absent(seen: Snapshots, absent: Sequence[int]) -> HangReport | None:
     """Ranks that cannot do their part whatever the others do."""
     for one in sorted(seen.values(), key=lambda one: one.state != "gone"):
-        if _is_out(one) or (one.state == "silent" and one.phase != STARTING):
+        if _is_out(one) or (one.state == "silent" and one.recording.phase != STARTING):
             return HangReport(cause=HangCause.OUT, seen=seen, blamed=[one.rank])
     return HangReport(cause=HangCause.ABSENT, seen=seen, blamed=absent) if absent else None
 
@@ -174,7 +170,7 @@ def _blame(seen: Snapshots) -> HangReport:
     """The first that holds, by the order of belief."""
     report = partial(HangReport, seen=seen)
     for rank, one in seen.items():
-        for other in one.round.members if one.round is not None else ():
+        for other in () if one.recording.round is None else one.recording.round.members:
             if other > rank and other in seen:
                 position = first_difference(one.recording.tasks, seen[other].recording.tasks)
                 if position is not None:
@@ -203,7 +199,7 @@ def _waiting(seen: Snapshots) -> tuple[dict[int, list[int]], list[Lost], list[No
     missing: list[NotEntered] = []
     for rank, one in seen.items():
         others: list[int] = []
-        place = one.waiting[0] if one.waiting else None
+        place, round = one.waiting[0] if one.waiting else None, one.recording.round
         if one.state == "answers" and (isinstance(place, ForDevices) or one.is_busy):
             others, without = _partners(one, seen)
             missing += without
@@ -216,8 +212,8 @@ def _waiting(seen: Snapshots) -> tuple[dict[int, list[int]], list[Lost], list[No
                     lost.append(Lost(other, rank, SentValue(place.what)))
                 else:
                     others.append(other)
-        elif isinstance(place, ForTask | ForProgram) and one.round and place.step == one.round.step:
-            for found in (*_missing_inputs(seen, rank, one.round), *_group(one, one.round, seen)):
+        elif isinstance(place, ForTask | ForProgram) and round and place.step == round.step:
+            for found in (*_missing_inputs(seen, rank, round), *_group(one, round, seen)):
                 lost += [found] if isinstance(found, Lost) else []
                 others.append(found.sender if isinstance(found, Lost) else found)
         if others := [other for other in dict.fromkeys(others) if other != rank and other in seen]:
@@ -263,7 +259,7 @@ def _group(one: RankSnapshot, mine: RecordedRound, seen: Snapshots) -> list[Lost
     found: list[Lost | int] = [mine.members[0]] if one.cause is WaitCause.LEADER else []
     for member, rank in enumerate(mine.members):
         other = seen.get(rank)
-        theirs = None if other is None else other.round
+        theirs = None if other is None else other.recording.round
         if other is None or theirs is None or rank == one.rank:
             continue
         number, speaks = mine.heard[member], voting or one.rank == mine.members[0] or member == 0
@@ -282,9 +278,9 @@ def _missing_inputs(seen: Snapshots, rank: int, round: RecordedRound) -> list[Lo
     """Where the inputs that a rank lacks are held up: lost messages, ranks that have not run a task."""
     ranks: dict[int, Sequence[int]] = {}  # by stage replica
     for other, one in seen.items():
-        if one.round is not None:
-            for stage_replica in one.round.own:
-                ranks.setdefault(stage_replica, one.round.members or [other])
+        if (own := one.recording.round) is not None:
+            for stage_replica in own.own:
+                ranks.setdefault(stage_replica, own.members or [other])
     directions = (Direction.FORWARD,) if round.forward_only else (Direction.FORWARD, Direction.BACKWARD)
     wanted = product(directions, range(round.microbatches), round.own, range(round.placement.chunks))
     found = [
@@ -298,7 +294,7 @@ def _held_up(
     seen: Snapshots, ranks: Mapping[int, Sequence[int]], rank: int, stage_replica: int, wanted: Input
 ) -> Lost | int | None:
     """Where an input that a rank may lack is held up; None if it has it, or its sender is not known."""
-    round = seen[rank].round
+    round = seen[rank].recording.round
     assert round is not None
     if not _lacks(round, stage_replica, wanted):
         return None
@@ -309,7 +305,7 @@ def _held_up(
     group, senders = ranks[stage_replica], ranks.get(at, ())
     number = group.index(rank) * len(senders) // len(group)  # as `Layout.receivers` has it
     sender = next(iter(senders[number:]), None)
-    theirs = seen[sender].round if sender is not None and sender in seen else None
+    theirs = seen[sender].recording.round if sender is not None and sender in seen else None
     if sender is None or theirs is None:
         return None
     if theirs.round != round.round:
@@ -349,7 +345,7 @@ def render_report(report: HangReport, *, blamed_only: bool = False) -> str:
     alike: dict[str, list[str]] = {}
     for one in sorted(report.seen.values(), key=lambda one: (one.rank not in report.blamed, one.rank)):
         if one.rank in report.blamed or not blamed_only:
-            alike.setdefault("\n".join(_stacks(one)), []).append(one.name)
+            alike.setdefault("\n".join(_stacks(one)), []).append(one.recording.name)
     blocks = [f"{', '.join(names)}:\n{stacks}" for stacks, names in alike.items()]
     head = ["the stacks of all threads, the latest call first:"] if blocks else []
     lines = (f"  {line(report, one)}" for one in report.seen.values())
@@ -358,12 +354,12 @@ def render_report(report: HangReport, *, blamed_only: bool = False) -> str:
 
 def line(report: HangReport, one: RankSnapshot) -> str:
     """What a rank is at."""
-    return f"{one.name}, {one.recording.sentence(one.now)}: {_at(report, one)}"
+    return f"{one.recording.name}, {one.recording.sentence(one.now)}: {_at(report, one)}"
 
 
 def sentence(report: HangReport) -> str:
     """What is wrong; of a run that moves, where it is."""
-    phases = list(dict.fromkeys(str(one.phase) for one in report.seen.values()))
+    phases = list(dict.fromkeys(str(one.recording.phase) for one in report.seen.values()))
     names = [name_of(report, rank) for rank in report.blamed]
     blamed = [report.seen[rank] for rank in report.blamed if rank in report.seen]
     match report.cause:
@@ -411,13 +407,13 @@ def _lost(report: HangReport, sender: str, receiver: str) -> str:
 
 
 def _late(report: HangReport, one: RankSnapshot) -> str:
-    program, at = report.program, _at(report, one)
+    program, at, name = report.program, _at(report, one), one.recording.name
     missing = "" if program is None else f"has not entered {program.what}, "
     if program is not None and report.cause is HangCause.NOT_ENTERED:
         waits = name_of(report, program.waits)
-        return f"{one.name} {missing}in which {waits} waits for it; {one.name} {at}"
+        return f"{name} {missing}in which {waits} waits for it; {name} {at}"
     who = "another rank waits" if report.others == 1 else f"{report.others} other ranks wait"
-    return f"{one.name} {missing}{at}" + (f"; {who} for it" if report.others else "")
+    return f"{name} {missing}{at}" + (f"; {who} for it" if report.others else "")
 
 
 def orders_differ(one: Recording, other: Recording, number: int) -> str:
@@ -457,13 +453,13 @@ def _at(report: HangReport, one: RankSnapshot) -> str:
         return f"{does}, in the user's {one.users}" if does else f"is in the user's {one.users}"
     if does:
         return does
-    compiles = "compiles, and " if one.phase == COMPILING and one.is_busy else ""
+    compiles = "compiles, and " if one.recording.phase == COMPILING and one.is_busy else ""
     return f"{compiles}is in {_where(one)}" if one.main_frames else f"{compiles}has not said what it does"
 
 
 def name_of(report: HangReport, rank: int) -> str:
     """A rank's name."""
-    return report.seen[rank].name if rank in report.seen else f"rank {rank}"
+    return report.seen[rank].recording.name if rank in report.seen else f"rank {rank}"
 
 
 def _stacks(one: RankSnapshot) -> Sequence[str]:

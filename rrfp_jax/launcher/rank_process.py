@@ -36,23 +36,14 @@ if os.getppid() == int(sys.argv[1]): os.execvp(sys.argv[2], sys.argv[2:])
 
 
 class RankProcess:
-    """Starts a rank's command; what it prints goes to its log, but for live lines, and by lines to `show`.
-
-    Attributes:
-        end: how it ended, as far as that is known.
-        tail: its latest lines, live ones left out.
-        stopped_since: `time.monotonic()` since when it was seen in process state T; infinite if it was not.
-
-    Raises:
-        OSError: the command cannot be started.
-    """
+    """Starts a rank's command; what it prints goes to its log, but for live lines, and by lines to `show`."""
 
     def __init__(
         self, rank: int, argv: Sequence[str], env: Mapping[str, str], log: Path, show: Callable[[bytes], None]
     ) -> None:
-        self.tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self.tail: deque[str] = deque(maxlen=TAIL_LINES)  # its latest lines, live ones left out
         self.end = RankEnd(rank=rank)
-        self.stopped_since = inf
+        self.stopped_since = inf  # `time.monotonic()` since when it was seen in process state T
         self._ended_at = 0.0  # `end.ended` by a clock that nobody sets
         self._rest = b""
         self._show = show

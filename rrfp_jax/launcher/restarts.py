@@ -36,14 +36,10 @@ def after_attempt(
     back_off: Sequence[float] = BACK_OFF_SECONDS,
     before: int = 0,
 ) -> RestartDecision:
-    """Whether a run whose latest attempt ended with this status is started again.
+    """Whether a run is started again; not if it was refused or interrupted, as its latest status says.
 
-    Args:
-        status: only a failed run is started again, not one that was refused or interrupted.
-        reached: the furthest training step that each attempt so far has begun, or NO_STEP.
-        most: restarts allowed.
-        back_off: seconds to wait, by the number of fruitless restarts.
-        before: restarts before these attempts, which begin after one that did not fail.
+    `reached` is the furthest training step that each attempt has begun, or NO_STEP; `before` counts restarts
+    before these attempts; `back_off` has seconds to wait by the number of fruitless restarts.
     """
     if status != FAILED or most == 0:
         return RestartDecision(None)
@@ -68,13 +64,7 @@ class Assignment(NamedTuple):
 
 
 def assigned(needs: Mapping[int, int], lost: Collection[int]) -> Assignment | None:
-    """Assigns as many replicas as the slots that are left have room for; None for not even one.
-
-    Args:
-        needs: by number of replicas that the run can have, of how many ranks; the most are those of the whole
-            run, which has as many slots.
-        lost: the slots out of use.
-    """
+    """Assigns as many replicas as the slots that are left have room for; `needs` has ranks by replicas."""
     left = [slot for slot in range(max(needs.values())) if slot not in lost]
     most = max((n for n, ranks in needs.items() if ranks <= len(left)), default=None)
     return None if most is None else Assignment(most, tuple(left[: needs[most]]))
@@ -87,13 +77,9 @@ LEAST_WAIT = 1.0
 
 
 class Elastic:
-    """The replicas of a run, from attempt to attempt; one that needs all its ranks has one number of them.
+    """The replicas of a run, from attempt to attempt; all are replaced `seconds` after the first loss.
 
-    Args:
-        needs: see `assigned`.
-        seconds: from the first loss until all are replaced.
-        folder: in the host's memory, for the states; None for a run that needs all its ranks.
-        save: is called with that at the end; see `end`.
+    States are in `folder`, in the host's memory; None for a run that needs all its ranks.
     """
 
     def __init__(

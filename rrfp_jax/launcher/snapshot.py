@@ -17,9 +17,7 @@ from rrfp_jax.runtime.run.recorder import (
     ANSWERED,
     ASKED,
     RecordedDispatch,
-    RecordedRound,
     Recording,
-    RunPhase,
     counters_of,
     is_stopped,
     read,
@@ -49,21 +47,6 @@ class RankSnapshot:
     recording: Recording
     report: StatusReport | None = None  # its answer
     threads: Sequence[Thread] = ()  # by its answer or dumped without it; none if unknown
-
-    @property
-    def name(self) -> str:
-        """Rank and stages: "rank 2 (stage 2)"."""
-        return self.recording.name
-
-    @property
-    def phase(self) -> RunPhase:
-        """What it is at."""
-        return self.recording.phase
-
-    @property
-    def round(self) -> RecordedRound | None:
-        """The present round of tasks, or the latest."""
-        return self.recording.round
 
     @property
     def waiting(self) -> Sequence[AnyAwaited]:
@@ -112,9 +95,9 @@ class RankSnapshot:
     @property
     def running(self) -> Sequence[RecordedDispatch]:
         """The tasks on its devices, the oldest first, as far as it still knows them."""
-        if self.round is None:
+        if (round := self.recording.round) is None:
             return []
-        return [entry for entry in self.recording.last if entry.position > self.round.ended]
+        return [entry for entry in self.recording.last if entry.position > round.ended]
 
 
 class Look:
@@ -200,11 +183,7 @@ def recorded(folder: Path) -> dict[int, Recording]:
 
 
 def living_ranks(folder: Path) -> Sequence[int] | None:
-    """The ranks of a run if any of them lives, else none; None if there are no flight recorders yet.
-
-    Raises:
-        UsageError: they are on another machine.
-    """
+    """The ranks of a run, none if all have ended; None without flight recorders, UsageError if elsewhere."""
     found = recorded(folder)
     hosts = sorted({recording.host for recording in found.values() if not recording.is_here})
     if hosts:

@@ -37,29 +37,17 @@ class Launch:
     print goes to `rank-<r>.log` and, with the rank before each line, to stdout. None of them, nor of their
     groups, is left at the end. If they fail they are started again, as `restarts.py` has it; what the attempt
     before has left is then in `attempt-<number>/`. A run that is elastic may go on with fewer ranks.
-
-    Attributes:
-        argv: the command.
-        count: of ranks.
-        folder: for logs, flight recorders (`flight-<rank>`), last words and `diagnosis.txt`. One still in
-            staging at the end is removed if the status is one of `discards`, else brought to its place.
-        patience: limits.
-        command: that messages begin with.
-        env: of the ranks, before the above is added.
-        max_restarts: how often they are started again after a failure.
-        elastic: of a run that goes on without replicas that were lost, until they are replaced.
-        discards: statuses of a run that has left nothing to keep unless it has begun.
     """
 
     argv: Sequence[str]
-    count: int
-    folder: RunFolder
+    count: int  # of ranks
+    folder: RunFolder  # brought to its place at the end, unless the status is one of `discards`
     patience: Patience
-    command: str = "rrfp-launch"
-    env: Mapping[str, str] = field(default_factory=lambda: ENVIRONMENT)
+    command: str = "rrfp-launch"  # that messages begin with
+    env: Mapping[str, str] = field(default_factory=lambda: ENVIRONMENT)  # before the above is added
     max_restarts: int = 0
-    elastic: Elastic | None = None
-    discards: Collection[int] = (REFUSED, INTERRUPTED)
+    elastic: Elastic | None = None  # if it goes on without replicas that were lost, until they are replaced
+    discards: Collection[int] = (REFUSED, INTERRUPTED)  # left nothing to keep if the run has not begun
 
     @cached_property
     def _replicas(self) -> Elastic:

@@ -73,13 +73,7 @@ class Patience:
 
 
 class Supervisor:
-    """The ranks of a run while it lasts; `say` is told of signals, and of why the ranks do not move.
-
-    Attributes:
-        ranks: all that were started.
-        passed_on: the signals that were passed on, in order.
-        monitor: looks at the ranks.
-    """
+    """The ranks of a run while it lasts; `say` is told of signals, and of why the ranks do not move."""
 
     def __init__(
         self,
@@ -247,12 +241,7 @@ KEPT = "why.txt"
 
 
 class HangMonitor:
-    """Looks at the ranks of a run and says why they do not move.
-
-    Attributes:
-        wanted: whether somebody has asked for a look.
-        stall: what was found when a wait first came to its limit; None if none has.
-    """
+    """Looks at the ranks of a run and says why they do not move."""
 
     def __init__(self, count: int, folder: RunFolder, say: Callable[[str], None], silence: float) -> None:
         self._count, self._folder, self._say = count, folder, say

@@ -188,10 +188,7 @@ class Slabs:
         return found
 
     def grow(self, slab: int, slot: int, room: int) -> None:
-        """Give a slot that nobody uses more memory.
-
-        What it had stays: others remember that memory, and must not take something else for it.
-        """
+        """Give a slot that nobody uses more memory; what it had stays, as others remember that address."""
         devices, size = self.groups[slab], room + ALIGNMENT
         # Never read whole: an output that is all of an input would be that input, and not a copy.
         arrays = [zeros(size, device) for device in devices]

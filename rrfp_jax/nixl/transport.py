@@ -149,12 +149,7 @@ class NixlTransport(BetweenProcesses):
             self._carry_out(self._sender.produced(number, at + self._world.clock[0]))
 
     def poll(self) -> list[Arrival]:
-        """Complete what can be.
-
-        Raises:
-            PeerLost: a process of the run is gone.
-            TrainingError: a write failed, or something came that nobody may send.
-        """
+        """Complete what can be; PeerLost if a process is gone, TrainingError for a write that failed."""
         self._mailbox.pump()
         if self._mailbox.membership.gone:
             for rank in self._mailbox.membership.gone.keys() - self._gone:
@@ -187,7 +182,8 @@ class NixlTransport(BetweenProcesses):
         if not self._closed:
             self._closed = True
             self._watched.put(None)
-            self._mailbox.leave(self._say_ended, 0, None)  # to post could wait, if garbage is collected now
+            # Posting could wait, if garbage is collected now.
+            self._mailbox.call_soon(self._say_ended, 0, None)
 
     def _listen(self) -> None:
         receiver, sender = self._receiver, self._sender
@@ -229,7 +225,7 @@ class NixlTransport(BetweenProcesses):
             self._let_go()
 
     def _tell_ended(self, ranks: set[int]) -> None:
-        ranks -= self._told | self._written_to()
+        ranks -= self._told | {sent.rank for sent, _ in self._writing.values()}
         self._told |= ranks
         for rank in ranks:
             self._mailbox.post(rank, Ended(), self._number)
@@ -244,9 +240,6 @@ class NixlTransport(BetweenProcesses):
         others = set(self._mailbox.ranks) - self._mailbox.membership.gone.keys()
         if not self._writing and self._gone >= others:
             self._mailbox.off(self._number)
-
-    def _written_to(self) -> set[int]:
-        return {sent.rank for sent, _ in self._writing.values()}
 
     def _carry_out(self, done: Sequence[Any]) -> None:
         for one in done:
@@ -296,12 +289,9 @@ class NixlTransport(BetweenProcesses):
             return
         self._watched.put((write.number, writing))
         if not self._watches:
-            self._watches, own = True, (self._watched, self._leave_end)
+            self._watches = True
+            own = (self._watched, partial(self._mailbox.call_soon, self._on_end_of_write))
             threading.Thread(target=_watch, args=own, name="rrfp-writes", daemon=True).start()
-
-    def _leave_end(self, number: int, error: str) -> None:
-        """From the thread that watches writes."""
-        self._mailbox.leave(self._on_end_of_write, number, error)
 
     def _on_end_of_write(self, number: int, error: str) -> None:
         sent, memory = self._writing.pop(number)

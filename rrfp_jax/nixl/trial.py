@@ -50,11 +50,7 @@ def speeds(edges: Sequence[MeasuredEdge]) -> str:
 
 
 def meet(world: World, devices: Devices, neighbours: Collection[int]) -> tuple[Agent, list[MeasuredEdge]]:
-    """Make an agent, and try it with each neighbour, both ways; what was measured between all in the run.
-
-    Raises:
-        Unusable: with the same reason in all processes.
-    """
+    """Make an agent, and try it with each neighbour, both ways; `Unusable` is raised alike everywhere."""
     device = next(iter(devices.values()))[0]
     mine: dict[str, Any] = {"error": ""}
     try:

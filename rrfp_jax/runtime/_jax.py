@@ -84,10 +84,7 @@ def load_for(serialized: Any, made_for: Sequence[int], devices: Sequence[jax.Dev
 
 
 def live_part(closed: ClosedJaxpr, outputs: Sequence[bool]) -> tuple[ClosedJaxpr, list[int]]:
-    """The program reduced to the chosen outputs, and the indices of the inputs that it still reads.
-
-    JAX's dead-code elimination looks into calls and loop bodies, which a walk over equations cannot.
-    """
+    """The program reduced to the chosen outputs, inside loops too; the indices of the inputs left."""
     jaxpr, used = partial_eval.dce_jaxpr(closed.jaxpr, list(outputs))
     return ClosedJaxpr(jaxpr, closed.consts), [i for i, live in enumerate(used) if live]
 
@@ -178,10 +175,7 @@ def join_run(coordinator: str, processes: int, rank: int) -> None:
 
 
 def exchange_at(address: str) -> None:
-    """Have what several CPU processes compute together be exchanged at this address of this machine.
-
-    By itself gloo looks up the machine's own name, which may have no address, or one of no interface.
-    """
+    """Have CPU processes exchange at this address; by itself gloo looks up the machine's own name."""
     _jax.make_gloo_tcp_collectives = partial(_make_collectives, hostname=address)
 
 
@@ -229,10 +223,7 @@ def key_value_store() -> Any:
 
 
 def shards_of(array: jax.Array) -> Sequence[jax.Array]:
-    """What this process's devices have of an array: `addressable_shards` at a fraction of its cost.
-
-    `addressable_data(i)` gives the first shard of a whole array whatever is asked.
-    """
+    """What this process's devices have of an array: `addressable_shards` at a fraction of its cost."""
     return array._arrays  # type: ignore[no-any-return, attr-defined]
 
 

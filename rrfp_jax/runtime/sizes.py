@@ -26,11 +26,7 @@ def _nbytes(spec: Any) -> int:
 
 
 def on_the_way(spec: Any) -> Any:
-    """The spec of an array as it is given to a stage: whole numbers of 4 bits and less have a byte each.
-
-    Arrays of such numbers that come from the host or another device lie in another way than compiled programs
-    expect.
-    """
+    """The spec of an array as compiled programs expect it: numbers of 4 bits and less have a byte each."""
     dtype = _dtype_on_the_way(spec.dtype)
     return spec if dtype is None else jax.ShapeDtypeStruct(spec.shape, dtype)
 

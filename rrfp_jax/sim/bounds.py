@@ -55,13 +55,7 @@ class Operation:
 
 
 def operations(rules: StepRules, costs: Costs) -> list[Operation]:
-    """All operations of a step, split as its schedule says, by microbatch, each after what it needs.
-
-    The costs must not depend on the order in which they are asked for.
-
-    Raises:
-        ValueError: what the core refuses of the rules.
-    """
+    """All operations of a step, split as its schedule says, by microbatch, each after what it needs."""
     placement = rules.placement
     stages = [StageScheduler(stage, rules) for stage in range(placement.stages)]
     found: list[Operation] = []
@@ -107,17 +101,9 @@ def lower_bound(
     """A makespan (s) that no order can beat which splits the same backwards and keeps to the same limits.
 
     As in the core, the limits are those of admission, which holds back hints only. The bound is exact up to
-    the rounding of sums.
-
-    Args:
-        rules: of the step; its schedule says only which backwards are split.
-        costs: of its tasks and transfers, which must not depend on the order.
-        budgets: in bytes, per stage.
-        any_split: bound every order, without limits, whatever it splits. A fused B is I and then W, with the
-            gradient leaving late; so no order beats the bound of those that split all backwards.
-
-    Raises:
-        ValueError: what the core refuses of the rules.
+    the rounding of sums. Costs must not depend on the order, budgets are in bytes. With `any_split` every
+    order is bounded, without limits, whatever it splits: a fused B is I and then W, with the gradient leaving
+    late, so no order beats the bound of those that split all backwards.
     """
     if any_split:
         rules, budgets = replace(rules, schedule=_SplitEverywhere(), limit=None), None

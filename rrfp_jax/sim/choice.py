@@ -43,19 +43,10 @@ SHOWN = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Auto:
-    """Let the simulator choose the hint, by predicted costs before the first step, by measured ones after.
+    """Let the simulator choose the hint, by predicted costs before the first step, by measured ones after."""
 
-    Attributes:
-        candidates: names of hints to choose from.
-        exchange: whether the hint may change between steps once costs have been measured. The placement
-            stays as it was chosen before the first step.
-
-    Raises:
-        ValueError: no candidate, an unknown one, or a fixed order, which no limit holds back.
-    """
-
-    candidates: tuple[str, ...] = CANDIDATES
-    exchange: bool = True
+    candidates: tuple[str, ...] = CANDIDATES  # names of hints
+    exchange: bool = True  # between steps, once costs have been measured; the placement stays
 
     def __post_init__(self) -> None:
         if not self.candidates:
@@ -135,13 +126,8 @@ def choose(
 ) -> Choice:
     """The candidate that takes least time, or the one with fewest tasks of those that are as fast (`EQUAL`).
 
-    Args:
-        candidates: by name: the step as it would be, or why it cannot be. All have equally many microbatches.
-        present: the one that stays unless another one takes less than `1 - GAIN` of its time; None for none.
-        most_tasks: to simulate in all.
-
-    Raises:
-        ValueError: none of them can run; with each one's reason.
+    Candidates are steps as they would be, or why they cannot be. The `present` one stays unless another takes
+    less than `1 - GAIN` of its time. ValueError says for each why none of them can run.
     """
     refused: dict[str, str] = {}
     able: dict[str, Candidate] = {}
@@ -155,7 +141,11 @@ def choose(
         except ValueError as error:
             refused[name] = str(error)
     rules = [able[name].rules for name in tasks]
-    simulated = _affordable(rules[0], sum(tasks.values()), most_tasks) if rules else 0
+    simulated = 0
+    if rules:  # a multiple of the stages, unless it is all microbatches
+        stages = rules[0].placement.stages
+        affordable = max(1, most_tasks // sum(tasks.values()) // stages) * stages
+        simulated = min(rules[0].microbatches, affordable)
     for name in tasks:
         try:
             seconds[name] = able[name].first(simulated).seconds()
@@ -176,9 +166,3 @@ def choose(
         simulated=simulated,
         microbatches=rules[0].microbatches,
     )
-
-
-def _affordable(rules: StepRules, each: int, most_tasks: int) -> int:
-    """How many microbatches are simulated: a multiple of the stages, unless it is all of them."""
-    stages = rules.placement.stages
-    return min(rules.microbatches, max(1, most_tasks // each // stages) * stages)

@@ -83,17 +83,7 @@ class Outcome:
 def compare(
     schedules: Mapping[str, Schedule | Auto | None], steps: Sequence[Step], given: Conditions
 ) -> dict[str, Outcome]:
-    """Simulate each schedule on each step.
-
-    Args:
-        schedules: by name; `Auto` for a hint chosen anew for each step, by what is known of it; None for an
-            order planned so.
-        steps: at least one.
-        given: to all.
-
-    Raises:
-        ValueError: a schedule or a limit that cannot work; it names the schedule.
-    """
+    """Simulate each schedule on each step: None is one planned for it. ValueError names what cannot work."""
     found = {}
     for name, schedule in schedules.items():
         try:
@@ -151,11 +141,7 @@ def _outcome(ran: Sequence[RecordedStep], workloads: Sequence[Workload], chosen:
 
 
 def choice(auto: Auto, step: Step, given: Conditions) -> Choice:
-    """The hint for a step, by what is known of it.
-
-    Raises:
-        ValueError: no candidate can run.
-    """
+    """The hint for a step, by what is known of it; ValueError if none can run."""
     candidates = {}
     for name, hint in auto.hints.items():
         rules, budgets = _limits(hint, step, given)

@@ -37,11 +37,7 @@ class Disturbed(Costs):
 
 @dataclass(frozen=True)
 class Straggler(Disturbed):
-    """One stage takes `factor` times as long, from microbatch `first` to `last` (None: to the end).
-
-    Raises:
-        ValueError: a factor that is not finite and at least 0.
-    """
+    """One stage takes `factor` times as long, from microbatch `first` to `last` (None: to the end)."""
 
     stage: int
     factor: float
@@ -78,11 +74,7 @@ class Jittered(Disturbed):
 
 @dataclass(frozen=True)
 class LateReadiness(Disturbed):
-    """Every arrival is noticed so many seconds later, or takes the hosts so long; the link is free by then.
-
-    Raises:
-        ValueError: seconds that are not finite and at least 0.
-    """
+    """Every arrival is noticed so many seconds later; the link is free by then."""
 
     seconds: float
 

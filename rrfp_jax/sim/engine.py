@@ -22,12 +22,13 @@ two schedules under "parallel" to see that of order.
 from __future__ import annotations
 
 import gc
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from heapq import heappop, heappush
 from operator import attrgetter
-from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from rrfp_jax.core.events import ROOM, Arrived, Dispatch
 from rrfp_jax.core.scheduler import StageScheduler
@@ -55,10 +56,7 @@ class EventQueue(Generic[Whom]):
         heappush(self._heap, (at, self._entries, happens, whom, what))
 
     def __iter__(self) -> Iterator[float]:
-        """Go from instant to instant; each is given when all of its events have happened.
-
-        Events added for an instant that has been given make it come again.
-        """
+        """Go from instant to instant, when all of its events have happened; later ones make it come again."""
         heap = self._heap
         while heap:
             now, _, happens, whom, what = heappop(heap)
@@ -68,34 +66,24 @@ class EventQueue(Generic[Whom]):
 
 
 Routes: TypeAlias = "Mapping[Kind, Sequence[tuple[Device, Sequence[Arrived]] | None]]"
+"""Where outputs go, `[kind][chunk]`: the device, and the event there, by microbatch."""
 
 
 class Device:
-    """What one stage's device does.
-
-    Attributes:
-        stage: whose it is.
-        scheduler: of the stage.
-        tasks: how many it has that have not ended.
-        held: how many transfers keep it from computing.
-        waiting: what has to happen as soon as it does not compute, if links are synchronous.
-        free: when it ends the last of its tasks (s).
-        busy: for how long it has computed, to the end of the last of its tasks (s).
-        room: from when on another task may be queued behind the running one (s).
-        ready: when each task became ready, `[kind or direction][chunk][microbatch]` (s).
-        routes: where outputs go, `[kind][chunk]`: the device, and the event there, by microbatch.
-    """
+    """What one stage's device does; times in seconds."""
 
     __slots__ = ("busy", "free", "held", "ready", "room", "routes", "scheduler", "stage", "tasks", "waiting")
 
     def __init__(self, stage: int, rules: StepRules, budget: Budget | None) -> None:
         self.stage = stage
         self.scheduler = StageScheduler(stage, rules, budget)
-        self.tasks = self.held = 0
-        self.free = self.busy = self.room = 0.0
-        self.waiting: list[Callable[[float], None]] = []
+        self.tasks = self.held = 0  # tasks that have not ended, transfers that keep it from computing
+        self.free = self.busy = 0.0  # when the last of its tasks ends, and how long it has computed by then
+        self.room = 0.0  # from when on another task may be queued behind the running one
+        self.waiting: list[Callable[[float], None]] = []  # for the end of its task, if links are synchronous
         chunks, microbatches = rules.placement.chunks, rules.microbatches
         by_direction = {way: [[0.0] * microbatches for _ in range(chunks)] for way in Direction}
+        # When each task became ready, `[kind or direction][chunk][microbatch]`.
         self.ready = [by_direction[row.direction] for row in KINDS]
         self.routes: Routes = {}
 
@@ -128,18 +116,21 @@ Freed: TypeAlias = Callable[[float, Device], None]
 """What happens when a transfer no longer keeps a device from computing."""
 
 
-class Network(Protocol):
+class Network(ABC):
     """Carries outputs; all times in seconds."""
 
+    def __init__(self, costs: Costs, agenda: EventQueue[Device], receive: Receive, freed: Freed) -> None:
+        self._transfer, self._occupancy = costs.transfer, costs.occupancy
+        self._add, self._receive, self._freed = agenda.add, receive, freed
+        self._free: dict[tuple[int, int], float] = defaultdict(float)  # when each link is, if they are serial
+
+    @abstractmethod
     def send(self, now: float, sender: Device, task: Task, receiver: Device, arrival: Arrived) -> None:
         """`task` has ended on a device, and another one needs its output."""
 
 
-class Parallel:
+class Parallel(Network):
     """Every transfer for itself."""
-
-    def __init__(self, costs: Costs, agenda: EventQueue[Device], receive: Receive, freed: Freed) -> None:
-        self._transfer, self._add, self._receive = costs.transfer, agenda.add, receive
 
     def send(self, now: float, sender: Device, task: Task, receiver: Device, arrival: Arrived) -> None:
         arrives = now + self._transfer(sender.stage, task)
@@ -149,32 +140,24 @@ class Parallel:
             self._add(arrives, self._receive, receiver, arrival)
 
 
-class Serial:
+class Serial(Network):
     """One transfer after another on each directed link."""
-
-    def __init__(self, costs: Costs, agenda: EventQueue[Device], receive: Receive, freed: Freed) -> None:
-        self._costs, self._agenda, self._receive = costs, agenda, receive
-        self._free: dict[tuple[int, int], float] = defaultdict(float)  # when each link is
 
     def send(self, now: float, sender: Device, task: Task, receiver: Device, arrival: Arrived) -> None:
         link = sender.stage, receiver.stage
         begins = max(now, self._free[link])
-        self._free[link] = begins + self._costs.occupancy(sender.stage, task)
-        arrives = begins + self._costs.transfer(sender.stage, task)
-        self._agenda.add(arrives, self._receive, receiver, arrival)
+        self._free[link] = begins + self._occupancy(sender.stage, task)
+        self._add(begins + self._transfer(sender.stage, task), self._receive, receiver, arrival)
 
 
-class Synchronous:
+class Synchronous(Network):
     """Rendezvous of two devices that do not compute."""
-
-    def __init__(self, costs: Costs, agenda: EventQueue[Device], receive: Receive, freed: Freed) -> None:
-        self._costs, self._agenda, self._receive, self._freed = costs, agenda, receive, freed
 
     def send(self, now: float, sender: Device, task: Task, receiver: Device, arrival: Arrived) -> None:
 
         def begin(now: float) -> None:
             receiver.held += 1
-            self._agenda.add(now + self._costs.transfer(sender.stage, task), end, receiver, arrival)
+            self._add(now + self._transfer(sender.stage, task), end, receiver, arrival)
 
         def end(now: float, receiver: Device, arrival: Arrived) -> None:
             for device in (sender, receiver):
@@ -189,11 +172,7 @@ class Synchronous:
             begin(now)
 
 
-NETWORKS: dict[str, Callable[[Costs, EventQueue[Device], Receive, Freed], Network]] = {
-    "parallel": Parallel,
-    "serial": Serial,
-    "synchronous": Synchronous,
-}
+NETWORKS: dict[str, type[Network]] = {"parallel": Parallel, "serial": Serial, "synchronous": Synchronous}
 
 
 def simulate(
@@ -205,13 +184,10 @@ def simulate(
     lead: float = 0.0,
     leads: Mapping[tuple[int, Task], float] | None = None,
 ) -> StepTrace:
-    """One step in virtual time, from 0 on; every stage has a device of its own.
+    """One step in virtual time, from 0 on; every stage has a device of its own, and a budget in bytes.
 
     Args:
-        rules: of the step.
-        costs: of its tasks and transfers.
         links: how transfers share them.
-        budgets: in bytes, per stage.
         lead: a second task is queued on a device up to so many seconds before the running one ends, as the
             runtime's driver does.
         leads: the same by stage and running task, where it is another than `lead`; below 0 the stage chooses
@@ -236,10 +212,7 @@ def simulate(
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Leave Python's cycle collector out: it walks over a growing step's tasks again and again.
-
-    At 10^6 tasks that took up to a fifth of the time. A step makes no garbage before it ends.
-    """
+    """Leave Python's cycle collector out: in growing steps it took up to a fifth of the time."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -261,7 +234,7 @@ class _Simulation:
     ) -> None:
         self._duration = costs.duration
         self._leads = leads
-        self._lead, self._depth = lead, 2 if lead else 1
+        self._lead = lead
         self._agenda: EventQueue[Device] = EventQueue()
         self._network = NETWORKS[links](costs, self._agenda, self._arrived, self._wake)
         self._placement = rules.placement
@@ -272,15 +245,17 @@ class _Simulation:
         self._records = bytearray()
 
     def run(self) -> StepTrace:
-        devices, woken, depth = self._devices, self._woken, self._depth
+        devices, woken, depth = self._devices, self._woken, 2 if self._lead else 1
         for device in devices:
             self._agenda.add(0.0, self._wake, device, None)
         for now in self._agenda:
             if len(woken) > 1:
-                woken.sort(key=_stage)
+                woken.sort(key=attrgetter("stage"))
             for device in woken:
-                if device.tasks < depth and not device.held:
-                    self._offer_room(now, device)
+                while device.tasks < depth and not device.held and now >= device.room:
+                    if (dispatch := device.scheduler.handle(ROOM)) is None:
+                        break
+                    self._dispatch(now, device, dispatch)
             woken.clear()
         if any(not device.scheduler.finished for device in devices):
             waits = (f"stage {device.stage} waits for {device.scheduler.awaited()}" for device in devices)
@@ -292,13 +267,6 @@ class _Simulation:
     def _wake(self, now: float, device: Device, what: object = None) -> None:
         if device not in self._woken:
             self._woken.append(device)
-
-    def _offer_room(self, now: float, device: Device) -> None:
-        while device.tasks < self._depth and now >= device.room:
-            dispatch = device.scheduler.handle(ROOM)
-            if dispatch is None:
-                return
-            self._dispatch(now, device, dispatch)
 
     def _dispatch(self, now: float, device: Device, dispatch: Dispatch) -> None:
         task, _, became_ready = dispatch
@@ -343,6 +311,3 @@ class _Simulation:
         direction, chunk, microbatch = arrival.input
         device.ready[direction][chunk][microbatch] = now
         self._wake(now, device)
-
-
-_stage = attrgetter("stage")

@@ -133,11 +133,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
 
 
 def by_name(name: str) -> Family:
-    """A family by its name.
-
-    Raises:
-        ValueError: no such family.
-    """
+    """A family by its name; ValueError if there is none."""
     if name not in tuple(FAMILIES):
         raise ValueError(f"family={name!r}: no such family; choose one of {', '.join(FAMILIES)}")
     return FAMILIES[name]

@@ -41,10 +41,7 @@ Rows: TypeAlias = Sequence[Sequence[Task]]
 
 
 def relabelled(rows: Rows, rng: random.Random) -> Rows:
-    """Microbatches change places, in all stages alike: two of them, or one goes elsewhere in their sequence.
-
-    The distance is near or far alike, because gradients that are added in order allow only near ones.
-    """
+    """Two microbatches change places, near or far alike, or one goes elsewhere, in all stages alike."""
     sequence = [task.microbatch for task in rows[0] if task[:2] == (FORWARD, 0)]
     new, here = sequence[:], rng.randrange(len(sequence))
     distance = round(len(sequence) ** rng.random()) * rng.choice((-1, 1))
@@ -66,10 +63,7 @@ ALIKE: Sequence[Callable[[int, Task], object]] = (
 
 
 def reranked(trace: StepTrace, rng: random.Random) -> Rows:
-    """Tasks that start in some stretch of time are moved: each by itself, or all of a microbatch alike.
-
-    The result is meant as a ranking: as an order it may be one that nobody can follow.
-    """
+    """Tasks of some stretch of time are moved, by themselves or by microbatch; a ranking, not an order."""
     span = trace.makespan
     centre, half = rng.uniform(0.0, span), span * math.exp(rng.uniform(-3.0, 0.0))
     distance = span * math.exp(rng.uniform(-6.0, -2.0))
@@ -115,20 +109,11 @@ def plan(
     links: Links = "parallel",
     budgets: Sequence[Budget | None] | None = None,
 ) -> Plan:
-    """The best order found for a step whose costs are known.
+    """The best order found for a step whose costs are known; ValueError if every candidate is refused.
 
-    Args:
-        rules: of the step; their own schedule does not matter. Their limit, which the core
-            applies to hints only, holds for the plan, too.
-        costs: as known beforehand.
-        candidates: to begin with. If none of them splits backwards, the plan does not either.
-        evaluations: simulations to spend; those of the candidates count, and are made in any case.
-        seed: of the random moves.
-        links: see `simulate`.
-        budgets: in bytes, per stage; they hold for the plan, too.
-
-    Raises:
-        ValueError: every candidate is refused.
+    The schedule of the rules does not matter. Their limit, which the core applies to hints only, and budgets
+    in bytes hold for the plan, too. If no candidate splits backwards, the plan does not either. Simulations
+    of the candidates count among the `evaluations`, and are made in any case.
     """
     planner = _Planner(rules, costs, links, budgets)
     found: dict[str, StepTrace] = {}
@@ -264,13 +249,7 @@ class Planned:
         return self.base if isinstance(self.base, Hint) else Ranked(self.base)
 
     def plan(self, rules: StepRules, costs: Costs, budgets: Sequence[Budget | None] | None = None) -> Plan:
-        """The order for a step.
-
-        Args:
-            rules: of the step; their own schedule does not matter.
-            costs: of its tasks and transfers.
-            budgets: in bytes, per stage.
-        """
+        """The order for a step, whatever the schedule in its rules; budgets are in bytes, per stage."""
         candidates: dict[str, Schedule] = {} if self.hint in NAMED.values() else {"base": self.hint}
         for name, schedule in NAMED.items():
             if isinstance(schedule, FixedOrder):

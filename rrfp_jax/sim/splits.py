@@ -178,10 +178,7 @@ def repeatable(steps: Sequence[RecordedStep]) -> list[Repeatable]:
 
 
 def tried(layers: Layers) -> Iterator[Split]:
-    """The split whose busiest virtual stage has least to do, those beside it, and one layer moved.
-
-    Those come first whose busiest stage has least to do.
-    """
+    """The split whose busiest virtual stage has least, those beside it, one layer moved; the best first."""
     best = layers.least
     found = {best: None}
     for v in range(len(best) - 1):

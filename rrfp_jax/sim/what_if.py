@@ -81,11 +81,7 @@ def _schedules(step: RecordedStep, costs: TableCosts, names: Sequence[str]) -> I
 
 
 def _speeds(step: RecordedStep, costs: TableCosts, layers: Layers | None, slowest: int) -> Iterator[Variant]:
-    """Stages as fast as others; what differs between their tasks stays.
-
-    If it is known what layers have to do, a stage that takes long for that is slow, and one that has more to
-    do is not.
-    """
+    """Stages as fast as others; what differs between their tasks, and what layers have to do, stays."""
     busy = [0.0] * step.trace.stages
     for (stage, _), seconds in costs.durations.items():
         busy[stage] += seconds
@@ -243,20 +239,11 @@ MANY_TASKS = 8_000
 
 @dataclass(frozen=True)
 class WhatIf:
-    """One thing that could be different.
+    """One thing that could be different, and what the step would take (s)."""
 
-    Attributes:
-        change: in words, such as "stage 2 as fast as the others".
-        kind: what is changed: "stage", "stages", "uneven", "split", "jitter", "lengths", "link", "links",
-            "injected", "host", "in flight", "bytes" or "schedule".
-        subject: which stage, link (or two of them) or schedule, or by how much; None where there is one
-            change of the kind.
-        seconds: what the step would take.
-    """
-
-    change: str
-    kind: str
-    subject: Hashable
+    change: str  # in words, such as "stage 2 as fast as the others"
+    kind: str  # what is changed, as `_variants` has it
+    subject: Hashable  # which stage, links or schedule, or by how much; None for the only change of a kind
     seconds: float
 
 
@@ -281,14 +268,9 @@ class WhatIfs:
 def what_ifs(
     step: RecordedStep, schedules: Sequence[str] | None = None, layers: Layers | None = None
 ) -> WhatIfs:
-    """Replay a step as it was, and with one thing changed at a time.
+    """Replay a step with a backward as it was, and with one thing changed at a time.
 
-    Args:
-        step: with a backward.
-        schedules: by name, to try instead of its own; those that would hold more are left out. None for
-            `SCHEDULES`, of a large step `FEW_SCHEDULES`.
-        layers: what they take, found from this step and others; None if that is not known, or the step has
-            another placement.
+    Other schedules that would hold more are left out. Of layers it may not be known what they take.
     """
     as_recorded = replay_of(step.trace)
     many = len(step.trace.records) > MANY_TASKS

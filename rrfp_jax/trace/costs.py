@@ -45,11 +45,7 @@ Factors: TypeAlias = Sequence[Sequence[float]]
 
 @dataclass(frozen=True)
 class Workload:
-    """The durations of one step in seconds, and what it keeps in bytes, by `[stage][microbatch]`.
-
-    Raises:
-        ValueError: no stage, no microbatch, tables of unequal shapes, or a time that is not finite and >= 0.
-    """
+    """A step's durations in seconds, and what it keeps in bytes, `[stage][microbatch]`; checks itself."""
 
     forward: Table
     backward_input: Table
@@ -104,11 +100,7 @@ class Workload:
 
     @classmethod
     def from_json_object(cls, data: object) -> Workload:
-        """The workload of a file, from what `json.load` made of it.
-
-        Raises:
-            ValueError: unknown or missing keys, wrong types, or what the class itself refuses.
-        """
+        """The workload of a file, from what `json.load` made of it; ValueError if it is none."""
         if not isinstance(data, dict):
             raise ValueError(
                 f"a workload is a {type(data).__name__}: give an object with {', '.join(_NAMES)}"
@@ -139,13 +131,7 @@ _NAMES = tuple(field.name for field in fields(Workload) if field.name != BYTES)
 def constant(
     stages: int, microbatches: int, forward: float, backward_ratio: float = 2.0, transfer: float = 0.0
 ) -> Workload:
-    """Equal tasks: a forward takes `forward` seconds, a transfer between stages `transfer` seconds.
-
-    A backward takes `backward_ratio` times a forward, half of that for the input and half for the weights.
-
-    Raises:
-        ValueError: no stage, no microbatch, or a time that is not finite and >= 0.
-    """
+    """Equal tasks (s); half of a backward, `backward_ratio` forwards, is for the input, half for weights."""
     half = _filled(stages, microbatches, forward * backward_ratio / 2)
     links = _filled(stages, microbatches, transfer)
     return Workload(_filled(stages, microbatches, forward), half, half, links, links)
@@ -325,10 +311,7 @@ def link_row(placement: Placement, stage: int, to: int, kind: Kind) -> int:
 
 @dataclass(frozen=True)
 class TableCosts(Costs):
-    """Every task's own duration, and every output's own transfer time, by (stage, task).
-
-    A fused B that is not in the table takes as long as its I and W.
-    """
+    """Durations and transfer times by (stage, task); a fused B may be given as I and W."""
 
     durations: Mapping[tuple[int, Task], float]
     transfers: Mapping[tuple[int, Task], float]
@@ -370,11 +353,7 @@ def recorded(trace: StepTrace) -> TableCosts:
 
 @dataclass(frozen=True, repr=False)
 class CostTable:
-    """By the name of each bucket, a workload of one microbatch of it (s).
-
-    Raises:
-        ValueError: no bucket, one with several microbatches, or unequal numbers of stages.
-    """
+    """By the name of each bucket, a workload of one microbatch of it (s)."""
 
     buckets: Mapping[str, Workload]
 
@@ -395,11 +374,7 @@ class CostTable:
         return f"CostTable({len(self.buckets)} buckets, {digest})"
 
     def workload(self, names: Sequence[str]) -> Workload:
-        """The workload of a step whose microbatches are of these buckets.
-
-        Raises:
-            ValueError: the table lacks one.
-        """
+        """The workload of a step with microbatches of these buckets; ValueError if the table lacks one."""
         for name in names:
             if name not in self.buckets:
                 raise ValueError(
@@ -415,11 +390,7 @@ class CostTable:
 
     @classmethod
     def from_json_object(cls, data: object) -> CostTable:
-        """The table of a file, from what `json.load` made of it.
-
-        Raises:
-            ValueError: it is none; what the class itself refuses.
-        """
+        """The table of a file, from what `json.load` made of it; ValueError if it is none."""
         if not isinstance(data, dict):
             raise ValueError(
                 f"a cost table is a {type(data).__name__}: give an object with a workload a bucket"
@@ -438,10 +409,7 @@ class CostTable:
 
 
 def measured(steps: Iterable[RecordedStep]) -> CostTable | None:
-    """The medians of what steps took that have run; None without any.
-
-    Of a fused backward each half counts as half; the chunks of a stage add up. Every step has a backward.
-    """
+    """The medians of what steps with backwards took; None without any. Halves of a fused one are alike."""
     stages = 0
     # By bucket and part of a workload, of each stage.
     samples: dict[str, dict[str, dict[int, list[float]]]] = defaultdict(

@@ -21,11 +21,7 @@ from rrfp_jax.core.tasks import Input, Kind, Task
 
 @dataclass(frozen=True)
 class Level:
-    """How often a task is delayed, and by how much; `base` in seconds, `alpha` a multiple of the task's time.
-
-    Raises:
-        ValueError: a probability outside 0..1, or a base or alpha below 0.
-    """
+    """How often a task is delayed, and by how much: `base` seconds, `alpha` times what the task takes."""
 
     name: str
     probability: float
@@ -49,11 +45,7 @@ LEVELS: Mapping[str, Level] = {
 
 
 def by_name(name: str) -> Level:
-    """A level of the paper by its name: J0 (no jitter) to J3.
-
-    Raises:
-        ValueError: no such level.
-    """
+    """A level of the paper by its name, J0 (no jitter) to J3; ValueError if there is none."""
     if name not in tuple(LEVELS):
         raise ValueError(f"jitter={name!r}: no such level; choose one of {', '.join(LEVELS)}")
     return LEVELS[name]
@@ -64,21 +56,14 @@ _WORDS = Struct("<2Q")
 
 
 def uniforms(seed: int, step: int, stage: int, task: Task | Input) -> tuple[float, float]:
-    """Two independent draws from [0, 1) that depend on nothing but the arguments, in any process.
-
-    Hashed by BLAKE2b, as Python's own `hash` and `random.Random(tuple)` may differ between versions.
-    """
+    """Two independent draws from [0, 1) by the arguments alone; BLAKE2b is equal in all versions."""
     digest = blake2b(_KEY.pack(seed, step, stage, *task), digest_size=_WORDS.size).digest()
     first, second = _WORDS.unpack(digest)
     return (first >> 11) * 2.0**-53, (second >> 11) * 2.0**-53
 
 
 class Jitter:
-    """The delays of one run at one level.
-
-    Raises:
-        ValueError: a seed that does not fit 64 signed bits.
-    """
+    """The delays of one run at one level; ValueError for a seed that does not fit 64 signed bits."""
 
     def __init__(self, level: Level, seed: int) -> None:
         if not -(2**63) <= seed < 2**63:

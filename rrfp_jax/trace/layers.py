@@ -36,18 +36,12 @@ FURTHEST = 3.0
 
 
 class LayerWork(NamedTuple):
-    """One layer; others of its kind have its name.
-
-    Attributes:
-        estimate: what shapes and a data sheet say that a microbatch takes (s); only ratios of it count.
-        held_bytes: of a microbatch, from its forward to its backward.
-        lasting_bytes: by which the room for microbatches of the stage that it is on is smaller.
-    """
+    """One layer; others of its kind have its name."""
 
     name: str
-    estimate: float
-    held_bytes: int
-    lasting_bytes: int = 0
+    estimate: float  # by shapes and a data sheet, of a microbatch (s); only ratios count
+    held_bytes: int  # of a microbatch, from its forward to its backward
+    lasting_bytes: int = 0  # by which its stage has less room for microbatches
 
 
 @dataclass(frozen=True)
@@ -78,18 +72,12 @@ class Work:
 
 @dataclass(frozen=True)
 class LayerShares:
-    """How the time of a pipeline's stages comes about.
+    """How the time of a pipeline's stages comes about."""
 
-    Attributes:
-        of_time, of_bytes: by layer, its share of what its virtual stage takes and holds.
-        seconds: by layer, what it takes on a stage that is not slow.
-        slowness: by stage, how many times as long the same work takes there.
-    """
-
-    of_time: Sequence[float]
-    of_bytes: Sequence[float]
-    seconds: Sequence[float]
-    slowness: Sequence[float]
+    of_time: Sequence[float]  # by layer, its share of what its virtual stage takes
+    of_bytes: Sequence[float]  # by layer, its share of what that holds
+    seconds: Sequence[float]  # by layer, on a stage that is not slow
+    slowness: Sequence[float]  # by stage, how many times as long the same work takes
 
 
 def busy_seconds(steps: Sequence[StepTrace]) -> dict[int, float]:

@@ -66,12 +66,10 @@ def replay_of(trace: StepTrace) -> ReplayInputs:
             elif _arrives(trace, record):
                 began = min(began, max(arrivals[place], trace.start if last is None else last.end))
             durations[place] = record.end - began
-    transfers: dict[Place, float] = {}
-    for receiver in trace.records:
-        sender = trace.sender(receiver)
-        if sender is not None and sender.stage != receiver.stage:
-            there = arrivals[receiver.stage, receiver.task]
-            transfers[sender.stage, sender.task] = max(0.0, there - sender.end)
+    transfers = {
+        (sender.stage, sender.task): max(0.0, arrivals[receiver.stage, receiver.task] - sender.end)
+        for sender, receiver in trace.transfers()
+    }
     return ReplayInputs(TableCosts(durations, transfers), leads)
 
 

@@ -11,7 +11,7 @@ import chex
 import jax
 import pytest
 
-from rrfp_jax.runtime.engine import engine as step_run
+from rrfp_jax.runtime.engine import engine
 from tests.support import toy
 
 
@@ -54,7 +54,7 @@ def check_goes_on(trainer, undisturbed):
     [
         pytest.param(lambda trainer: (threading.Thread, "start"), id="a-thread-starts"),
         pytest.param(lambda trainer: (trainer._engine.stages[2], "put_sums"), id="sums-are-given-back"),
-        pytest.param(lambda trainer: (step_run, "on_host"), id="the-losses-are-fetched"),
+        pytest.param(lambda trainer: (engine, "on_host"), id="the-losses-are-fetched"),
         pytest.param(lambda trainer: (trainer._engine.optimizers[1], "update"), id="some-stages-are-updated"),
     ],
 )

@@ -92,11 +92,7 @@ class FlowNetwork:
         self._left.setdefault(head, {}).setdefault(tail, 0)
 
     def sink_side(self) -> set[Node]:
-        """The nodes on the sink's side of a minimum cut: of all such cuts, the one nearest to the sink.
-
-        Raises:
-            ValueError: every cut goes through an uncuttable edge.
-        """
+        """The nodes beyond the minimum cut that is nearest to the sink; ValueError if none is finite."""
         while levels := self._levels():
             flow = self._push(levels)
             if flow > UNCUTTABLE // 2:  # finite flows before it have used up a little

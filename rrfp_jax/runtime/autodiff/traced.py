@@ -40,10 +40,7 @@ def calls_programs(equation: JaxprEqn) -> bool:
 
 
 def is_repeatable(equation: JaxprEqn) -> bool:
-    """Whether several programs may compute an equation; those that make random keys are, too.
-
-    No program gives another one typed keys: they are made again from their numbers.
-    """
+    """Whether several programs may compute an equation; typed keys are always made again from numbers."""
     makes_keys = all(is_key(var.aval) for var in equation.outvars) and not calls_programs(equation)
     return equation.primitive.name in REPEATABLE or makes_keys
 
@@ -251,10 +248,7 @@ def runs_once(equation: JaxprEqn) -> bool:
 
 
 def check_pure(closed: ClosedJaxpr) -> None:
-    """Refuse a function that draws random numbers without a key, or reads and writes references.
-
-    Prints, and functions on the host that give nothing back or are declared to be pure, are no harm.
-    """
+    """Refuse random numbers without a key, and mutable references; prints are no harm."""
     for equation in chain.from_iterable(map(_with_inner, closed.jaxpr.eqns)):
         name = equation.primitive.name
         if name == "rng_uniform":

@@ -318,11 +318,7 @@ GUARDS = (
 
 
 def check_jax_settings() -> None:
-    """Refuse settings of JAX's own under which no stage can run.
-
-    Raises:
-        UsageError: naming the setting.
-    """
+    """Refuse settings of JAX's own under which no stage can run, naming them."""
     if getattr(jax.config, "jax_disable_jit"):  # noqa: B009 (JAX's types lack it)
         raise UsageError(
             "jax_disable_jit=True: stages are programs that are compiled before they run, so nothing could "

@@ -48,10 +48,7 @@ class VirtualStage:
 
 @dataclass(frozen=True)
 class StageMesh:
-    """Devices in the order of their mesh, replica by replica; at least one is this process's.
-
-    On a single device nothing is spread, and its arrays are plain ones.
-    """
+    """Devices in the order of their mesh, replica by replica; on a single one nothing is spread."""
 
     devices: tuple[jax.Device, ...]
     replicas: int = 1
@@ -120,10 +117,7 @@ class StageMesh:
         return jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh)
 
     def put(self, values: Any, shardings: Any = None) -> Any:
-        """A tree of host values, or of arrays of this process, as arrays here; without shardings whole ones.
-
-        Between processes each gives the same values, of which its devices take their shards.
-        """
+        """A tree of host values, or of arrays here, as arrays on the mesh; whole without shardings."""
         if len(self.own) == len(self.devices):
             return jax.device_put(values, self.whole if shardings is None else shardings)
         if shardings is None:

@@ -132,11 +132,7 @@ class Layout:
         return microbatches[replica :: self.replicas]
 
     def count_of(self, microbatches: int) -> int:
-        """How many of a step's microbatches each replica gets.
-
-        Raises:
-            UsageError: replicas cannot share them evenly.
-        """
+        """How many of a step's microbatches each replica gets; UsageError if that is not equally many."""
         if microbatches % self.replicas:
             raise UsageError(
                 f"a step of {microbatches} microbatches for dp={self.replicas} replicas: each takes equally "
@@ -199,10 +195,7 @@ class Mesh:
                 raise UsageError(f"{self._named} has {count} {what}: give at most {MOST}")
 
     def placement(self, schedule: Schedule) -> Placement:
-        """Which stage has which virtual stages of the model, where it is the schedule's to say.
-
-        Refuses an order for another number of stages, and a shape where the schedule has one chunk a stage.
-        """
+        """Which stage has which virtual stages; refuses an order for another number of stages."""
         if self.chunks is not None:
             return Placement(self.pp, self.chunks, self.shape)
         try:

@@ -318,11 +318,7 @@ def _unboxed(tree: Any) -> Any:
 
 
 def _with_streams(function: Callable[[Mapping[str, jax.Array]], Any], key: jax.Array, training: bool) -> Any:
-    """Call with a random key for every stream that modules inside ask for.
-
-    Flax fails without the key of a stream, or takes that of "params". If modules only ask whether there is a
-    stream (`has_rng`), there is one in training.
-    """
+    """Call with a random key for every stream that modules ask for, also by `has_rng` in training."""
     rngs = dict.fromkeys((_PARAMS, _DROPOUT) if training else (_PARAMS,), key)
     while True:
         with _streams_asked_for(training) as asked:

@@ -27,10 +27,7 @@ WHOLE = PartitionSpec()
 
 @dataclass(frozen=True)
 class Sharding:
-    """Specs of the parameters that are spread over a stage's devices, by path, and of carries.
-
-    `carry` holds for what has so many dimensions; other arrays that stages send are whole.
-    """
+    """Specs of parameters that are spread, by path, and of carries with as many dimensions as `carry`."""
 
     params: Mapping[str, PartitionSpec] = field(default_factory=dict)
     carry: PartitionSpec = WHOLE

@@ -56,10 +56,7 @@ KEPT_DAYS = 30
 
 
 class SealedFiles:
-    """Files that only this user can have written; several threads and processes may use a folder at once.
-
-    Methods raise OSError for what cannot be read or written, PermissionError for what must not be.
-    """
+    """Files that only this user can have written; PermissionError for what must not be read or written."""
 
     def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
         self.folder = folder
@@ -127,10 +124,7 @@ class SealedFiles:
 
 
 def user_key(environment: Mapping[str, str]) -> bytes:
-    """The user's key, in the file that RRFP_KEY_FILE names or in the user's folder; made if there is none.
-
-    Raises PermissionError if it can neither be read nor made, or others can read it.
-    """
+    """The user's key, in RRFP_KEY_FILE or the user's folder, made if missing; PermissionError if unsafe."""
     path = None
     try:
         given = environment.get(KEY_FILE)
@@ -233,10 +227,7 @@ class Request:
         return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()
 
     def compile(self) -> jax.stages.Compiled:
-        """Compiled by this process alone: others that share the program must not wait for one that loads it.
-
-        Untried on GPUs, where XLA would tune a shared program together (`xla_gpu_shard_autotuning`).
-        """
+        """Compiled by this process alone, as others that share it may load it instead; untried on GPUs."""
         try:
             return self.lowered.compile(self._options)
         except jax.errors.JaxRuntimeError as error:
@@ -300,14 +291,8 @@ jax.monitoring.register_event_listener(_cache_hits)
 class Executables:
     """Compiled programs, one of a kind, and kept in a folder that several processes may use at once.
 
-    Args:
-        folder: made when it is needed; None to keep nothing.
-        say: what to do with a line about what cannot be used. For each reason there is one.
-        here: whether programs can be loaded on their devices; those for absent devices are only stored.
-
-    Attributes:
-        compiles: how many programs have been compiled.
-        loads: how many have been loaded instead, from a file or from an equal program.
+    `say` is told once of each reason for which something cannot be used. `here` says whether programs can be
+    loaded on their devices; those for absent devices are only stored.
     """
 
     def __init__(
@@ -325,7 +310,7 @@ class Executables:
         self._made: dict[Hashable, Future[jax.stages.Compiled]] = {}  # by kind and devices
         self._firsts: dict[Hashable, Future[tuple[jax.stages.Compiled, Any, bool]]] = {}  # by kind
         self._reasons: set[str] = set()
-        self.compiles = self.loads = 0
+        self.compiles = self.loads = 0  # what is loaded is from a file, or from an equal program
 
     def compiled(
         self, lowered: jax.stages.Lowered, devices: Sequence[jax.Device], roughly: bool = False

@@ -135,10 +135,7 @@ TOKEN = jax.ShapeDtypeStruct((), jnp.bool_)
 
 
 def adding(program: Callable[..., Sequence[Any]], count: int) -> Callable[..., list[Any]]:
-    """A program whose last `count` results are gradients, as one that adds them to sums.
-
-    It takes the sums before its arguments, and gives them in the gradients' places, then a token.
-    """
+    """A program that takes sums first, and adds its last `count` results to them; it gives a token, too."""
 
     def sums_and_rest(*args: Any) -> list[Any]:
         results = program(*args[count:])
@@ -150,10 +147,7 @@ def adding(program: Callable[..., Sequence[Any]], count: int) -> Callable[..., l
 
 
 def added(total: Any, gradient: Any) -> Any:
-    """Their sum, rounded as if the gradient had been stored in its own dtype before.
-
-    A zero of either sign counts as +0. That changes no sum: sums begin at +0, and so none is ever -0.
-    """
+    """Their sum, as if the gradient had been stored in its own dtype; -0 counts as +0."""
     if gradient.dtype != total.dtype:
         gradient = jax.lax.optimization_barrier(gradient).astype(total.dtype)
     return total + jnp.where(gradient != 0, gradient, jnp.zeros((), total.dtype))
@@ -204,14 +198,7 @@ class FusedHalves:
 
 
 class Reduction:
-    """Adds up the gradients of one stage's replicas, of which this process has at least one.
-
-    Args:
-        replicas: the compilers of this process's replicas, in their order.
-        home: that of the devices of all replicas.
-        sums: specs of the gradient sums.
-        partition: how each is spread over a replica's devices.
-    """
+    """Adds up the gradients of one stage's replicas, given compilers for those here, and one for all."""
 
     def __init__(
         self,

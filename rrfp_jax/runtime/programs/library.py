@@ -44,14 +44,7 @@ class RankPrograms(dict[int, Sequence[StagePrograms]]):
 
 
 class Library:
-    """Shapes and compiled programs by bucket. Nothing is compiled but by `prepare`.
-
-    All but `examine` needs one examined bucket.
-
-    Attributes:
-        compile_seconds: by stage replica, spent so far.
-        progress: is told what is being compiled; may be set at any time.
-    """
+    """Shapes and compiled programs by bucket. Nothing is compiled but by `prepare`."""
 
     def __init__(
         self,

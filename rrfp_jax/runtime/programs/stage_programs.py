@@ -43,10 +43,7 @@ Spread: TypeAlias = Callable[[Sequence[Any], Sequence[PartitionSpec]], list[Any]
 
 @dataclass(frozen=True, kw_only=True)
 class VirtualStageShape:
-    """One virtual stage for microbatches of given fields; specs only.
-
-    `params` is {layer index as text: nested dict}; flat lists of parameters are in its leaf order.
-    """
+    """One virtual stage for microbatches of given fields; flat parameters are in leaf order."""
 
     pipe: Pipeline
     layers: range
@@ -92,9 +89,10 @@ class VirtualStageShape:
         tree = jax.tree.unflatten(jax.tree.structure(self.params), params)
         specs, structure = jax.tree.flatten(self.carry_in)
         carry = jax.tree.unflatten(structure, map(cast_like, carry, specs))
-        names = zip(self.input_names, inputs, strict=False)
-        fields = {name: value.astype(self.fields[name].dtype) for name, value in names}
-        out, loss = self._run([tree[str(i)] for i in self.layers], carry, fields, inputs[-1], training)
+        *values, ids = inputs
+        named = zip(self.input_names, values, strict=True)
+        fields = {name: value.astype(self.fields[name].dtype) for name, value in named}
+        out, loss = self._run([tree[str(i)] for i in self.layers], carry, fields, ids, training)
         leaves = [leaf.astype(on_the_way(leaf).dtype) for leaf in map(jnp.asarray, jax.tree.leaves(out))]
         if loss is None:
             return leaves, None, None
@@ -211,10 +209,7 @@ class OnDevices:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskProgram:
-    """The program of one kind of task, with what it takes of a microbatch and what it leaves.
-
-    Bytes are without the microbatch's data, which is there from the step's beginning.
-    """
+    """The program of one kind of task; bytes are without data, which is there from the step's beginning."""
 
     program: Any  # None if there is nothing to compute
     head: Sequence[int]  # the parameters and prepared values that it takes first, for all microbatches
@@ -297,12 +292,6 @@ class _Row:
     Values of a microbatch are numbered in the order in which they come to be. Programs read them by way of
     `_arguments`: the numbers in the part of their argument list that differs by microbatch. So a row may come
     to have several segments, each with an argument list of its own.
-
-    Attributes:
-        prepared: specs of what is computed from parameters alone.
-        sums: of what gradients are added to.
-        values: specs of all values, with where they lie.
-        inputs: numbers of fields and what random keys are made of.
     """
 
     def __init__(
@@ -310,7 +299,7 @@ class _Row:
     ) -> None:
         self._shape, self._traced, self._by = shape, traced, by
         self.lowered: dict[Kind, Any] = {} if before is None else dict(before.lowered)
-        self.prepare, self.prepared = None, list[Any]()
+        self.prepare, self.prepared = None, list[Any]()  # of what is computed from parameters alone, specs
         params, carry, inputs = shape.placed(by.spread)
         trainable = shape.trainable or [True] * len(params)
         self.sums = [wide(spec) for spec, own in zip(params, trainable, strict=True) if own]
@@ -319,7 +308,7 @@ class _Row:
             self.prepare = by.lower(program, given, (), ()) if before is None else before.prepare
             self.prepared = by.outputs(program, self.prepare)
         self._fixed = [*params, *self.prepared]
-        self.values, self._arguments = list[Any](), list[int]()
+        self.values, self._arguments = list[Any](), list[int]()  # specs of all values, with where they lie
         self._carry, self.inputs = self._number(carry), self._number(inputs)
         self._computed: dict[Kind, list[int]] = {}
         self._edges: dict[int, _Edge] = {0: _Edge()}  # by flow

@@ -116,10 +116,7 @@ BLOCK = 64
 
 
 class StoreCarrier(Carrier):
-    """By the key-value store, with a thread that writes and one that reads for each partner.
-
-    The threads live until `close` or `leave`, and rest between steps.
-    """
+    """By the key-value store; a thread writes, and one for each partner reads, but for between steps."""
 
     def __init__(
         self, store: Store, name: str, rank: int, partners: Sequence[int], ring: Ring, silence: float
@@ -189,10 +186,7 @@ class StoreCarrier(Carrier):
             self._end(f"{self._name}/{self._rank}", None)
 
     def leave(self) -> None:
-        """End the threads now, when the client has been shut down, which ends its calls.
-
-        At Python's end a thread inside the client would abort the process.
-        """
+        """End the threads, whose calls have ended: one inside the client would abort Python's end."""
         self._end(None)
         for thread in self._threads:
             if thread.ident is not None:

@@ -189,10 +189,7 @@ def end(world: World, status: int) -> None:
 
 
 def fail(world: World, error: BaseException) -> None:
-    """Report an error and end this process, with the status that goes with it; from any thread.
-
-    One thread does. Any other waits here while the process ends, and goes on only if it does not.
-    """
+    """Report an error and end this process with its status; from any thread, of which one does."""
     world.ending.acquire(timeout=END_SECONDS)
     status = FAILED
     try:
@@ -212,10 +209,7 @@ WORD_SECONDS = 5.0
 
 
 def limit_overtime(world: World, limit: float) -> None:
-    """From the main thread's end on, have this process last for so many seconds at most.
-
-    A process that neither a launcher nor other ranks wait for may last as long as it likes.
-    """
+    """Limit how long (s) this process outlasts its main thread; not if nobody waits for it."""
     if world.folder is None and world.size == 1:
         limit = inf
 
@@ -254,10 +248,7 @@ def waited_for() -> str:
 
 
 class Shutdown:
-    """The end of a process of several: once it is made, the process ends so.
-
-    If this process serves the coordination service, it ends last, for the others need that.
-    """
+    """The end of a process of several; one that serves the coordination service ends last."""
 
     def __init__(self, world: World, coordinator: Coordinator | None = None) -> None:
         assert world.mailbox is not None

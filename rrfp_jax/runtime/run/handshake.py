@@ -61,10 +61,7 @@ def listen(host: str) -> socket.socket:
 def connect(
     listener: socket.socket, addresses: Sequence[tuple[str, int]], rank: int, token: bytes, seconds: float
 ) -> dict[int, socket.socket]:
-    """A socket to every other rank: this one calls those below it and is called by those above.
-
-    TrainingError names a rank that did not answer or call in time, or has another token.
-    """
+    """A socket to every other rank; TrainingError for one that is late, or has another token."""
     deadline = monotonic() + seconds
     with listener:
         sockets = {r: _call(r, addresses[r], rank, token, deadline) for r in range(rank)}

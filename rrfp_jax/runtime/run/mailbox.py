@@ -152,10 +152,7 @@ class Connection:
 
 
 class Mailbox:
-    """This process's connections, which are authenticated, to the others of the run.
-
-    `lock` is held by whoever reads, sends or closes, all of which take no time.
-    """
+    """This process's connections to the others, authenticated; whoever reads or sends holds `lock`."""
 
     def __init__(self, rank: int, sockets: Mapping[int, socket.socket], silence: float = inf) -> None:
         self.connections = {r: Connection(r, s) for r, s in sorted(sockets.items())}
@@ -229,7 +226,7 @@ class Mailbox:
         with self.lock:
             self._tell(self.membership.end(word))
 
-    def leave(self, handler: Callable[[int, Any], None], number: int, what: Any) -> None:
+    def call_soon(self, handler: Callable[[int, Any], None], number: int, what: Any) -> None:
         """Have the thread that pumps call `handler(number, what)`; from any thread."""
         self._inbox.append((handler, number, what))
         self.ring()

@@ -71,11 +71,7 @@ class Gone:
 
 
 class PeerClock:
-    """The offset of rank 0's clock, from round trips: sent here, answered there, back here.
-
-    If the way there and the way back took equally long, the answer was given half-way; at worst one of them
-    took no time at all, so the offset is known to within half of the round trip (as in NTP).
-    """
+    """Rank 0's clock, from round trips; known to within half of one, as in NTP."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, float]] = deque(maxlen=SAMPLES)  # round trip, offset
@@ -103,10 +99,7 @@ class PeerClock:
 
 
 class Membership:
-    """What one process knows of the others; times are in seconds.
-
-    One thread at a time feeds it. Any thread may look, also at `gone`, which is replaced as a whole.
-    """
+    """What one process knows of the others (s). One thread feeds it, any may look."""
 
     def __init__(self, rank: int, others: Collection[int], now: float, silence: float = inf) -> None:
         self.rank, self.others, self.silence = rank, others, silence
@@ -173,10 +166,8 @@ class Membership:
     def require(self, needed: Collection[int], known: Mapping[int, Gone] | None = None) -> None:
         """Raise PeerLost for the most telling of processes that are gone: one that failed, else one lost.
 
-        Args:
-            needed: ranks that the caller cannot do without.
-            known: who was gone at some earlier moment; None for now. Of a process that left, something may
-                still be unread if it was read by the watchdog just now, so look before pumping.
+        With `known`, those who were gone before the mailbox was pumped: of a process that left, something
+        that the watchdog has read just now may not have been handled yet.
         """
         if not (known := self.gone if known is None else known):
             return

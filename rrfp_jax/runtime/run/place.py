@@ -159,10 +159,7 @@ def own_address() -> str:
 
 
 def address_towards(coordinator: str) -> str:
-    """The address to listen on: RRFP_BIND, or the one from which the coordinator's host is reached.
-
-    OSError says that there is no such host, or no way to it, or that RRFP_BIND is no single address.
-    """
+    """RRFP_BIND, or the address from which the coordinator's host is reached; OSError if there is none."""
     if chosen := ENVIRONMENT.get("RRFP_BIND", "").strip("[]"):
         found = str(socket.getaddrinfo(chosen, None, type=socket.SOCK_STREAM)[0][4][0])
         if ip_address(found).is_unspecified:
@@ -296,15 +293,15 @@ def gpu_environment(
     return {"CUDA_VISIBLE_DEVICES": gpus[first], MEMORY: f"{SHARED_MEMORY / sharers:.3f}"}
 
 
-def step_gpus(environment: Mapping[str, str], step: SlurmStep, proc: Path = PROC) -> dict[str, str]:
+def step_gpus(environment: Mapping[str, str], step: SlurmStep) -> dict[str, str]:
     """The variables that bind a task of a SLURM step to GPUs; none where `srun` has bound it already.
 
     A bound task sees fewer than its node has for the step; without, as with --gpus-per-node, each sees all.
     """
     here = environment.get("SLURM_GPUS_ON_NODE", "")
-    if here.isdecimal() and int(here) != len(visible_gpus(environment, proc)):
+    if here.isdecimal() and int(here) != len(visible_gpus(environment)):
         return {}
-    return gpu_environment(environment, step.local_rank, step.tasks_here, proc)
+    return gpu_environment(environment, step.local_rank, step.tasks_here)
 
 
 PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")

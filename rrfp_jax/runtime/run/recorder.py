@@ -275,11 +275,7 @@ def _noting(at: int) -> Callable[[FlightRecorder, int, Task | Output | Input, in
 
 
 class FlightRecorder:
-    """The writer's side; without a path there is no file. Nothing is allocated once a round has begun.
-
-    Times are those of `time.time()`, in seconds, so that another process can compare. Through `counters` this
-    process and those who look at it tell each other something.
-    """
+    """Writes the record; times are those of `time.time()`. Allocates nothing once a round has begun."""
 
     sent = _noting(SENT_AT)  # something has happened to what a task of this process sends, or to the task
     got = _noting(GOT_AT)  # something has happened to what a task of this process needs

@@ -81,10 +81,7 @@ class StopReason(IntEnum):
 
 
 class Stop:
-    """What this process knows of a request to stop.
-
-    `requested` is that of this process; `agreed` that of all, as of the latest gather, and equal everywhere.
-    """
+    """A request to stop: `requested` of this process; `agreed` of all, as of the latest gather."""
 
     def __init__(self) -> None:
         self.forget()
@@ -184,9 +181,7 @@ class Signals:
 def collected_signals(numbers: Sequence[int], *, wakes: Sequence[int] = ()) -> Iterator[Signals]:
     """Collect signals instead of dying of them; to be called in the main thread.
 
-    Args:
-        numbers: those to collect; one that is ignored, as by nohup, stays so.
-        wakes: those that only make the result readable.
+    One that is ignored, as by nohup, stays so; `wakes` are those that only make the result readable.
     """
     signals = Signals(numbers)
     woken = [*(number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN), *wakes]

@@ -134,11 +134,7 @@ def look_on() -> None:
 
 
 def first_used(stack: Sequence[tuple[str, int, str]] | None) -> str:
-    """Where JAX was used first, as a clause: the line that did it, and the user's own line behind it.
-
-    Args:
-        stack: of that moment, innermost first: file, line, function; None if nobody looked on.
-    """
+    """Where JAX was used first, as a clause: the line that did it, and the user's own line behind it."""
     frames = [StackFrame(*one) for one in stack or ()]
     frames = [one for one in frames if one.whose != "ours" and not one.file.startswith("<frozen")]
     direct = next((one for one in frames if not any(is_of(one.file, name) for name in PASSED_OVER)), None)

@@ -133,10 +133,7 @@ class Store(Protocol):
 
 
 class SealedStore:
-    """A store in which every value is sealed by the run's token, so that nobody else can write one.
-
-    No seal is looked at by `key_value_dir_get_bytes`, which only tells whether the store answers.
-    """
+    """A store in which every value is sealed by the run's token, so that nobody else can write one."""
 
     def __init__(self, store: Store, token: bytes) -> None:
         self._store, self._token = store, token

@@ -190,10 +190,7 @@ class LimitedWait:
 
 
 class Waits:
-    """The waits of the main thread: at most one at a time, or one within another.
-
-    `stall_seconds` is the limit of a wait that is given none; `at_limit` is called before one is given up.
-    """
+    """The main thread's waits, one within another; `at_limit` is called before one is given up."""
 
     def __init__(self, rank: int, describe: Callable[[int], str]) -> None:
         self.stall_seconds = STALL_SECONDS

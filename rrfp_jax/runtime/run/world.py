@@ -55,13 +55,6 @@ class World:
 
     A process that is alone has no mailbox and no store, one without a launcher no folder, in which that
     collects what ranks leave.
-
-    Attributes:
-        folder_descriptor: of the folder; it still leads there when that has been renamed.
-        gathers: how many this process has begun.
-        at_last: done once this process has left the run in good order, before it ends.
-        says_goodbye: whether this process is taking its leave of the others, and may wait for them.
-        ending: held by the one thread that ends the process.
     """
 
     def __init__(
@@ -75,11 +68,13 @@ class World:
     ) -> None:
         self.rank, self.size, self.mailbox, self.store = rank, size, mailbox, store
         self.folder = folder
+        # The descriptor still leads to the folder when that has been renamed.
         self.folder_descriptor = None if folder is None else os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         self.recorder = recorder or FlightRecorder(None, rank, "")
         self.stop = Stop()
-        self.at_last: list[Callable[[], None]] = []
-        self.says_goodbye, self.ending = False, threading.Lock()
+        self.at_last: list[Callable[[], None]] = []  # done before a process ends that ends in good order
+        self.says_goodbye = False  # it is taking its leave of the others, and may wait for them
+        self.ending = threading.Lock()  # of the one thread that ends the process
         others = [other for other in range(size) if other != rank]
         self.membership = mailbox.membership if mailbox else Membership(rank, others, perf_counter())
         self.describe = self.membership.describe

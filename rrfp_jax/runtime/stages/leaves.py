@@ -15,7 +15,7 @@ from rrfp_jax.runtime.mesh.topology import Layout
 from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.model.roles import leaf_paths
 from rrfp_jax.runtime.programs.library import Library
-from rrfp_jax.runtime.stages.stage import Leaf, Stage
+from rrfp_jax.runtime.stages.stage import Leaf, Stage, leaves_in
 from rrfp_jax.runtime.transport.protocol import Place, Shards
 
 LeafShards: TypeAlias = MutableMapping[Leaf, Shards]
@@ -102,10 +102,7 @@ def check_widths(found: Sequence[LeafTransfer], widths: Sequence[int]) -> None:
 
 
 def move(held: Held, found: Sequence[LeafTransfer], layout: Layout, exchange: Exchange) -> None:
-    """Move leaves, all processes together; a layer at a time, so that little is there twice.
-
-    If that fails (see `Driver.exchange`), `held` is of no use any more.
-    """
+    """Move leaves, all processes together, layer by layer; if that fails, `held` is of no use any more."""
     for layer, own in groupby(found, key=lambda way: way.leaf.layer):
         ways = [way for between in own for way in between.in_all_replicas(layout)]
         what = f"layer {layer} on its way to another stage"
@@ -126,11 +123,7 @@ def locate(library: Library, chunks: Sequence[Sequence[range]], layout: Layout) 
     """The ways from the owners of tied parameters to their aliases, in every replica of the stages."""
     spread, widths = library.spread, layout.widths
     at = {i: stage for stage, own in enumerate(chunks) for layers in own for i in layers}
-    leaves = {
-        path: Leaf(int(layer), False, n)
-        for layer, own in library.params.items()
-        for n, path in enumerate(leaf_paths({layer: own}))
-    }
+    leaves = dict(zip(leaf_paths(library.params), leaves_in(library.params), strict=True))
     found = []
     for paths in library.roles.ties:
         leaf, into = (leaves[path] for path in paths)

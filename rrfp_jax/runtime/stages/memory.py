@@ -117,10 +117,7 @@ class StageLedger(FixedBytes):
     def of(
         cls, chunks: Sequence[range], sum_bytes: Sequence[int], unadded_gradients: int, **known: Any
     ) -> StageLedger:
-        """From the layers and gradient sums of each chunk, how many gradients may wait, and what is known.
-
-        A gradient that waits, of whichever chunk, is as wide as its sum.
-        """
+        """From layers and sums of each chunk, and how many gradients may wait, each as wide as its sum."""
         return cls(
             layers=[(layers.start, layers.stop) for layers in chunks],
             accumulator_bytes=sum(sum_bytes),
@@ -161,11 +158,7 @@ class StepMemory(NamedTuple):
 def memory_of_step(
     setting: Setting, ledgers: Sequence[StageLedger], rules: StepRules, buckets: Sequence[str]
 ) -> StepMemory:
-    """The budgets of a step that trains.
-
-    Raises:
-        UsageError: not even one microbatch fits, or not what a fixed order holds; says what would.
-    """
+    """The budgets of a step that trains; UsageError if not even one microbatch fits, or not the order."""
     distinct = list(dict.fromkeys(buckets))
     numbers = [distinct.index(bucket) for bucket in buckets]
     on_device: dict[tuple[int, str], list[StageLedger]] = {}
@@ -206,10 +199,7 @@ def _share(setting: Setting, own: Sequence[StageLedger], buckets: Sequence[str])
 
 
 def _check(setting: Setting, shares: Sequence[Share], needed: Sequence[int], order: str = "") -> None:
-    """Refuse budgets below what stages need for one microbatch at a time, or for a fixed order.
-
-    Of the first the stage that needs most is named, of the second the one that lacks most.
-    """
+    """Refuse budgets too small for one microbatch at a time, or for a fixed order, naming the worst stage."""
     lacking = {
         stage: need - share.room
         for stage, (share, need) in enumerate(zip(shares, needed, strict=True))

@@ -182,10 +182,7 @@ class WholeOptimizer:
 
     @cached_property
     def hyperparams(self) -> Mapping[str, int]:
-        """Places in the state of the hyperparameters that are a number and follow from no parameter, by name.
-
-        `optax.inject_hyperparams` makes states that have them. Where several have one name, it is longer.
-        """
+        """Places of the numbers that `optax.inject_hyperparams` keeps in the state, by name."""
         found: dict[int, tuple[str, str]] = {}
         for place, (path, spec) in enumerate(self.state):
             is_one = len(path) > 1 and path[-2] == GetAttrKey("hyperparams") and isinstance(path[-1], DictKey)
@@ -284,11 +281,7 @@ class OptimizerPrograms:
         compiler: Compiler,
         tells: bool,
     ) -> OptimizerPrograms | None:
-        """Compile for the parameters of each chunk, given by specs with their shardings.
-
-        One stage `tells` the hyperparameters, which are the same on all. Where the compiler's devices are
-        those of several replicas, so is the state spread over them. None if the stage owns no parameter.
-        """
+        """Compile for chunks' parameters; one stage `tells` hyperparameters; None if it owns no parameter."""
         trees = [of.owned_tree([own[i] for i in of.owned]) for own, of in leaves_of(chunks, roles)]
         paths = [path for tree in trees for path in leaf_paths(tree)]
         specs = dict(zip(paths, jax.tree.leaves(trees), strict=True))
@@ -358,14 +351,7 @@ def _update_of(whole: WholeOptimizer, part: OptimizerPart, places: Sequence[int]
 
 
 class Optimizer:
-    """The optimizer of one stage.
-
-    Attributes:
-        stages: those of its replicas that are updated together here.
-        state: as a flat list.
-        places: of its leaves in the state of the whole model.
-        hyperparams: what the stage tells of them.
-    """
+    """The optimizer of one stage; `stages` are those of its replicas that are updated together here."""
 
     def __init__(
         self,

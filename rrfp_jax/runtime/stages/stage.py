@@ -27,13 +27,13 @@ class Leaf(NamedTuple):
     number: int  # among the layer's parameters, or in the state of the whole model
 
 
-class Stage:
-    """What a stage keeps from step to step, on its devices.
+def leaves_in(params: Params) -> list[Leaf]:
+    """The leaves of {layer index as text: tree}, in leaf order."""
+    return [Leaf(int(i), False, n) for i in sorted(params) for n in range(len(jax.tree.leaves(params[i])))]
 
-    Attributes:
-        leaves: the parameters of each chunk as a flat list.
-        loss_scale: float32 scalar, by which the gradients of coming steps are multiplied.
-    """
+
+class Stage:
+    """What a stage keeps from step to step, on its devices."""
 
     def __init__(
         self,
@@ -139,12 +139,9 @@ class Stage:
     @cached_property
     def places(self) -> Mapping[Leaf, tuple[int, int]]:
         """By parameter, its chunk and its place in the chunk's list of leaves."""
-        return {
-            Leaf(int(layer), False, n): (chunk, place)
-            for chunk, of in enumerate(self._roles)
-            for layer, own in jax.tree.unflatten(of.structure, range(of.structure.num_leaves)).items()
-            for n, place in enumerate(jax.tree.leaves(own))
-        }
+        trees = [jax.tree.unflatten(of.structure, range(of.structure.num_leaves)) for of in self._roles]
+        chunks = [list(enumerate(leaves_in(tree))) for tree in trees]
+        return {leaf: (chunk, place) for chunk, own in enumerate(chunks) for place, leaf in own}
 
     def leaf(self, leaf: Leaf) -> jax.Array:
         """A parameter."""

@@ -27,7 +27,7 @@ from rrfp_jax.runtime.programs.stage_programs import placed_params
 from rrfp_jax.runtime.run.world import START_SECONDS
 from rrfp_jax.runtime.stages.leaves import Held, LeafShards, params_in
 from rrfp_jax.runtime.stages.optimizer import Optimizer, OptimizerPart, OptimizerPrograms, WholeOptimizer
-from rrfp_jax.runtime.stages.stage import Leaf, Stage
+from rrfp_jax.runtime.stages.stage import Leaf, Stage, leaves_in
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,7 @@ class LastingPrograms:
 
 
 class Staging:
-    """Makes the stages of a process, once the library has examined a bucket.
-
-    `chunks` has by stage the layers of each of its chunks. Without an optimizer the model is never updated.
-    """
+    """Makes the stages of a process, once the library has examined a bucket; `chunks` has layers by stage."""
 
     def __init__(
         self,
@@ -218,15 +215,9 @@ class Staging:
 
     def leaves(self) -> list[list[Leaf]]:
         """By stage. One whose layers have no parameters has no state either."""
-        found = [
-            [
-                Leaf(i, False, n)
-                for layers in chunks
-                for i in layers
-                for n in range(len(jax.tree.leaves(self._library.params[str(i)])))
-            ]
-            for chunks in self._chunks
-        ]
+        params = self._library.params
+        trees = [{str(i): params[str(i)] for own in chunks for i in own} for chunks in self._chunks]
+        found = list(map(leaves_in, trees))
         if self._optimizer is not None:
             for own, part in zip(found, self.optimizer_parts[1], strict=True):
                 own.extend(map(self._of_state, part.state if part.params else ()))
