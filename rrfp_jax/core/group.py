@@ -87,11 +87,9 @@ class Member:
         raise NotImplementedError
 
     def awaited(self, named: bool = True) -> Wait:
-        """See `StageScheduler.awaited`."""
         return self.scheduler.awaited(named)
 
     def key(self) -> Hashable:
-        """See `StageScheduler.key`."""
         return self.scheduler.key()
 
 

@@ -30,9 +30,9 @@ not finished it that microbatch is the lowest unfinished one.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, compress
+from itertools import accumulate, chain, compress
 from typing import Any, Protocol
 
 from rrfp_jax.core.orders import FixedOrder, split_of
@@ -183,7 +183,6 @@ class BFW(BF):
         return [(c, j) for c in chunks for j in range(microbatches)]
 
     def choose(self, state: Direction, ready: HintView) -> tuple[Task, Direction] | None:
-        """B and F in turns, else W."""
         choice = super().choose(state, ready)
         if choice is None and (task := ready.first(Direction.WEIGHT)) is not None:
             return task, self.first
@@ -197,7 +196,6 @@ class _Priority(Hint):
     directions: tuple[Direction, ...]
 
     def choose(self, state: None, ready: HintView) -> tuple[Task, None] | None:
-        """By direction, then in tie order."""
         for direction in self.directions:
             if (task := ready.first(direction)) is not None:
                 return task, None
@@ -231,7 +229,6 @@ class _Line:
 
     @classmethod
     def of(cls, order: Sequence[Task]) -> _Line:
-        """With what follows from the order."""
         counted = [CHARGES[task.kind] != 0 for task in order]
         return cls(
             order=tuple(order),
@@ -260,10 +257,18 @@ _new = tuple.__new__  # a class's own takes longer, and there is one a task
 
 @dataclass(frozen=True)
 class Ranked(Hint):
-    """Any fixed order as a ranking: the first of its tasks that is runnable (paper, section 5)."""
+    """Any fixed order as a ranking: the first of its tasks that is runnable (paper, section 5).
+
+    Attributes:
+        order: any; with its placement.
+        reserve: whether an F may run ahead only where the order keeps its room.
+
+    Raises:
+        ValueError: `order` is none.
+    """
 
     order: FixedOrder
-    reserve: bool = True  # an F may run ahead only where the order keeps its room
+    reserve: bool = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.order, FixedOrder):
@@ -280,14 +285,12 @@ class Ranked(Hint):
         return self.reserve
 
     def placement_for(self, stages: int, chunks: int = 1) -> Placement:
-        """The order's."""
         return self.order.placement_for(stages, chunks)
 
     def split(self, stage: int, placement: Placement, microbatches: int) -> Collection[tuple[int, int]]:
         return split_of(self.order.order(stage, placement, microbatches))
 
     def start(self, stage: int, placement: Placement, microbatches: int) -> _Place:
-        """At the beginning of the stage's order."""
         return _Place((0, _Line.of(self.order.order(stage, placement, microbatches))))
 
     def choose(self, state: _Place, ready: HintView) -> tuple[Task, _Place] | None:
@@ -297,19 +300,17 @@ class Ranked(Hint):
         at = ready.past(order, at)
         if at < len(order) and (task := order[at]) in ready:
             return task, _new(_Place, (at + 1, line))
-        for task in ready.heads(rank) if line.ascending else _by_rank(line, ready):
+        if line.ascending:
+            heads: Iterable[Task] = ready.heads(rank)
+        else:  # where a kind does not go by microbatch, the lowest need not come first
+            heads = sorted(chain.from_iterable(map(ready.runnable, DIRECTIONS)), key=rank.__getitem__)
+        for task in heads:
             if self.reserve and CHARGES[task.kind] > 0:
                 before, stop = line.before, max(rank[task], line.full)
                 if not ready.leaves_room(task, line.charges, before[at], before[stop]):
                     continue
             return task, _new(_Place, (at, line))
         return None
-
-
-def _by_rank(line: _Line, ready: HintView) -> list[Task]:
-    """All that can run: where a kind does not go by microbatch, the lowest need not come first."""
-    tasks = [task for direction in DIRECTIONS for task in ready.runnable(direction)]
-    return sorted(tasks, key=line.rank.__getitem__)
 
 
 def _ascends(order: Sequence[Task]) -> bool:

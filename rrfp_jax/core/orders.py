@@ -48,7 +48,6 @@ class ListedOrder(FixedOrder):
 
     @property
     def title(self) -> str:
-        """What messages call it."""
         return "the order"
 
     def __repr__(self) -> str:
@@ -63,7 +62,6 @@ class ListedOrder(FixedOrder):
         return self.placement
 
     def order(self, stage: int, placement: Placement, microbatches: int) -> Sequence[Task]:
-        """The stage's row."""
         if (placement, microbatches) != (self.placement, self.microbatches):
             raise ValueError(
                 f"the order is for {_sizes(self.placement, self.microbatches)}, not for "
@@ -102,7 +100,6 @@ class Interleaved1F1B(FixedOrder):
     """
 
     def placement_for(self, stages: int, chunks: int = 1) -> Placement:
-        """Looped, two chunks at least."""
         return Placement(stages, max(2, chunks))
 
     def order(self, stage: int, placement: Placement, microbatches: int) -> Sequence[Task]:

@@ -41,7 +41,6 @@ class VOrder(FixedOrder):
     name: ClassVar[str]
 
     def placement_for(self, stages: int, chunks: int = 1) -> Placement:
-        """Two chunks in a V."""
         return Placement(stages, 2, "v")
 
     def order(self, stage: int, placement: Placement, microbatches: int) -> Sequence[Task]:
@@ -69,7 +68,6 @@ class _Counters:
         return Task(kind, chunk, microbatch)
 
     def given(self, kind: Kind, chunk: int) -> int:
-        """How many of these have been handed out."""
         return self._given.get((KINDS[kind].direction, chunk), 0)
 
 

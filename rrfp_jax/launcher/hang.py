@@ -123,7 +123,6 @@ class HangReport:
 
     @property
     def moves(self) -> bool:
-        """Whether it does."""
         return self.cause in (HangCause.MOVES, HangCause.PAUSES, HangCause.PREPARES)
 
 

@@ -90,7 +90,6 @@ class RankProcess:
         return bool(data)
 
     def close(self) -> None:
-        """Read no more."""
         self._flush()
         self.output.close()
         self._log.close()

@@ -120,7 +120,6 @@ class Look:
         self._dumps: set[int] = set()
 
     def done(self) -> bool:
-        """Whether there is nothing more to wait for."""
         unanswered = [self._read(rank) for rank in self._counters if not self._has_answered(rank)]
         silent = [one for one in unanswered if one.lives and not is_stopped(one.pid)]
         if not silent:
@@ -136,7 +135,6 @@ class Look:
         return bool(self._dumped) and waited > self._dumped + DUMP_SECONDS
 
     def snapshots(self) -> list[RankSnapshot]:
-        """What is seen of every rank."""
         return list(map(self._snapshot, self._counters))
 
     def _snapshot(self, rank: int) -> RankSnapshot:

@@ -289,7 +289,6 @@ class HangMonitor:
         self._say(f"{render_report(report, blamed_only=True)}\n{where}")
 
     def _end(self) -> None:
-        """Let those go on that had asked for the look."""
         self._look = None
         for rank, request in self._requests.items():
             with suppress(OSError, ValueError):

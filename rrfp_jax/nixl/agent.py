@@ -102,7 +102,6 @@ class Agent:
         return bytes(self._call(self._agent.getLocalMD))
 
     def name_of(self, rank: int) -> str:
-        """The name of a rank's agent."""
         if rank not in self._names:
             self._names[rank] = self._call(self._agent.loadRemoteMD, self.peers[rank]).decode()
         return self._names[rank]
@@ -163,7 +162,6 @@ class Agent:
             )
 
     def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """What a function gives that asks the agent."""
         try:
             with self._lock:
                 return function(*arguments)

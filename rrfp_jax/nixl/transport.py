@@ -199,7 +199,6 @@ class NixlTransport(BetweenProcesses):
         self._mailbox.on(Ended, self._on_ended, self._number)
 
     def _heed(self, machine: Callable[[int, Any], Sequence[Any]], rank: int, message: Message) -> None:
-        """Do what a machine answers to a message."""
         if rank in self._gone or self._closed:
             return
         try:

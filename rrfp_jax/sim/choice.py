@@ -43,10 +43,19 @@ SHOWN = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Auto:
-    """Let the simulator choose the hint, by predicted costs before the first step, by measured ones after."""
+    """Let the simulator choose the hint, by predicted costs before the first step, by measured ones after.
 
-    candidates: tuple[str, ...] = CANDIDATES  # names of hints
-    exchange: bool = True  # between steps, once costs have been measured; the placement stays
+    Attributes:
+        candidates: names of hints to choose from.
+        exchange: whether the hint may change between steps once costs have been measured. The placement
+            stays as it was chosen before the first step.
+
+    Raises:
+        ValueError: no candidate, an unknown one, or a fixed order, which no limit holds back.
+    """
+
+    candidates: tuple[str, ...] = CANDIDATES
+    exchange: bool = True
 
     def __post_init__(self) -> None:
         if not self.candidates:
@@ -59,7 +68,6 @@ class Auto:
 
     @property
     def hints(self) -> dict[str, Hint]:
-        """The candidates by name."""
         return {name: hint for name in self.candidates if isinstance(hint := by_name(name), Hint)}
 
 

@@ -55,7 +55,6 @@ class Outcome:
 
     @property
     def trace(self) -> StepTrace:
-        """The trace of the first step."""
         return self.recorded.trace
 
     @property

@@ -1,6 +1,6 @@
 """Costs with a disturbance, such as jitter, added to other costs. They wrap one another:
 
-    LateReadiness(Jittered(Straggler(costs, stage=2, factor=2.5), LEVELS["J2"], seed=0), seconds=1e-3)
+    LateReadiness(Jittered(costs, LEVELS["J2"], seed=0), seconds=1e-3)
 
 Random numbers are drawn per (seed, task), never in the order of the calls. So two schedules that are compared
 under one seed meet the same disturbances.
@@ -36,25 +36,6 @@ class Disturbed(Costs):
 
 
 @dataclass(frozen=True)
-class Straggler(Disturbed):
-    """One stage takes `factor` times as long, from microbatch `first` to `last` (None: to the end)."""
-
-    stage: int
-    factor: float
-    first: int = 0
-    last: int | None = None
-
-    def __post_init__(self) -> None:
-        _require(self.factor, "factor", "a multiple of the usual time")
-
-    def duration(self, stage: int, task: Task) -> float:
-        seconds = self.inner.duration(stage, task)
-        last = task.microbatch if self.last is None else self.last
-        slow = stage == self.stage and self.first <= task.microbatch <= last
-        return seconds * self.factor if slow else seconds
-
-
-@dataclass(frozen=True)
 class Jittered(Disturbed):
     """Injected jitter, as the runtime applies it on paced devices (trace/jitter.py; paper, 7.6)."""
 
@@ -79,12 +60,8 @@ class LateReadiness(Disturbed):
     seconds: float
 
     def __post_init__(self) -> None:
-        _require(self.seconds, "late readiness", "seconds")
+        if not 0 <= self.seconds < math.inf:
+            raise ValueError(f"late readiness={self.seconds}: give seconds, finite and at least 0")
 
     def transfer(self, stage: int, task: Task) -> float:
         return self.inner.transfer(stage, task) + self.seconds
-
-
-def _require(value: float, name: str, unit: str) -> None:
-    if not 0 <= value < math.inf:
-        raise ValueError(f"{name}={value}: give {unit}, finite and at least 0")

@@ -74,7 +74,6 @@ class Layers:
 
     @property
     def split(self) -> Split:
-        """The present one."""
         return tuple(self.work.split)
 
     @cached_property

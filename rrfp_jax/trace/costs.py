@@ -81,12 +81,10 @@ class Workload:
 
     @property
     def stages(self) -> int:
-        """Number of pipeline stages."""
         return len(self.forward)
 
     @property
     def microbatches(self) -> int:
-        """Number of microbatches of the step."""
         return len(self.forward[0])
 
     def scaled(self, forward: Factors, backward: Factors) -> Workload:

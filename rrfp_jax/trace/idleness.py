@@ -144,7 +144,6 @@ class Idle(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """How long it lasted."""
         return self.end - self.start
 
 
@@ -158,7 +157,6 @@ class StageTime:
 
     @property
     def total(self) -> float:
-        """All of it (s)."""
         return self.compute + self.delayed + sum(self.idle.values())
 
     @property
@@ -263,7 +261,6 @@ class Segment(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """How long it lasted."""
         return self.end - self.start
 
 

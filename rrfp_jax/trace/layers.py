@@ -58,7 +58,6 @@ class Work:
 
     @cached_property
     def virtual_stage_of(self) -> list[int]:
-        """By layer."""
         return [v for v, layers in enumerate(self.ranges()) for _ in layers]
 
     @cached_property

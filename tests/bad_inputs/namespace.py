@@ -168,7 +168,7 @@ def space():
         **{kind.__name__: kind for kind in (Checkpointing, Delays, Execution, LossScale, MemoryPolicy)},
         **{kind.__name__: kind for kind in (Numerics, Terms)},
         **{f.__name__: f for f in (read_schedule, read_costs, read_trace, read_workload)},
-        **{f.__name__: f for f in (save_seconds, silence_seconds, take_token)},
+        **{"save_seconds": save_seconds, "silence_seconds": silence_seconds, "take_token": take_token},
         **{module.__name__.rpartition(".")[2]: command(module.main) for module in COMMANDS},
         "QUICK": f"--config={ROOT / 'configs' / 'quickstart.py'}",
         **{"nan": math.nan, "inf": math.inf, "tables": tables, "trace_of": trace_of},

@@ -7,11 +7,12 @@ import pytest
 from rrfp_jax.explain.explanation import TimedStep, explain
 from rrfp_jax.explain.main_cause import main_cause
 from rrfp_jax.explain.meaning import MEANING
-from rrfp_jax.sim.disturbances import Disturbed, Straggler
+from rrfp_jax.sim.disturbances import Disturbed
 from rrfp_jax.trace.costs import WorkloadCosts
 from rrfp_jax.trace.layers import LayerWork, Work
 from rrfp_jax.trace.records import Part
 from tests.support.spoilt import EVEN, MICROBATCHES, STAGES, ran, rows, rules, spoilt
+from tests.support.straggler import Straggler
 
 
 class JitteryStage(Disturbed):

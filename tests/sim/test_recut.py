@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from rrfp_jax.core.step_rules import Budget
-from rrfp_jax.sim.disturbances import Straggler
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.sim.splits import Layers
 from rrfp_jax.sim.what_if import what_ifs
@@ -13,6 +12,7 @@ from rrfp_jax.trace.costs import WorkloadCosts
 from rrfp_jax.trace.layers import LayerWork, Work
 from rrfp_jax.trace.replayed import replay_of
 from tests.support.spoilt import EVEN, MICROBATCHES, STAGES, ran, rules
+from tests.support.straggler import Straggler
 
 
 def blocks(*split):

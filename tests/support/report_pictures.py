@@ -19,11 +19,12 @@ from rrfp_jax.explain.explanation import TimedStep, explain
 from rrfp_jax.explain.page import page, page_of_two
 from rrfp_jax.explain.run_folder import Run, StepLine
 from rrfp_jax.explain.two_runs import TwoRuns
-from rrfp_jax.sim.disturbances import Disturbed, Straggler
+from rrfp_jax.sim.disturbances import Disturbed
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.trace.costs import WorkloadCosts, constant
 from rrfp_jax.trace.records import RecordedStep
 from tests.support.browser import browser
+from tests.support.straggler import Straggler
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 

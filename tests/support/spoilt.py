@@ -4,11 +4,12 @@ from dataclasses import replace
 
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import StepRules
-from rrfp_jax.sim.disturbances import Jittered, Straggler
+from rrfp_jax.sim.disturbances import Jittered
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.trace.costs import WorkloadCosts, constant, log_normal
 from rrfp_jax.trace.jitter import LEVELS
 from rrfp_jax.trace.records import RecordedStep
+from tests.support.straggler import Straggler
 
 STAGES, MICROBATCHES = 4, 12
 EVEN = constant(STAGES, MICROBATCHES, 10e-3, transfer=1e-3)

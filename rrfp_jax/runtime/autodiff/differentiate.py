@@ -75,7 +75,6 @@ class Differentiated:
 
     @property
     def weight(self) -> Program:
-        """The rest of it."""
         return self._split[1]
 
 

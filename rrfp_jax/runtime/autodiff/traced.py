@@ -66,12 +66,10 @@ class Program:
 
     @property
     def specs(self) -> list[jax.ShapeDtypeStruct]:
-        """Specs of the arguments that it reads."""
         return [spec_of(var) for var in self.closed.jaxpr.invars]
 
     @property
     def outputs(self) -> list[jax.ShapeDtypeStruct]:
-        """Specs of what it gives."""
         return [spec_of(var) for var in self.closed.jaxpr.outvars]
 
 

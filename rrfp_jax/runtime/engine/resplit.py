@@ -93,7 +93,6 @@ class Compiling:
 
     @property
     def over(self) -> bool:
-        """Whether it has ended."""
         return self._end.done()
 
     @property
@@ -103,7 +102,6 @@ class Compiling:
         return found if isinstance(found, str) else ""
 
     def ready(self) -> Ready:
-        """What has been compiled."""
         found = self._end.result()
         assert isinstance(found, Ready), "it is over, and there was no error"
         return found

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypeVar, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import jax
 import numpy as np
@@ -32,8 +32,6 @@ from rrfp_jax.runtime.transport.choice import TransportName
 OnNonfinite: TypeAlias = Literal["stop", "skip"]
 
 Rebalance: TypeAlias = Literal["off", "suggest", "auto"]
-
-Group = TypeVar("Group")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,8 +242,9 @@ class Settings:
         groups: dict[str, Any] = {}
         for item in fields(cls):
             kind: Any = item.default_factory
-            whole = given.get(item.name)
-            groups[item.name] = whole if isinstance(whole, kind) else group_of(kind, given)
+            whole, known = given.get(item.name), {own.name for own in fields(kind)}
+            flat = {name: value for name, value in given.items() if name in known}
+            groups[item.name] = whole if isinstance(whole, kind) else kind(**flat)
         return cls(**groups)
 
     def named(self) -> dict[str, Any]:
@@ -268,7 +267,6 @@ class Settings:
     def rules(
         self, placement: Placement, microbatches: int, schedule: Schedule, forward_only: bool = False
     ) -> StepRules:
-        """The rules of a step."""
         return StepRules(
             placement=placement,
             microbatches=microbatches,
@@ -278,12 +276,6 @@ class Settings:
             spare_gradients=self.memory.spare_gradients,
             forward_only=forward_only,
         )
-
-
-def group_of(kind: type[Group], given: Mapping[str, Any]) -> Group:
-    """The group of this kind, of what is given by the names of its fields."""
-    known = {item.name for item in fields(kind)}  # type: ignore[arg-type]
-    return kind(**{name: value for name, value in given.items() if name in known})
 
 
 def _require(group: Any, name: str, good: Any, remedy: str) -> None:

@@ -55,7 +55,6 @@ class StageMesh:
 
     @cached_property
     def single(self) -> bool:
-        """Whether there is only one device."""
         return len(self.devices) == 1
 
     @cached_property
@@ -65,7 +64,6 @@ class StageMesh:
 
     @cached_property
     def mesh(self) -> Mesh:
-        """The devices by axis."""
         return Mesh(np.array(self.devices).reshape(self.replicas, -1), AXES)
 
     @cached_property
@@ -77,12 +75,10 @@ class StageMesh:
 
     @cached_property
     def _copier(self) -> DeviceCopier:
-        """To each of this process's devices in turn."""
         return DeviceCopier(self.own)
 
     @cached_property
     def _host_copier(self) -> HostCopier:
-        """To the only device."""
         return HostCopier(self.device)
 
     @cached_property

@@ -52,12 +52,10 @@ class Layout:
 
     @cached_property
     def stages(self) -> int:
-        """The number of pipeline stages."""
         return len(self.widths)
 
     @cached_property
     def replicas(self) -> int:
-        """How many there are of every stage."""
         return len(self.groups) // self.stages
 
     @cached_property
@@ -262,7 +260,6 @@ class Mesh:
         own: Sequence[int],
         of_rank: Mapping[int, Sequence[jax.Device]],
     ) -> Layout:
-        """With these stage replicas as this process's."""
         share, widths, dp = len(of_rank[world.rank]), self.widths, self.dp
 
         def stage_mesh(stage_replica: int, replicas: int = 1) -> StageMesh:

@@ -88,7 +88,6 @@ class MicrobatchView(Mapping[str, Any]):
 
     @classmethod
     def tree_unflatten(cls, static: Any, children: tuple[Any, ...]) -> MicrobatchView:
-        """The inverse of `tree_flatten`."""
         return cls(*children, *static)
 
 
@@ -105,7 +104,6 @@ class EvaluationBatch(MicrobatchView):
         super().__init__(fields, (0, 0, 0), 0, training=False)
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], Any]:
-        """The fields."""
         return (self._fields,), ()
 
 
@@ -122,11 +120,9 @@ class LayerSpec:
     kind: ClassVar[Literal["nnx", "linen", "function"]] = "function"
 
     def init(self, key: jax.Array, carry: Any, mb: MicrobatchView) -> Params:
-        """New parameters."""
         raise NotImplementedError
 
     def apply(self, params: Params, carry: Any, mb: MicrobatchView) -> Any:
-        """What the layer gives."""
         raise NotImplementedError
 
     def fill(self, params: Params) -> Any:

@@ -103,7 +103,6 @@ class SealedFiles:
 
     @contextmanager
     def _opened(self) -> Iterator[int]:
-        """The folder's descriptor."""
         folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             try:

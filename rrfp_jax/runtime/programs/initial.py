@@ -70,7 +70,6 @@ class InitialParams:
         return jax.tree.unflatten(structure, values)
 
     def _lies(self, layer: int) -> list[Any]:
-        """The shardings of a layer's parameters."""
         specs = self.sharding.of_params({str(layer): self.shapes[layer].params})
         return [self.compiler.stage_mesh.sharding(spec) for spec in specs]
 
@@ -83,7 +82,6 @@ class InitialParams:
                 self._program(one)
 
     def _made(self, layer: int) -> Params:
-        """What the layer makes itself."""
         numbers = self.compiler.stage_mesh.put((np.uint32(self.seed), np.uint32(layer)))
         return self._program(layer)(*numbers)  # type: ignore[no-any-return]
 

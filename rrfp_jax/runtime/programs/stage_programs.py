@@ -58,7 +58,6 @@ class VirtualStageShape:
 
     @cached_property
     def params(self) -> Params:
-        """Specs of the virtual stage's parameters."""
         return {str(i): self.shapes[i].params for i in self.layers}
 
     @property
@@ -183,7 +182,6 @@ class OnDevices:
     compiler: Compiler
 
     def spread(self, leaves: Sequence[Any], specs: Sequence[Any]) -> list[Any]:
-        """See `Lowering`."""
         return self.compiler.stage_mesh.spread(leaves, specs)
 
     def lower(

@@ -64,7 +64,6 @@ class Coordinator:
                 raise RuntimeError(f"cannot serve the run at {address}; is the port taken? ({reason})")
 
     def close(self) -> None:
-        """End it."""
         try:
             with suppress(BrokenPipeError):  # it has ended before
                 self._process.communicate(b"\n", CLOSE_SECONDS)

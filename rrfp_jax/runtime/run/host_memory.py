@@ -53,7 +53,6 @@ class HostMemory:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What the ranks are told."""
         return {FOLDER: str(self.folder), REPLICAS: str(self.replicas)}
 
     @property

@@ -193,7 +193,6 @@ class Mailbox:
             self._send([rank], frame)
 
     def post_all(self, message: Message, channel: int = 0) -> None:
-        """Send a message to every other process."""
         frame = pack(message, channel)
         with self.lock:
             self._send(self.ranks, frame)
@@ -269,7 +268,6 @@ class Mailbox:
         return self._all_sent()
 
     def close(self) -> None:
-        """Close all connections."""
         with self.lock:
             self.let_go()
 

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from math import inf
 from pathlib import Path
+from typing import NamedTuple
 
 from rrfp_jax.environment import ENVIRONMENT
 from rrfp_jax.errors import UsageError
@@ -226,7 +227,6 @@ class SlurmStep:
 
     @property
     def tasks_here(self) -> int:
-        """How many tasks this node has."""
         return self.tasks_per_node[self.node] if self.node < len(self.tasks_per_node) else 1
 
 
@@ -420,44 +420,36 @@ def named_place(environment: Mapping[str, str]) -> str:
     return " ".join(environment.get(name, "-") for name in names)
 
 
-SILENCE_SECONDS, SHORTEST_SILENCE_SECONDS = 25.0, 2.0
-"""A process from which nothing has come for so long is given up, so that a frozen run ends within 30 s;
-RRFP_SILENCE_SECONDS changes it, to four heartbeats at least."""
-
-JOIN_SECONDS = 300.0
-"""So long a process waits until all others have come. RRFP_JOIN_SECONDS changes it."""
-
-EXIT_SECONDS, SHORTEST_EXIT_SECONDS = 300.0, 5.0
-"""So long users' threads and exit handlers may outlast the work; RRFP_EXIT_SECONDS changes it, at least to
-what loggers take to send what they have."""
+SILENCE_SECONDS = 25.0
+"""A process from which nothing has come for so long is given up, so that a frozen run ends within 30 s."""
 
 
-def silence_seconds(environment: Mapping[str, str]) -> float:
-    """After how long a silence a process is given up."""
-    what = f"the seconds after which a silent process is given up, at least {SHORTEST_SILENCE_SECONDS:g} "
-    what += "(heartbeats come every 0.5 s)"
-    return seconds_of(environment, "RRFP_SILENCE_SECONDS", SILENCE_SECONDS, what, SHORTEST_SILENCE_SECONDS)
+class SecondsVariable(NamedTuple):
+    """A variable of the environment that says some seconds."""
+
+    name: str
+    usual: float
+    least: float
+    what: str
+    most: float = inf
+
+    def __call__(self, environment: Mapping[str, str]) -> float:
+        """The seconds that it says, or the usual ones; UsageError if it is none, or out of bounds."""
+        text = environment.get(self.name) or str(self.usual)
+        with suppress(ValueError):
+            if self.least <= float(text) <= self.most:  # nor nan
+                return float(text)
+        raise UsageError(f"{self.name}={text}: give the seconds {self.what}, such as {self.usual:g}")
 
 
-def join_seconds(environment: Mapping[str, str]) -> float:
-    """How long to wait until all processes have come."""
-    what = "the seconds within which all ranks must have been started, at least 1"
-    return seconds_of(environment, "RRFP_JOIN_SECONDS", JOIN_SECONDS, what, 1.0)
-
-
-def exit_seconds(environment: Mapping[str, str]) -> float:
-    """How long a process whose work is done waits for users' threads."""
-    what = "the seconds that threads and exit handlers of your own have once the work is done, at least "
-    what += f"{SHORTEST_EXIT_SECONDS:g}"
-    return seconds_of(environment, "RRFP_EXIT_SECONDS", EXIT_SECONDS, what, SHORTEST_EXIT_SECONDS)
-
-
-def seconds_of(
-    environment: Mapping[str, str], name: str, usual: float, what: str, least: float, most: float = inf
-) -> float:
-    """The seconds that a variable says, or the usual ones; UsageError if it is none, or out of bounds."""
-    text = environment.get(name) or str(usual)
-    with suppress(ValueError):
-        if least <= float(text) <= most:  # nor nan
-            return float(text)
-    raise UsageError(f"{name}={text}: give {what}, such as {usual:g}")
+silence_seconds = SecondsVariable(
+    *("RRFP_SILENCE_SECONDS", SILENCE_SECONDS, 2.0),
+    "after which a silent process is given up, at least 2 (heartbeats come every 0.5 s)",
+)
+join_seconds = SecondsVariable(
+    *("RRFP_JOIN_SECONDS", 300.0, 1.0), "within which all ranks must have been started, at least 1"
+)
+exit_seconds = SecondsVariable(
+    *("RRFP_EXIT_SECONDS", 300.0, 5.0),  # what loggers take at least to send what they have
+    "that threads and exit handlers of your own have once the work is done, at least 5",
+)

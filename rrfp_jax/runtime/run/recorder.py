@@ -234,7 +234,6 @@ class Recording:
 
     @property
     def tasks(self) -> dict[int, Task]:
-        """The latest dispatches by position."""
         return {entry.position: entry.task for entry in self.last}
 
     def sentence(self, now: float) -> str:
@@ -328,7 +327,6 @@ class FlightRecorder:
         board.count = board.again
 
     def ended(self) -> None:
-        """One more program has ended."""
         self._ended = self._board.ended = self._ended + 1
 
     def enters(self, what: str) -> None:
@@ -352,7 +350,6 @@ class FlightRecorder:
             self._board.heard[member] += 1
 
     def phase(self, phase: RunPhase) -> None:
-        """Say what begins now."""
         if phase.name == "step" and phase.number is not None:
             self._training_step = phase.number
         self._phases += 1
@@ -363,7 +360,6 @@ class FlightRecorder:
         place.count = place.again = self._phases
 
     def beat(self) -> None:
-        """Say that the process is alive."""
         self._page.beat = time.time()
 
     def dispatched(self, step: int, stage: int, task: Task) -> None:

@@ -20,7 +20,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from enum import IntEnum
 from functools import partial
@@ -30,14 +30,20 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from rrfp_jax.environment import ENVIRONMENT
 from rrfp_jax.errors import INTERRUPTED, TrainingError
 from rrfp_jax.printing import warn
-from rrfp_jax.runtime.run.place import seconds_of
+from rrfp_jax.runtime.run.place import SecondsVariable
 from rrfp_jax.runtime.run.waits import LONGEST_SECONDS
 
 if TYPE_CHECKING:
     from rrfp_jax.runtime.run.world import World
 
 SAVE_SECONDS = 120.0
-"""After SIGTERM or Ctrl-C a run has so long to come to a step boundary. RRFP_SAVE_SECONDS changes it."""
+"""After SIGTERM or Ctrl-C a run has so long to come to a step boundary."""
+
+save_seconds = SecondsVariable(
+    *("RRFP_SAVE_SECONDS", SAVE_SECONDS, 0.0),
+    f"that a run has after SIGTERM to end its step and save, at most {LONGEST_SECONDS:.0f}",
+    LONGEST_SECONDS,
+)
 
 
 @contextmanager
@@ -172,7 +178,6 @@ class Signals:
             self.writer.send(b"\0")
 
     def close(self) -> None:
-        """Close both ends."""
         self._reader.close()
         self.writer.close()
 
@@ -305,13 +310,6 @@ def ends_at_once(command: str, end: Callable[[], None] | None = None) -> EndsAtO
             warn(f"{command}: Ctrl-C while starting: ends; the same command starts it again")
 
     return EndsAtOnce(say, end or partial(exit_now, INTERRUPTED))
-
-
-def save_seconds(environment: Mapping[str, str]) -> float:
-    """How long a run is waited for after SIGTERM or Ctrl-C; UsageError if that is no number, or negative."""
-    what = "the seconds that a run has after SIGTERM to end its step and save, at most "
-    what += f"{LONGEST_SECONDS:.0f}"
-    return seconds_of(environment, "RRFP_SAVE_SECONDS", SAVE_SECONDS, what, 0.0, LONGEST_SECONDS)
 
 
 class StopsAfterStep(SignalAnswer):

@@ -36,7 +36,6 @@ class StackFrame(NamedTuple):
 
     @property
     def whose(self) -> Whose:
-        """Who has written it."""
         author = author_of(self.file)
         return author if author in ("user", "ours") else "library"
 
@@ -108,7 +107,6 @@ class WhenImported:
     """A finder for `sys.meta_path`: as soon as JAX has been imported, `runtime/_jax.py` looks on."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """See `importlib.abc.MetaPathFinder`."""
         if name != "jax":
             return None
         sys.meta_path.remove(self)

@@ -184,7 +184,6 @@ class LimitedWait:
         return True
 
     def awaited(self) -> Sequence[AnyAwaited]:
-        """What is waited for just now."""
         items = [self._what] if isinstance(self._what, Awaited) else self._what()
         return [replace(item, waited=item.waited or self.waited, limit=self.limit) for item in items]
 
@@ -200,7 +199,6 @@ class Waits:
         self._broken_off: Sequence[AnyAwaited] = ()
 
     def words(self, awaited: AnyAwaited) -> str:
-        """See `words`."""
         return words(awaited, self._describe)
 
     def given_up(self, awaited: AnyAwaited) -> str:

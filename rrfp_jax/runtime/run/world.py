@@ -174,7 +174,6 @@ class World:
                 raise TrainingError(f"{what}: {error}") from error
 
     def _await(self, mailbox: Mailbox, what: str, values: Mapping[int, Any], limit: float | None) -> None:
-        """Until every rank's value is there."""
 
         def missing() -> tuple[int, ...]:
             return tuple(rank for rank in range(self.size) if rank not in values)

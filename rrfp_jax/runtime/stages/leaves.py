@@ -49,7 +49,6 @@ class LeafTransfer(NamedTuple):
 
     @property
     def back(self) -> LeafTransfer:
-        """The way back."""
         return LeafTransfer(self.into, self.target, self.source, self.leaf, self.resized)
 
     def in_all_replicas(self, layout: Layout) -> list[LeafTransfer]:

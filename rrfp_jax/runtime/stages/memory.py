@@ -82,7 +82,6 @@ class FixedBytes:
 
     @property
     def fixed_bytes(self) -> int:
-        """All of it."""
         lasting = self.weight_bytes + self.optimizer_bytes + self.accumulator_bytes
         return lasting + self.slot_bytes + self.parked_gradient_bytes
 
@@ -110,7 +109,6 @@ class StageLedger(FixedBytes):
 
     @classmethod
     def of_plain(cls, plain: Mapping[str, Any]) -> StageLedger:
-        """What `plain` gave."""
         return msgspec.convert(plain, cls)
 
     @classmethod

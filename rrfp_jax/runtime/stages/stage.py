@@ -118,7 +118,6 @@ class Stage:
         return params, [self._sums[chunk][number] for chunk, _, number in self._owned]
 
     def norms(self) -> jax.Array:
-        """Norms of the gradient sums; see `SumPrograms`."""
         return self._programs.norms(*self.owned())  # type: ignore[no-any-return]
 
     def updated(self, params: Arrays, sums: Arrays) -> None:
@@ -144,7 +143,6 @@ class Stage:
         return {leaf: (chunk, place) for chunk, own in enumerate(chunks) for place, leaf in own}
 
     def leaf(self, leaf: Leaf) -> jax.Array:
-        """A parameter."""
         chunk, place = self.places[leaf]
         return self.leaves[chunk][place]  # type: ignore[no-any-return]
 

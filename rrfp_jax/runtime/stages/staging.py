@@ -148,7 +148,6 @@ class Staging:
                     world.await_ready(what, [first_sum(self.compiler(stage_mesh))()], START_SECONDS)
 
     def compiler(self, stage_mesh: StageMesh) -> Compiler:
-        """For a set of devices."""
         return Compiler(stage_mesh, self._executables)
 
     def initial(self, compiler: Compiler, sharding: Sharding) -> InitialParams:
