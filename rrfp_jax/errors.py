@@ -1,5 +1,8 @@
 """The errors that users meet: each message gives the value, the cause and the remedy."""
 
+import importlib
+from typing import Any
+
 DONE, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130
 """Exit statuses of all commands, and of every process of a run."""
 
@@ -37,3 +40,23 @@ def text_of(error: object) -> str:
         return str(error)
     except Exception as raised:
         return f"it has no text: its __str__ raised {type(raised).__name__}"
+
+
+def imported(package: str, purpose: str, install: str = "") -> Any:
+    """A package that only some users have, or a module of one.
+
+    Args:
+        package: as it is imported.
+        purpose: what needs it.
+        install: what pip calls it, if otherwise.
+
+    Raises:
+        UsageError: it is not installed; says what for it is needed and how to get it.
+    """
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise UsageError(
+            f"{purpose} needs the package {package}, which cannot be imported ({error}): "
+            f"pip install {install or package}"
+        ) from error

@@ -14,8 +14,7 @@ from collections.abc import Callable, Mapping
 from os import PathLike
 from typing import Any, Literal, NamedTuple
 
-from rrfp_jax.data.optional import imported
-from rrfp_jax.errors import UsageError
+from rrfp_jax.errors import UsageError, imported
 from rrfp_jax.fields import path_of, shown
 from rrfp_jax.runtime.run.join import join
 from rrfp_jax.train.report import Evaluation, Report

@@ -1,30 +1,169 @@
-"""All documents of a source as tokens: how long each is, which are bad, and the tokens on demand."""
+"""All documents of a source as tokens: how long each is, which are bad, and what they hold, on demand."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from os import PathLike
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rrfp_jax.data.bad import Bad, check_bad, judge
-from rrfp_jax.data.sources import BadDocument, Raw, Source
+from rrfp_jax.data.image_sources import ImageSource, Parts
+from rrfp_jax.data.images import Image, Patches
+from rrfp_jax.data.sources import BadDocument, Raw, Source, offsets_path
 from rrfp_jax.data.tokenizers import Bytes, Tokenizer, check_vocabulary
-from rrfp_jax.data.tokens import offsets_path
 from rrfp_jax.errors import UsageError
-from rrfp_jax.fields import check_fields, check_not_read, path_of
+from rrfp_jax.fields import check_fields, check_not_read, path_of, printable, shown
 from rrfp_jax.files import written_whole
 
+Bad: TypeAlias = Literal["refuse", "skip"]
+"""What is done with documents that are bad."""
+
+NAMED = 10
+"""Bad documents of one kind that a message names; it counts the others."""
+
 CACHED = 64
-"""Documents kept as tokens, so that pieces of a long one are not each tokenized anew."""
+"""Documents kept as read: pieces of a long one, and fields of a microbatch, are asked for one by one."""
+
+Grids: TypeAlias = tuple[tuple[int, int], ...]
+"""Rows and columns of patches of each image of a document."""
+
+TEXT = -1
+"""In place of a patch, where a token is text."""
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Of documents, int64[N] each; all 0 for those that are skipped.
+
+    Attributes:
+        patches: of all images of a document.
+        tokens: places in a row. The last token is only a label; if that is an image's, it has a place, too.
+        labels: tokens of text behind the first token.
+    """
+
+    patches: NDArray[np.int64]
+    tokens: NDArray[np.int64]
+    labels: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class TokenizedDocument:
+    """A document, or a piece of one, of n tokens."""
+
+    tokens: NDArray[Any]  # int[n]; 0 where an image stands
+    patch: NDArray[np.int64]
+    """int64[n]: which merged patch of the document a token stands for, from 0 on, or `TEXT`. Class tokens are
+    counted, but no token stands for them."""
+    cut: Patches | None = None
+    grids: Grids = ()
+    images: Sequence[Image] = ()
+    pixels: Callable[[], NDArray[np.uint8]] | None = None
+
+    @property
+    def counts(self) -> list[int]:
+        """Patches of each image."""
+        return [self.cut.count(grid) for grid in self.grids] if self.cut else []
+
+    @property
+    def places(self) -> int:
+        """Tokens of a row; see `Lengths`."""
+        return len(self.tokens) - bool(len(self.tokens) and self.patch[-1] == TEXT)
+
+    @property
+    def lengths(self) -> tuple[int, int, int]:
+        """Patches, places and labels, as in `Lengths`."""
+        return sum(self.counts), self.places, int((self.patch[1:] == TEXT).sum())
 
 
 @dataclass(frozen=True, kw_only=True)
-class Corpus:
+class AnyCorpus:
+    """What corpora of text and of text and images share; see `Corpus`."""
+
+    source: Source | ImageSource
+    tokenizer: Tokenizer | None
+    vocabulary: int
+    end: int | None = None
+    bad: Bad = "refuse"
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_vocabulary(self.tokenizer, self.vocabulary, self.end)
+        if self.bad not in ("refuse", "skip"):
+            raise UsageError(f"bad={self.bad!r}: bad documents are 'refuse'd or 'skip'ped")
+
+    @functools.cached_property
+    def fingerprint(self) -> int:
+        """56 bits that change with names and lengths of documents, and with how they are read."""
+        digest = hashlib.blake2b("\0".join(self.source.names).encode(errors="surrogateescape"), digest_size=7)
+        for lengths in self._all_lengths:
+            digest.update(lengths.tobytes())
+        digest.update(self._how.encode())
+        return int.from_bytes(digest.digest())
+
+    @property
+    def _all_lengths(self) -> Sequence[NDArray[np.int64]]:
+        """Arrays int64[N] of the fingerprint."""
+        raise NotImplementedError
+
+    @property
+    def _how(self) -> str:
+        """What else documents depend on."""
+        return f"{self.end} {self.tokenizer and self.tokenizer.fingerprint}"
+
+    def _measured_by(self, lengths: NDArray[np.int64], measure: Callable[[int], Any]) -> NDArray[np.int64]:
+        """Fill in the lengths of every document, [N] or [N, K]; raises as `_good` does."""
+        names, reasons = list(self.source.names), dict[int, str]()
+        for document in range(len(names)):
+            try:
+                lengths[document] = measure(document)
+            except BadDocument as error:
+                reasons[document], *part = error.args
+                names[document] += "".join(f" ({printable(name)})" for name in part if name)
+        return self._good(lengths, names, reasons)
+
+    def _good(
+        self, lengths: NDArray[np.int64], names: Sequence[str], reasons: Mapping[int, str]
+    ) -> NDArray[np.int64]:
+        """Set the lengths of documents that are skipped to 0.
+
+        Raises:
+            UsageError: bad documents that are refused, or no others.
+        """
+        if reasons:
+            reject_or_warn(names, reasons, self.bad)
+            lengths[list(reasons)] = 0
+        if not lengths.any():
+            raise UsageError(f"{shown(self.source)}: {len(names)} documents there, none of which can be used")
+        return lengths
+
+    @contextmanager
+    def _as_before(self, document: int, remedy: str = "leave it alone and start again") -> Iterator[None]:
+        """Inside, a good document is read once more; `UsageError` if it is bad by now."""
+        try:
+            yield
+        except BadDocument as error:
+            raise UsageError(
+                f"{self.source.names[document]}: {printable(str(error))}; the data was changed during the "
+                f"run: {remedy}"
+            ) from error
+
+    def _encoded_text(self, text: str) -> NDArray[Any]:
+        assert self.tokenizer is not None
+        try:
+            return self.tokenizer.encode(text)
+        except UnicodeEncodeError as error:  # half of a pair, which JSON may hold
+            raise BadDocument("undecodable") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corpus(AnyCorpus):
     """Documents as tokens.
 
     Lengths are needed before the first step. They are known from sizes if documents are bytes or tokens
@@ -43,37 +182,20 @@ class Corpus:
     """
 
     source: Source
-    tokenizer: Tokenizer | None
-    vocabulary: int
-    end: int | None = None
-    bad: Bad = "refuse"
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        check_vocabulary(self.tokenizer, self.vocabulary, self.end)
-        check_bad(self.bad)
 
     @functools.cached_property
     def lengths(self) -> NDArray[np.int64]:
         """int64[N]: tokens of every document, ends included; 0 for those skipped."""
-        lengths, reasons = self._measure()
-        lengths += 0 if self.end is None else 1
-        for document in np.flatnonzero(lengths < 2).tolist():
-            reasons.setdefault(document, "too short")
-        if reasons:
-            judge(self.source.names, reasons, self.bad)
-            lengths[list(reasons)] = 0
-        if not lengths.any():
-            raise UsageError(f"{self.source}: {len(lengths)} documents there, none of which can be used")
-        return lengths
+        if self._sizes is None or self._strict:
+            return self._measured_by(np.zeros(len(self.source.names), np.int64), self._length)
+        lengths = np.maximum(self._sizes, 0) + (self.end is not None)
+        reasons = dict.fromkeys(np.flatnonzero(lengths < 2).tolist(), "too short")
+        reasons |= dict.fromkeys(np.flatnonzero(self._sizes < 0).tolist(), "unreadable")
+        return self._good(lengths, self.source.names, reasons)
 
-    @functools.cached_property
-    def fingerprint(self) -> int:
-        """56 bits that change with names and lengths of documents and with the tokenizer."""
-        digest = hashlib.blake2b("\0".join(self.source.names).encode(errors="surrogateescape"), digest_size=7)
-        digest.update(self.lengths.tobytes())
-        digest.update(f"{self.end} {self.tokenizer and self.tokenizer.fingerprint}".encode())
-        return int.from_bytes(digest.digest())
+    @property
+    def _all_lengths(self) -> Sequence[NDArray[np.int64]]:
+        return [self.lengths]
 
     def tokens(self, document: int, begin: int, end: int) -> NDArray[Any]:
         """The tokens `begin:end` of a document; no more of it is read than needed, if its sizes are known.
@@ -82,19 +204,14 @@ class Corpus:
             UsageError: the document has changed since the start, or has a token beyond the vocabulary.
         """
         length = int(self.lengths[document]) - (self.end is not None)
-        try:
-            if self._read_in_parts:
+        with self._as_before(document):
+            if self._sizes is not None:
                 tokens = self._encoded(self.source.read(document, begin, min(end, length)))
             else:
                 tokens = self._whole(document)
                 if len(tokens) != length:
                     raise BadDocument(f"{len(tokens)} tokens, {length} at the start")
                 tokens = tokens[begin:end]
-        except BadDocument as error:
-            raise UsageError(
-                f"{self.source.names[document]}: {error}; the data was changed during the run: "
-                f"leave it alone and start again"
-            ) from error
         if self.end is not None and end > length:
             tokens = np.append(tokens, self.end)
         if tokens.size and not 0 <= tokens.min() <= tokens.max() < self.vocabulary:
@@ -104,26 +221,21 @@ class Corpus:
             )
         return tokens
 
-    @functools.cached_property
-    def _read_in_parts(self) -> bool:
-        return self.source.sizes is not None and (self.tokenizer is None or isinstance(self.tokenizer, Bytes))
+    @property
+    def _strict(self) -> bool:
+        return isinstance(self.tokenizer, Bytes) and self.tokenizer.strict
 
-    def _measure(self) -> tuple[NDArray[np.int64], dict[int, str]]:
-        """Lengths without ends, and what is wrong with documents, by index."""
-        sizes, strict = self.source.sizes, isinstance(self.tokenizer, Bytes) and self.tokenizer.strict
-        if sizes is not None and self._read_in_parts and not strict:
-            unreadable = np.flatnonzero(sizes < 0).tolist()
-            return np.maximum(sizes, 0), dict.fromkeys(unreadable, "unreadable")
-        lengths, reasons = np.zeros(len(self.source.names), np.int64), {}
-        for document in range(len(lengths)):
-            try:
-                raw = self.source.read(document)
-                if strict and isinstance(raw, bytes):
-                    raw = _decoded(raw)
-                lengths[document] = len(self._encoded(raw))
-            except BadDocument as error:
-                reasons[document] = str(error)
-        return lengths, reasons
+    @functools.cached_property
+    def _sizes(self) -> NDArray[np.int64] | None:
+        """Tokens of all documents, if the source tells them, so that parts can be read; -1 if unreadable."""
+        return self.source.sizes if self.tokenizer is None or isinstance(self.tokenizer, Bytes) else None
+
+    def _length(self, document: int) -> int:
+        raw = self.source.read(document)
+        tokens = self._encoded(_decoded(raw) if self._strict and isinstance(raw, bytes) else raw)
+        if (length := len(tokens) + (self.end is not None)) < 2:
+            raise BadDocument("too short")
+        return length
 
     def _encoded(self, raw: Raw) -> NDArray[Any]:
         if isinstance(raw, np.ndarray):
@@ -132,18 +244,167 @@ class Corpus:
             return raw
         if self.tokenizer is None:
             raise UsageError(f"tokenizer=None: {self.source} holds text; give a tokenizer, such as Bytes()")
-        if isinstance(raw, bytes):
-            if isinstance(self.tokenizer, Bytes):
-                return np.frombuffer(raw, np.uint8)
-            raw = _decoded(raw)
-        try:
-            return self.tokenizer.encode(raw)
-        except UnicodeEncodeError as error:  # half of a pair, which JSON may hold
-            raise BadDocument("undecodable") from error
+        if isinstance(raw, bytes) and isinstance(self.tokenizer, Bytes):
+            return np.frombuffer(raw, np.uint8)
+        return self._encoded_text(_decoded(raw) if isinstance(raw, bytes) else raw)
 
     @functools.cached_property
     def _whole(self) -> Any:
         return functools.lru_cache(CACHED)(lambda document: self._encoded(self.source.read(document)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageCorpus(AnyCorpus):
+    """Documents of text and images as tokens and patches.
+
+    Lengths are needed before the first step, so every process reads all text once, and the images or, with
+    `patches.strict=False`, their headers.
+
+    Args:
+        source: of the documents.
+        tokenizer: for text; each stretch between images by itself.
+        vocabulary: of the model; a larger tokenizer is refused.
+        patches: how images are cut.
+        end: a token to put behind every document, so that its end is learnt; None for none.
+        bad: "refuse" or "skip" documents that are bad: with an image that is missing, broken or too large,
+            without an image, without text, not what the source holds, or "too short", with nothing to
+            predict. What is skipped is counted in a warning.
+        text_alone: documents without an image are good.
+
+    Raises:
+        UsageError: an impossible setting, when made; bad documents or no others, when first used.
+    """
+
+    source: ImageSource
+    tokenizer: Tokenizer
+    patches: Patches = field(default_factory=Patches)
+    text_alone: bool = False
+
+    @property
+    def lengths(self) -> Lengths:
+        """Of every document."""
+        return Lengths(*self._all_lengths)
+
+    @property
+    def _all_lengths(self) -> Sequence[NDArray[np.int64]]:
+        return self._measured[0]
+
+    @property
+    def _how(self) -> str:
+        return f"{super()._how} {self.patches}"
+
+    @functools.cached_property
+    def _measured(self) -> tuple[Sequence[NDArray[np.int64]], list[Grids]]:
+        """Lengths, and grids of images, of every document."""
+        grids: list[Grids] = [()] * len(self.source.names)
+
+        def measure(document: int) -> tuple[int, int, int]:
+            found = self._read(document)
+            grids[document] = found.grids
+            return found.lengths
+
+        return list(self._measured_by(np.zeros((len(grids), 3), np.int64), measure).T), grids
+
+    def document(self, document: int) -> TokenizedDocument:
+        """A document as tokens; `UsageError` if it has changed since the start."""
+        with self._as_before(document, self._remedy):
+            return self._again(document)  # type: ignore[no-any-return]
+
+    def pixels(self, document: int) -> NDArray[np.uint8]:
+        """uint8[P, 3 * size**2]: the patches of its images, one image behind the other.
+
+        Raises:
+            UsageError: it has changed since the start, or has an image that is broken behind its header.
+        """
+        with self._as_before(document, self._remedy):
+            return self._decoded(document)  # type: ignore[no-any-return]
+
+    @property
+    def _remedy(self) -> str:
+        return "leave it alone and start again" if self.patches.strict else "or give Patches(strict=True)"
+
+    def _read(self, document: int, known: Grids | None = None) -> TokenizedDocument:
+        """A document, read and tokenized; its images are opened unless their grids are known."""
+        parts = self.source.read(document)
+        images = [part for part in parts if not isinstance(part, str)]
+        if not images and not self.text_alone:
+            raise BadDocument("without an image")
+        if not any(isinstance(part, str) and part.strip() for part in parts):
+            raise BadDocument("without text")
+        if known is None:
+            known = tuple(self.patches.grid_of(image) for image in images)
+        elif len(known) != len(images):
+            raise BadDocument(f"{len(images)} images, {len(known)} at the start")
+        pixels = functools.partial(self.pixels, document)
+        found = TokenizedDocument(*self._in_order(parts, known), self.patches, known, images, pixels)
+        if not found.lengths[2]:
+            raise BadDocument("too short")
+        return found
+
+    def _in_order(self, parts: Parts, grids: Grids) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """`tokens` and `patch` of a document."""
+        counts = iter([rows * columns // self.patches.merge**2 for rows, columns in grids])
+        tokens, patch, merged = [], [], 0
+        before = int(self.patches.class_token)
+        for part in parts:
+            if isinstance(part, str):
+                tokens.append(np.asarray(self._encoded_text(part), np.int64))
+                patch.append(np.full(len(tokens[-1]), TEXT))
+            else:
+                count = next(counts)
+                tokens.append(np.zeros(count, np.int64))
+                patch.append(merged + before + np.arange(count))
+                merged += before + count
+        if self.end is not None:
+            tokens.append(np.array([self.end]))
+            patch.append(np.array([TEXT]))
+        return np.concatenate(tokens), np.concatenate(patch)
+
+    @functools.cached_property
+    def _again(self) -> Any:
+        def read(document: int) -> TokenizedDocument:
+            lengths, grids = self._measured
+            found = self._read(document, grids[document])
+            known = tuple(int(each[document]) for each in lengths)
+            if found.lengths != known:
+                raise BadDocument(f"{found.lengths} patches, tokens and labels, {known} at the start")
+            return found
+
+        return functools.lru_cache(CACHED)(read)
+
+    @functools.cached_property
+    def _decoded(self) -> Any:
+        def read(document: int) -> NDArray[np.uint8]:
+            found = self._again(document)
+            cut = [self.patches.patches_of(*own) for own in zip(found.images, found.grids, strict=True)]
+            return np.concatenate([np.zeros((0, self.patches.values), np.uint8), *cut])
+
+        return functools.lru_cache(CACHED)(read)
+
+
+def reject_or_warn(names: Sequence[str], reasons: Mapping[int, str], bad: Bad) -> None:
+    """Refuse bad documents, or warn that they are skipped.
+
+    Args:
+        names: of all documents.
+        reasons: what is wrong with those that are bad, by index; at least one.
+        bad: what is done with them.
+
+    Raises:
+        UsageError: they are refused.
+    """
+    by_kind: dict[str, list[str]] = {kind: [] for kind in sorted(set(reasons.values()))}
+    for document in sorted(reasons):
+        by_kind[reasons[document]].append(names[document])
+    text = "; ".join(f"{len(found)} {kind}: {_listed(found)}" for kind, found in by_kind.items())
+    if bad == "refuse":
+        raise UsageError(f"{len(reasons)} bad documents: {text}. Mend them, or skip them with bad='skip'")
+    warnings.warn(f"{len(reasons)} of {len(names)} documents skipped: {text}", stacklevel=2)
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more
 
 
 def write_tokens(corpus: Corpus, path: str | PathLike[str]) -> None:

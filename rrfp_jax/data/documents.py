@@ -1,33 +1,262 @@
-"""Documents of natural length as data for a Trainer: cut to bucket lengths, padded or packed, and masked."""
+"""Documents as data for a Trainer: rows of one or two lengths in few shapes, padded or packed, and masked."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from rrfp_jax.data import rows as cut
-from rrfp_jax.data.balance import Cost, Order, Polynomial, rows_by_cost, rows_by_tokens
-from rrfp_jax.data.buckets import Fit, bucket_of, check_lengths
+from rrfp_jax.data import buckets as fitting
+from rrfp_jax.data.buckets import Cost, Costing, Costs, Fit, FitBoth, Pair, Pieces, Polynomial, Rows
 from rrfp_jax.data.contract import MOST_TOKENS, Arrays, Microbatch
-from rrfp_jax.data.corpus import Corpus
-from rrfp_jax.data.dealing import Dealing, Split, check_dealing, documents_of, planned
-from rrfp_jax.data.draw import EMPTY
+from rrfp_jax.data.corpus import TEXT, Corpus, ImageCorpus, TokenizedDocument, reject_or_warn
+from rrfp_jax.data.sampling import (
+    EMPTY,
+    BatchSampler,
+    Fields,
+    Order,
+    Split,
+    check_counts,
+    check_sampling,
+    documents_of,
+    planned,
+)
 from rrfp_jax.errors import UsageError
-from rrfp_jax.fields import check_fields
+from rrfp_jax.fields import check_fields, shown
 
-_DTYPES = {"tokens": "int32", "labels": "int32", "mask": "float32"}
-_PACKED_DTYPES = {"segments": "int32", "positions": "int32"}
+OF_PATCHES = {"patches": "uint8", "patch_places": "int32", "images": "int32"}
+OF_TEXT = {"tokens": "int32", "labels": "int32", "mask": "float32"}
+OF_BOTH = {**OF_PATCHES, **OF_TEXT, "patch_of_token": "int32"}
+OF_PACKED = {"segments": "int32", "positions": "int32"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Documents:
+class BucketedDocuments(ABC):
+    """`Documents` and `ImageDocuments`: documents become pieces, pieces rows, rows microbatches."""
+
+    corpus: Corpus | ImageCorpus
+    lengths: Any  # of buckets, or how to fit them
+    tokens: int | None = None
+    rows: int | None = None
+    microbatches: int
+    packed: bool = False
+    split: Split = "train"
+    validation_share: float = 0.05
+    seed: int = 0
+    balance: Any = None
+    order: Order = "drawn"
+
+    LENGTHS: ClassVar[tuple[str, ...]]
+    """What a row's lengths count; each may be limited in a microbatch by the setting of that name."""
+
+    FIELDS: ClassVar[Mapping[str, str]]
+    """The dtype of every field of rows that are not packed."""
+
+    NOTHING: ClassVar[str]
+    EITHER: ClassVar[str]
+    """What a step without rows would hold, and which settings give a microbatch's size; for messages."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        sizes = {name: getattr(self, name) for name in (*reversed(self.LENGTHS), "rows")}
+        check_counts(self.NOTHING, **sizes)
+        limits = self._limits
+        if (self.rows is None) == (limits == [None] * len(limits)):
+            given = ", ".join(f"{name}={size}" for name, size in sizes.items())
+            raise UsageError(f"{given}: give {self.EITHER}")
+        check_counts("no token", microbatches=self.microbatches)
+        check_sampling(self.split, self.validation_share, self.order)
+        longest = self._longest if isinstance(self._longest, tuple) else (self._longest,)
+        each = max((self.rows or 1) * sum(longest), *(limit or 0 for limit in limits))
+        if (places := self.microbatches * each) > MOST_TOKENS:
+            counted = " and ".join(self.LENGTHS)
+            raise UsageError(f"{places} {counted} a step, padding included: give at most {MOST_TOKENS}")
+
+    # What a Trainer asks for.
+
+    @property
+    def steps(self) -> int:
+        """Steps that hold every row once: a pass of validation; an epoch of training, rounded up."""
+        return self._sampler.steps
+
+    @property
+    def buckets(self) -> Sequence[Fields]:
+        """The fields of every shape that a microbatch can have."""
+        return [self._fields(bucket) for bucket, rows in enumerate(self._rows_in) if len(rows)]
+
+    def plan(self, step: int) -> list[Microbatch]:
+        """The microbatches of `step` >= 0, a function of (seed, step, split) and the documents."""
+        return self._sampler.plan(step, self.fingerprint, self._fields, self._labels)
+
+    def load(self, microbatch: Microbatch, fields: Collection[str]) -> Arrays:
+        """The arrays of `fields`; no more is read and decoded than they need.
+
+        Raises:
+            UsageError: an unknown field, a plan of other documents, or documents that have changed.
+        """
+        bucket, rows = planned(microbatch, self.fingerprint, fields, self._dtypes)
+        specs = self._fields(bucket)
+        arrays = empty({name: specs[name] for name in fields})
+        for r, row in enumerate(rows):
+            if row != EMPTY:
+                self._fill_row({name: array[r] for name, array in arrays.items()}, row)
+        return arrays
+
+    # What there is, found once.
+
+    @functools.cached_property
+    def fingerprint(self) -> int:
+        """56 bits that change with names and lengths of documents, and with the rows made of them."""
+        rows = self.rows_of_split
+        digest = hashlib.blake2b(f"{self.corpus.fingerprint} {self.bucket_lengths}".encode(), digest_size=7)
+        for array in (*self._cuts, rows.start, rows.order):
+            digest.update(array.tobytes())
+        return int.from_bytes(digest.digest())
+
+    @functools.cached_property
+    def bucket_lengths(self) -> tuple[Any, ...]:
+        """By ascending size; given or fitted."""
+        if not isinstance(self.lengths, (Fit, FitBoth)):
+            return self._given
+        every = self._pieces_of(self._usable, self._longest).size
+        rows = fitting.pack(every, self._longest).size if self.packed else every
+        return self.lengths.lengths(rows, self._size)
+
+    @functools.cached_property
+    def documents(self) -> NDArray[np.int64]:
+        """Indices of the split's documents."""
+        return documents_of(self.split, self._usable, self.validation_share, self.corpus.source)
+
+    @functools.cached_property
+    def pieces(self) -> Pieces:
+        """Pieces of the split's documents."""
+        return self._pieces_of(self.documents, self._row)
+
+    @functools.cached_property
+    def rows_of_split(self) -> Rows:
+        """All rows of the split."""
+        sizes = self.pieces.size
+        return fitting.pack(sizes, self._row) if self.packed else fitting.one_each(sizes)
+
+    @functools.cached_property
+    def _bucket_of_row(self) -> NDArray[np.int64]:
+        return fitting.cheapest(self.rows_of_split.size, self.bucket_lengths, self._size)
+
+    @functools.cached_property
+    def _rows_in(self) -> list[NDArray[np.int64]]:
+        return [np.flatnonzero(self._bucket_of_row == bucket) for bucket in range(len(self.bucket_lengths))]
+
+    @property
+    def _padding(self) -> Any:
+        """Shares of places with nothing in them, float64[] or float64[2] by length, of the split's rows."""
+        places = np.array(self.bucket_lengths)[self._bucket_of_row].sum(axis=0)
+        return 1 - self.rows_of_split.size.sum(axis=0) / places
+
+    @functools.cached_property
+    def _taken(self) -> tuple[int, ...]:
+        """How many rows of each bucket a microbatch has."""
+        lengths, without = self.bucket_lengths, len(self.LENGTHS) * len(self.corpus.source.names)
+        taken = (self.rows,) * len(lengths) if self.rows else ()
+        taken = taken or fitting.rows_by_limits(lengths, self._limits, without)
+        return taken if self.balance is None else fitting.rows_by_cost(lengths, taken[-1], self.balance)
+
+    @functools.cached_property
+    def _sampler(self) -> BatchSampler:
+        costs = self._costs(np.array(self.bucket_lengths)) * self._taken
+        even = None if self.balance is None else self.rows_of_split.summed(self.balance(self.pieces.size))
+        return BatchSampler(
+            self._rows_in,
+            self._taken,
+            self.microbatches,
+            self.split,
+            self.seed,
+            self.order,
+            costs.tolist(),
+            even,
+        )
+
+    @property
+    def _limits(self) -> list[int | None]:
+        return [getattr(self, name) for name in self.LENGTHS]
+
+    @property
+    def _costs(self) -> Costing:
+        return self.balance or self._size
+
+    @property
+    def _dtypes(self) -> Mapping[str, str]:
+        return {**self.FIELDS, **OF_PACKED} if self.packed else self.FIELDS
+
+    def _fields(self, bucket: int) -> Fields:
+        inner = self._shapes(self.bucket_lengths[bucket])
+        return {
+            name: jax.ShapeDtypeStruct((self._taken[bucket], *inner.get(name, inner["tokens"])), dtype)
+            for name, dtype in self._dtypes.items()
+        }
+
+    def _fill_row(self, arrays: Mapping[str, NDArray[Any]], row: int) -> None:
+        pieces = self.rows_of_split.pieces(row).tolist()
+        fill_row(arrays, (self._piece(piece, arrays.keys()) for piece in pieces))
+
+    # What depends on how many lengths rows have.
+
+    @property
+    @abstractmethod
+    def _given(self) -> tuple[Any, ...]:
+        """Buckets that are given, by ascending size."""
+
+    @property
+    @abstractmethod
+    def _longest(self) -> Any:
+        """The most that a row can have in any length, as far as settings tell."""
+
+    @property
+    @abstractmethod
+    def _row(self) -> Any:
+        """The most that pieces are cut to, and rows packed to."""
+
+    @property
+    @abstractmethod
+    def _size(self) -> Costing:
+        """What buckets are ordered by, and rows choose among."""
+
+    @property
+    @abstractmethod
+    def _usable(self) -> NDArray[np.int64]:
+        """Indices of documents that can be in a split."""
+
+    @abstractmethod
+    def _pieces_of(self, documents: NDArray[np.int64], longest: Any) -> Pieces:
+        """Pieces of these documents."""
+
+    @property
+    @abstractmethod
+    def _cuts(self) -> Sequence[NDArray[np.int64]]:
+        """What the fingerprint tells of pieces."""
+
+    @property
+    @abstractmethod
+    def _labels(self) -> NDArray[np.int64]:
+        """Labels of each row of the split, int64[R]."""
+
+    @abstractmethod
+    def _shapes(self, lengths: Any) -> Mapping[str, tuple[int, ...]]:
+        """Shapes in a row of a bucket: that of `tokens`, and of fields that have another one."""
+
+    @abstractmethod
+    def _piece(self, piece: int, fields: Collection[str]) -> TokenizedDocument:
+        """A piece with what these fields need."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Documents(BucketedDocuments):
     """Documents as microbatches of few shapes: a `Data` for language models.
 
     Fields, [rows, length] by bucket: `tokens` int32; `labels` int32, the next tokens; `mask` float32, 1 where
@@ -47,7 +276,7 @@ class Documents:
         packed: pieces share rows of the longest bucket, instead of one row each; then each row is in the
             smallest bucket that holds it.
         split: "train" for rows shuffled by (seed, epoch) for ever, epoch after epoch without a gap (see
-            `draw.py`); "validation" for those held out, in order, all of them in `steps` steps.
+            `sampling.py`); "validation" for those held out, in order, all of them in `steps` steps.
         validation_share: of the documents, those whose index hashes lowest; at least one.
         seed: of the order.
         balance: what a row costs by its tokens; then microbatches of all buckets have as many rows as cost
@@ -61,156 +290,266 @@ class Documents:
 
     corpus: Corpus
     lengths: tuple[int, ...] | Fit
-    tokens: int | None = None
-    rows: int | None = None
-    microbatches: int
-    packed: bool = False
-    split: Split = "train"
-    validation_share: float = 0.05
-    seed: int = 0
     balance: Cost | None = None
-    order: Order = "drawn"
 
-    def __post_init__(self) -> None:
-        check_fields(self)
-        for name in ("tokens", "rows"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise UsageError(f"{name}={value}: a step would hold no token; give {name} >= 1")
-        if (self.tokens is None) == (self.rows is None):
-            raise UsageError(f"tokens={self.tokens}, rows={self.rows}: give one, the size of a microbatch")
-        longest = self.lengths.longest if isinstance(self.lengths, Fit) else max(check_lengths(self.lengths))
-        each = max(self.tokens or (self.rows or 1) * longest, longest)
-        if (tokens := self.microbatches * each) > MOST_TOKENS:
-            raise UsageError(f"{tokens} tokens a step, padding included: give at most {MOST_TOKENS}")
-        check_dealing(self.microbatches, self.split, self.validation_share, self.order)
-
-    @property
-    def steps(self) -> int:
-        """Steps that hold every row once: a pass of validation; an epoch of training, rounded up."""
-        return self._dealing.steps
-
-    @property
-    def buckets(self) -> Sequence[Mapping[str, jax.ShapeDtypeStruct]]:
-        """The fields of every shape that a microbatch can have."""
-        return [self._fields(bucket) for bucket, rows in enumerate(self._rows_in) if len(rows)]
-
-    @functools.cached_property
-    def bucket_lengths(self) -> tuple[int, ...]:
-        """Ascending; given or fitted."""
-        if not isinstance(self.lengths, Fit):
-            return check_lengths(self.lengths)
-        every = cut.split(np.maximum(self.corpus.lengths - 1, 0), self.lengths.longest).size
-        return self.lengths.lengths(cut.packed(every, self.lengths.longest).size if self.packed else every)
+    LENGTHS = ("tokens",)
+    FIELDS = OF_TEXT
+    NOTHING, EITHER = "no token", "one, the size of a microbatch"
 
     @property
     def padding(self) -> float:
         """The share of positions without a label, over all rows of the split."""
-        positions = np.array(self.bucket_lengths)[self._bucket_of_row].sum()
-        return 1 - float(self.rows_of_split.size.sum() / positions)
-
-    def plan(self, step: int) -> list[Microbatch]:
-        """The microbatches of `step` >= 0, a function of (seed, step, split) and the documents."""
-        return self._dealing.plan(step, self.fingerprint, self._fields, self.rows_of_split.size)
-
-    def load(self, microbatch: Microbatch, fields: Collection[str]) -> Arrays:
-        """The arrays of `fields`; `UsageError` for an unknown field or a plan of other documents."""
-        bucket, rows = planned(microbatch, self.fingerprint, fields, self._dtypes)
-        shape = (len(rows), self.bucket_lengths[bucket])
-        arrays = {name: np.zeros(shape, self._dtypes[name]) for name in fields}
-        for r, row in enumerate(rows):
-            if row != EMPTY:
-                self._fill({name: array[r] for name, array in arrays.items()}, row)
-        return arrays
-
-    def _fill(self, arrays: Mapping[str, NDArray[Any]], row: int) -> None:
-        """Put the pieces of a row into its arrays, [length] each; text is read only for tokens and labels."""
-        pieces, at = self.pieces, 0
-        for segment, piece in enumerate(self.rows_of_split.pieces(row).tolist(), 1):
-            begin, size = int(pieces.begin[piece]), int(pieces.size[piece])
-            own = slice(at, at + size)
-            if "tokens" in arrays or "labels" in arrays:
-                tokens = self.corpus.tokens(int(pieces.document[piece]), begin, begin + size + 1)
-            for name, array in arrays.items():
-                match name:
-                    case "tokens":
-                        array[own] = tokens[:-1]
-                    case "labels":
-                        array[own] = tokens[1:]
-                    case "mask":
-                        array[own] = 1
-                    case "segments":
-                        array[own] = segment
-                    case "positions":
-                        array[own] = np.arange(size)
-            at += size
-
-    # What there is, found once.
-
-    @functools.cached_property
-    def fingerprint(self) -> int:
-        """56 bits that change with names and lengths of documents, and with the rows made of them."""
-        rows, pieces = self.rows_of_split, self.pieces
-        digest = hashlib.blake2b(f"{self.corpus.fingerprint} {self.bucket_lengths}".encode(), digest_size=7)
-        for array in (pieces.document, pieces.begin, rows.start, rows.order):
-            digest.update(array.tobytes())
-        return int.from_bytes(digest.digest())
-
-    @functools.cached_property
-    def pieces(self) -> cut.Pieces:
-        """Of the split's documents."""
-        predictions = np.maximum(self.corpus.lengths - 1, 0)
-        usable = np.flatnonzero(predictions)
-        kept = documents_of(self.split, usable, self.validation_share, self.corpus.source)
-        own = np.zeros_like(predictions)
-        own[kept] = predictions[kept]
-        return cut.split(own, self.bucket_lengths[-1])
-
-    @functools.cached_property
-    def rows_of_split(self) -> cut.Rows:
-        """All rows of the split."""
-        sizes = self.pieces.size
-        return cut.packed(sizes, self.bucket_lengths[-1]) if self.packed else cut.one_each(sizes)
-
-    @functools.cached_property
-    def _bucket_of_row(self) -> NDArray[np.int64]:
-        bucket_of(int(self.rows_of_split.size.max()), self.bucket_lengths)
-        return np.searchsorted(self.bucket_lengths, self.rows_of_split.size)
-
-    @functools.cached_property
-    def _rows_in(self) -> list[NDArray[np.int64]]:
-        return [np.flatnonzero(self._bucket_of_row == bucket) for bucket in range(len(self.bucket_lengths))]
-
-    @functools.cached_property
-    def _taken(self) -> tuple[int, ...]:
-        lengths = self.bucket_lengths
-        if self.balance is not None:
-            longest = self.rows or rows_by_tokens(lengths, self.tokens or 1)[-1]
-            return rows_by_cost(lengths, longest, self.balance)
-        return (self.rows,) * len(lengths) if self.rows else rows_by_tokens(lengths, self.tokens or 1)
-
-    @functools.cached_property
-    def _dealing(self) -> Dealing:
-        costs = (self.balance or Polynomial())(np.array(self.bucket_lengths)) * self._taken
-        return Dealing(
-            self._rows_in,
-            self._taken,
-            self.microbatches,
-            self.split,
-            self.seed,
-            self.order,
-            costs.tolist(),
-            None if self.balance is None else self._row_costs(self.balance),
-        )
-
-    def _row_costs(self, balance: Cost) -> NDArray[np.float64]:
-        """What the documents of each row cost; padding costs nothing here."""
-        rows = self.rows_of_split
-        return np.add.reduceat(balance(self.pieces.size[rows.order]), rows.start[:-1])
+        return float(self._padding)
 
     @property
-    def _dtypes(self) -> Mapping[str, str]:
-        return _DTYPES | _PACKED_DTYPES if self.packed else _DTYPES
+    def _given(self) -> tuple[int, ...]:
+        return fitting.check_lengths(self.lengths)  # type: ignore[arg-type]
 
-    def _fields(self, bucket: int) -> Mapping[str, jax.ShapeDtypeStruct]:
-        shape = (self._taken[bucket], self.bucket_lengths[bucket])
-        return {name: jax.ShapeDtypeStruct(shape, dtype) for name, dtype in self._dtypes.items()}
+    @property
+    def _longest(self) -> int:
+        return self.lengths.longest if isinstance(self.lengths, Fit) else self._given[-1]
+
+    @property
+    def _row(self) -> int:
+        return self.bucket_lengths[-1]  # type: ignore[no-any-return]
+
+    @property
+    def _size(self) -> Costing:
+        return Polynomial()
+
+    @functools.cached_property
+    def _predictions(self) -> NDArray[np.int64]:
+        """Predictions of every document, int64[N]."""
+        return np.maximum(self.corpus.lengths - 1, 0)
+
+    @property
+    def _usable(self) -> NDArray[np.int64]:
+        return np.flatnonzero(self._predictions)
+
+    def _pieces_of(self, documents: NDArray[np.int64], longest: int) -> Pieces:
+        own = np.zeros_like(self._predictions)
+        own[documents] = self._predictions[documents]
+        return fitting.cut(own, longest)
+
+    @property
+    def _cuts(self) -> Sequence[NDArray[np.int64]]:
+        return self.pieces.document, self.pieces.begin
+
+    @property
+    def _labels(self) -> NDArray[np.int64]:
+        return self.rows_of_split.size
+
+    def _shapes(self, lengths: int) -> Mapping[str, tuple[int, ...]]:
+        return {"tokens": (lengths,)}
+
+    def _piece(self, piece: int, fields: Collection[str]) -> TokenizedDocument:
+        document, begin, size = (
+            int(each[piece]) for each in (self.pieces.document, self.pieces.begin, self.pieces.size)
+        )
+        tokens = np.zeros(size + 1, np.int64)  # a mask is made without reading
+        if "tokens" in fields or "labels" in fields:
+            tokens = self.corpus.tokens(document, begin, begin + size + 1)
+        return TokenizedDocument(tokens, np.full(size + 1, TEXT))
+
+
+class Padding(NamedTuple):
+    """Shares of the places of all rows of a split in which there is nothing."""
+
+    patches: float
+    tokens: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageDocuments(BucketedDocuments):
+    """Documents of text and images as microbatches of few shapes: a `Data` for vision-language models.
+
+    Fields, of B rows, P patches and T tokens by bucket; a row's images lie one behind the other:
+
+    - `patches` uint8[B, P, 3 * size**2]: pixels as they are; of a patch rows, then columns, then channels.
+    - `patch_places` int32[B, P, 2]: row and column of a patch in its image's grid.
+    - `images` int32[B, P]: which image of the row a patch is of, from 1 on; 0 for padding.
+    - `tokens`, `labels` int32[B, T], `mask` float32[B, T]: as in `Documents`. Where an image stands tokens
+      are 0, and there is no label where the next token is an image's. The token behind an image is a label.
+    - `patch_of_token` int32[B, T]: which merged patch of the row a token stands for; -1 for text and padding.
+    - packed also `segments` and `positions` int32[B, T], as in `Documents`.
+
+    All others are 0 where there is nothing. With `merge=2` four patches in a row are one merged patch. A
+    microbatch's weight is its number of labels. Documents are never cut: one that is longer in either length
+    than the longest bucket is a bad document, refused or skipped as the corpus says.
+
+    Attributes:
+        corpus: the documents, of both splits; may be shared with other `ImageDocuments`.
+        lengths: of buckets, pairs (patches, tokens), or how to fit them to all documents.
+        tokens: of a microbatch, padding and places of images included: at most so many, but at least one row.
+        patches: likewise, besides `tokens` or instead of it.
+        rows: instead of both, of every microbatch.
+        microbatches: per step.
+        packed: documents share rows of the largest bucket, instead of one row each; then each row is in the
+            cheapest bucket that holds it.
+        split, validation_share, seed: as in `Documents`.
+        balance: what a row costs by both lengths; then microbatches of all buckets have as many rows as cost
+            about the same as one of the dearest, and in each step rows are dealt evenly to the microbatches
+            of their bucket.
+        order: of a step's microbatches, by the cost of their shapes (patches and tokens, without `balance`).
+
+    Raises:
+        UsageError: an impossible setting, when made; bad or missing documents, when first planned.
+    """
+
+    corpus: ImageCorpus
+    lengths: tuple[Pair, ...] | FitBoth
+    patches: int | None = None
+    balance: Costs | None = None
+
+    LENGTHS = ("patches", "tokens")
+    FIELDS = OF_BOTH
+    NOTHING, EITHER = "nothing", "the size of a microbatch, tokens, patches or both, or else rows"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        merged = self.corpus.patches.merge**2
+        if isinstance(self.lengths, FitBoth):
+            given = [self.lengths.patches, self.lengths.patch_multiple]
+        else:
+            given = [patches for patches, _ in self.lengths]
+        if odd := [patches for patches in given if patches % merged]:
+            raise UsageError(
+                f"{odd[0]} patches: {merged} of them are merged to one; make a bucket's patches, or "
+                f"patch_multiple, a multiple of {merged}"
+            )
+
+    @property
+    def padding(self) -> Padding:
+        """Over all rows of the split."""
+        return Padding(*self._padding.tolist())
+
+    @property
+    def _given(self) -> tuple[Pair, ...]:
+        pairs = fitting.check_pairs(self.lengths)  # type: ignore[arg-type]
+        return tuple(pairs[i] for i in np.argsort(self._costs(np.array(pairs)), kind="stable"))
+
+    @property
+    def _longest(self) -> Pair:
+        if isinstance(self.lengths, FitBoth):
+            return self.lengths.patches, self.lengths.tokens
+        patches, tokens = zip(*fitting.check_pairs(self.lengths), strict=True)
+        return max(patches), max(tokens)
+
+    @property
+    def _row(self) -> Pair:
+        return self._longest
+
+    @property
+    def _size(self) -> Costing:
+        return self.balance or Costs()
+
+    @functools.cached_property
+    def _sizes(self) -> NDArray[np.int64]:
+        """Patches and tokens of every document, int64[N, 2]."""
+        return np.stack([self.corpus.lengths.patches, self.corpus.lengths.tokens], axis=1)
+
+    @functools.cached_property
+    def _usable(self) -> NDArray[np.int64]:
+        """Indices of good documents that a bucket holds; the corpus says what is done with longer ones."""
+        good = np.flatnonzero(self.corpus.lengths.labels)
+        pairs = (self._longest,) if self.packed or isinstance(self.lengths, FitBoth) else self.lengths
+        held = fitting.cheapest(self._sizes[good], pairs, self._costs) >= 0
+        reasons = {d: self._too_long(self._sizes[d]) for d in good[~held].tolist()}
+        if reasons:
+            reject_or_warn(self.corpus.source.names, reasons, self.corpus.bad)
+        if not held.any():
+            raise UsageError(
+                f"{shown(self.corpus.source)}: none of {len(good)} documents fits the longest bucket, "
+                f"{self._longest[0]} patches and {self._longest[1]} tokens: give longer ones"
+            )
+        return good[held]
+
+    def _too_long(self, size: NDArray[np.int64]) -> str:
+        for length, most, what in zip(size, self._longest, self.LENGTHS, strict=True):
+            if length > most:
+                return f"with more {what} than the {most} of the longest bucket"
+        return "with patches and tokens that no bucket holds both"
+
+    def _pieces_of(self, documents: NDArray[np.int64], longest: Pair) -> Pieces:
+        return Pieces(documents, np.zeros_like(documents), self._sizes[documents])
+
+    @property
+    def _cuts(self) -> Sequence[NDArray[np.int64]]:
+        return (self.documents,)
+
+    @functools.cached_property
+    def _labels(self) -> NDArray[np.int64]:
+        return self.rows_of_split.summed(self.corpus.lengths.labels[self.documents])
+
+    def _shapes(self, lengths: Pair) -> Mapping[str, tuple[int, ...]]:
+        patches, tokens = lengths
+        return {
+            "patches": (patches, self.corpus.patches.values),
+            "patch_places": (patches, 2),
+            "images": (patches,),
+            "tokens": (tokens,),
+        }
+
+    def _piece(self, piece: int, fields: Collection[str]) -> TokenizedDocument:
+        return self.corpus.document(int(self.documents[piece]))
+
+
+# Rows filled with documents.
+
+
+def empty(fields: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, NDArray[Any]]:
+    """Arrays of these fields in which there is nothing yet."""
+    return {
+        name: np.full(spec.shape, TEXT if name == "patch_of_token" else 0, spec.dtype)
+        for name, spec in fields.items()
+    }
+
+
+def fill_row(row: Mapping[str, NDArray[Any]], documents: Iterable[TokenizedDocument]) -> None:
+    """Put documents one behind the other into a row, whose arrays are views without the axis of rows."""
+    patch = token = image = 0
+    for segment, document in enumerate(documents, 1):
+        patches, tokens = sum(document.counts), document.places
+        for name, array in row.items():
+            if name in OF_PATCHES:
+                array[patch : patch + patches] = _of_patches(name, document, image)
+            else:
+                array[token : token + tokens] = _of_tokens(name, document, segment, patch)
+        patch, token, image = patch + patches, token + tokens, image + len(document.grids)
+
+
+def _of_patches(name: str, document: TokenizedDocument, image: int) -> NDArray[Any]:
+    """A field of patches, [P] or [P, ...] of the document; behind so many images of the row."""
+    assert document.cut is not None and document.pixels is not None
+    match name:
+        case "patches":
+            return document.pixels()
+        case "patch_places":
+            places = [document.cut.places(*grid) for grid in document.grids]
+            return np.concatenate([np.zeros((0, 2), np.int32), *places])
+        case _:
+            counts = document.counts
+            return np.repeat(np.arange(image + 1, image + len(counts) + 1), counts)
+
+
+def _of_tokens(name: str, document: TokenizedDocument, segment: int, patch: int) -> NDArray[Any]:
+    """A field of tokens, [T] of the document; behind so many patches of the row."""
+    size = document.places
+    following = document.tokens[1 : size + 1]
+    label = np.zeros(size, bool)  # the last token of an image at the end has no next one
+    label[: len(following)] = document.patch[1 : size + 1] == TEXT
+    match name:
+        case "tokens":
+            return document.tokens[:size]
+        case "labels":
+            return np.where(label, np.append(following, 0)[:size], 0)
+        case "mask":
+            return label
+        case "patch_of_token":
+            assert document.cut is not None
+            own = document.patch[:size]
+            return np.where(own == TEXT, TEXT, own + patch // document.cut.merge**2)
+        case "segments":
+            return np.full(size, segment)
+        case _:
+            return np.arange(size)

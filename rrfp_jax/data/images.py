@@ -17,9 +17,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from rrfp_jax.data.optional import imported
 from rrfp_jax.data.sources import BadDocument
-from rrfp_jax.errors import UsageError
+from rrfp_jax.errors import UsageError, imported
 from rrfp_jax.fields import check_fields
 from rrfp_jax.files import open_regular
 

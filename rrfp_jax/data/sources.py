@@ -7,23 +7,25 @@ it can also read a part of one.
 from __future__ import annotations
 
 import functools
+import glob
+import itertools
 import json
 import mmap
+import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+import sysconfig
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal, Protocol, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
-from rrfp_jax.data.files import find_files, size_of
-from rrfp_jax.data.optional import imported
-from rrfp_jax.errors import UsageError
+from rrfp_jax.errors import UsageError, imported
 from rrfp_jax.fields import check_fields, expanded
-from rrfp_jax.files import opened_binary
+from rrfp_jax.files import opened, opened_binary
 
 Raw: TypeAlias = "bytes | str | NDArray[Any]"
 """A document as it is read: text, text in UTF-8, or tokens."""
@@ -213,6 +215,75 @@ class JsonLines:
 
 
 @dataclass(frozen=True)
+class TokenFile:
+    """Tokens of all documents, one after the other, in an integer array on disk.
+
+    Args:
+        path: a one-dimensional `.npy`, or raw numbers (`.bin`).
+        dtype: of raw numbers; a `.npy` tells its own.
+        offsets: where documents begin, ascending from 0, int64 in a `.npy` (or raw, `.bin`); the number of
+            tokens may stand at the end. "" for the path with `.offsets.npy` in place of its suffix.
+
+    Raises:
+        UsageError: when first used: a file is missing or is something else, or offsets do not fit.
+    """
+
+    path: str
+    dtype: DTypeLike = "uint16"
+    offsets: str = ""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @functools.cached_property
+    def names(self) -> Sequence[str]:
+        """`file:index`."""
+        return [f"{self._path.name}:{i}" for i in range(len(self.sizes))]
+
+    @functools.cached_property
+    def sizes(self) -> NDArray[np.int64]:
+        """In tokens."""
+        return np.diff(self._offsets)
+
+    def read(self, document: int, begin: int = 0, end: int | None = None) -> NDArray[Any]:
+        """A copy of the document's tokens."""
+        first, last = self._offsets[document : document + 2]
+        tokens = self._tokens
+        if tokens.base.size() < tokens.offset + tokens.nbytes:  # else the kernel would end the process
+            raise BadDocument(f"{self.path} is shorter than it was at the start")
+        return np.array(tokens[first + begin : last if end is None else first + end])
+
+    @property
+    def files(self) -> Sequence[Path]:
+        """The files that are read."""
+        return [self._path, self._offsets_path]
+
+    @property
+    def _path(self) -> Path:
+        return expanded("path", self.path)
+
+    @property
+    def _offsets_path(self) -> Path:
+        return expanded("offsets", self.offsets) if self.offsets else offsets_path(self._path)
+
+    @functools.cached_property
+    def _tokens(self) -> Any:  # a np.memmap
+        return _mapped(self._path, self.dtype, "tokens")
+
+    @functools.cached_property
+    def _offsets(self) -> NDArray[np.int64]:
+        path = self._offsets_path
+        offsets = np.asarray(_mapped(path, np.int64, "offsets of documents"), np.int64)
+        total = len(self._tokens)
+        if not offsets.size or offsets[0] != 0 or (np.diff(offsets) < 0).any() or offsets[-1] > total:
+            raise UsageError(
+                f"{path}: offsets of documents must ascend from 0 to at most the {total} tokens of "
+                f"{self.path}"
+            )
+        return offsets if offsets[-1] == total and offsets.size > 1 else np.append(offsets, total)
+
+
+@dataclass(frozen=True)
 class Examples:
     """Any sequence of examples as documents: a list, a `datasets.Dataset`, a grain `MapDataset`.
 
@@ -286,3 +357,83 @@ def _raw(example: Any, field: str) -> Raw:
     if array is None or array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise BadDocument("neither text nor tokens")
     return array
+
+
+def offsets_path(tokens: Path) -> Path:
+    """Where the offsets of a token file are, unless said otherwise."""
+    return tokens.with_suffix(".offsets.npy")
+
+
+def _mapped(path: Path, dtype: DTypeLike, what: str) -> NDArray[Any]:
+    try:
+        with opened(path):  # nothing but a file can be mapped, and a pipe must not be waited for
+            array: NDArray[Any] = (
+                np.lib.format.open_memmap(path, mode="r")
+                if path.suffix == ".npy"
+                else np.memmap(path, dtype, mode="r")
+            )
+    except Exception as error:  # NumPy's reading of headers raises many kinds
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"{path}: no array of {what} ({reason})") from error
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise UsageError(
+            f"{path}: {array.dtype}{list(array.shape)} cannot be {what}: one axis of integers can"
+        )
+    return array
+
+
+# Files under a path, by names that are the same on every machine.
+
+TEXT_SUFFIXES = (
+    *(".md", ".rst", ".tex", ".txt"),
+    *(".c", ".cc", ".cpp", ".cu", ".go", ".h", ".hpp", ".java", ".js", ".py", ".pyi", ".rs", ".sh", ".ts"),
+    *(".cfg", ".css", ".csv", ".html", ".ini", ".json", ".jsonl", ".toml", ".xml", ".yaml", ".yml"),
+)
+# Installed packages are not the standard library, and its tests are longer than all the rest (20 of 32 MB).
+NOT_STANDARD_LIBRARY = ("site-packages", "dist-packages", "test", "tests", "idle_test")
+
+
+def find_files(path: str, suffixes: Collection[str] = TEXT_SUFFIXES) -> list[tuple[str, Path]]:
+    """(name from the root, file) of all files that `path` stands for, sorted by name.
+
+    Args:
+        path: a file, a folder (searched to any depth for files with one of `suffixes`; names that begin with
+            a dot are passed over), a glob (`**` for any depth; takes every file that matches), or "" for the
+            *.py files of the running Python's standard library without its tests.
+        suffixes: in lower case, with their dot.
+
+    Raises:
+        UsageError: there is none.
+    """
+    files: Iterable[Path]
+    root = expanded("path", path) if path else Path(sysconfig.get_path("stdlib"))
+    if not path:
+        files = _walk(root, (".py",), NOT_STANDARD_LIBRARY)
+    elif root.is_dir():
+        files = _walk(root, suffixes)
+    else:
+        files = [root] if root.is_file() else [Path(name) for name in glob.glob(str(root), recursive=True)]
+        if not files:
+            raise UsageError(
+                f"path={path!r}: no such file or folder, and no match as a glob, from {Path.cwd()}; "
+                "give a path that exists on this machine, or '' for Python's standard library"
+            )
+        root = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), root.parent.parts))
+    return sorted((file.relative_to(root).as_posix(), file) for file in files if file.is_file())
+
+
+def size_of(file: Path) -> int:
+    """Bytes of a file; -1 if it cannot be read."""
+    try:
+        with opened(file) as descriptor:
+            return os.fstat(descriptor).st_size
+    except OSError:
+        return -1
+
+
+def _walk(root: Path, suffixes: Collection[str], without: Collection[str] = ()) -> Iterator[Path]:
+    for folder, inside, names in os.walk(root):
+        inside[:] = [name for name in inside if not name.startswith(".") and name not in without]
+        for name in names:
+            if not name.startswith(".") and os.path.splitext(name)[1].lower() in suffixes:
+                yield Path(folder, name)

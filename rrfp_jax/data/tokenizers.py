@@ -10,8 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from rrfp_jax.data.optional import imported
-from rrfp_jax.errors import UsageError
+from rrfp_jax.errors import UsageError, imported
 from rrfp_jax.fields import check_fields
 from rrfp_jax.files import read_whole
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import jax
 
+from rrfp_jax.data.byte_text import ByteText, bigram_loss
 from rrfp_jax.data.contract import as_data, plan_step
 from rrfp_jax.data.documents import Documents
-from rrfp_jax.data.text import ByteText, bigram_loss
 from rrfp_jax.environment import ENVIRONMENT
 from rrfp_jax.errors import DONE, TrainingError
 from rrfp_jax.progress import during

@@ -107,7 +107,7 @@ def test_a_file_that_has_changed_since_it_was_planned_is_said(tmp_path, kind, sp
 def test_a_file_that_changes_while_it_is_planned_is_said(tmp_path, monkeypatch, kind, spoil):
     make, plan_it = SOURCES[kind]
     path = make(tmp_path)
-    for module in (rrfp.data.sources, rrfp.data.text):
+    for module in (rrfp.data.sources, rrfp.data.byte_text):
         found = module.find_files
 
         def find(*given, found=found):

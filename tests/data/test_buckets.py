@@ -1,4 +1,4 @@
-"""Bucket lengths, rows, costs and draws: pure functions against brute force."""
+"""Buckets of one length and of two, rows, packing and costs: pure functions against brute force."""
 
 import itertools
 from collections import Counter
@@ -8,10 +8,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rrfp_jax.data.balance import Polynomial, Table, even_out, ordered, rows_by_cost, rows_by_tokens
-from rrfp_jax.data.buckets import Fit, best_buckets, bucket_of, check_lengths
-from rrfp_jax.data.draw import EMPTY, Draw
-from rrfp_jax.data.rows import one_each, packed, split
+from rrfp_jax.data.buckets import (
+    MOST_CELLS,
+    Costs,
+    Fit,
+    FitBoth,
+    Polynomial,
+    Table,
+    best_buckets,
+    best_pairs,
+    cheapest,
+    check_lengths,
+    check_pairs,
+    cut,
+    one_each,
+    pack,
+    rows_by_cost,
+    rows_by_limits,
+)
 from rrfp_jax.errors import UsageError
 
 LENGTHS = st.lists(st.integers(1, 14), min_size=1, max_size=25).map(lambda x: np.array(x, np.int64))
@@ -71,7 +85,6 @@ def test_a_share_that_the_multiple_forbids_is_refused():
         (lambda: Fit(padding=1.0, longest=8), "a share, from 0 to below 1"),
         (lambda: Fit(buckets=1, longest=9, multiple=8), "longest must be a positive multiple"),
         (lambda: check_lengths((8, 8)), r"lengths=\(8, 8\): give different"),
-        (lambda: bucket_of(9, (4, 8)), r"9 tokens fits no bucket of \(4, 8\); the nearest is 8"),
         (lambda: Polynomial(linear=0.0), "must grow with tokens"),
         (lambda: Table(((1, 2.0),)), "at least two points"),
         (lambda: Table(((1, 2.0), (2, 1.0))), "costs that never fall"),
@@ -85,7 +98,7 @@ def test_impossible_settings_are_refused(wrong, said):
 @PROPERTY
 @given(st.lists(st.integers(0, 30), min_size=1).map(lambda x: np.array(x, np.int64)), st.integers(1, 9))
 def test_pieces_cover_every_prediction_once(predictions, longest):
-    pieces = split(predictions, longest)
+    pieces = cut(predictions, longest)
     covered = Counter()
     for document, begin, size in zip(pieces.document, pieces.begin, pieces.size, strict=True):
         assert 1 <= size <= longest
@@ -97,7 +110,7 @@ def test_pieces_cover_every_prediction_once(predictions, longest):
 @PROPERTY
 @given(LENGTHS)
 def test_packing_is_best_fit_decreasing(sizes):
-    rows = packed(sizes, 14)
+    rows = pack(sizes, 14)
     assert sorted(rows.order) == list(range(len(sizes)))
     assert [int(sizes[rows.pieces(r)].sum()) for r in range(len(rows.size))] == rows.size.tolist()
     assert rows.size.max() <= 14
@@ -112,80 +125,115 @@ def test_packing_is_best_fit_decreasing(sizes):
     assert [alone.pieces(r).tolist() for r in range(len(sizes))] == [[r] for r in range(len(sizes))]
 
 
-DRAWS = st.builds(
-    Draw,
-    st.lists(st.integers(0, 12), min_size=3, max_size=3).filter(any).map(tuple),
-    st.lists(st.integers(1, 5), min_size=3, max_size=3).map(tuple),
-    st.integers(1, 4),
-    st.integers(0, 3),
-)
-
-
-@settings(PROPERTY, max_examples=25)
-@given(DRAWS)
-def test_an_epoch_has_every_row_once_and_the_next_begins_without_a_gap(draw):
-    epochs = 5
-    microbatches = [epochs * rows // taken for rows, taken in zip(draw.rows, draw.taken, strict=True)]
-    steps = range(-(-sum(microbatches) // draw.microbatches))
-    drawn = [mb for step in steps for mb in draw.training(step)][: sum(microbatches)]
-    for bucket, count in enumerate(draw.rows):
-        own = [rows.tolist() for of, rows in drawn if of == bucket]
-        assert len(own) == microbatches[bucket]
-        assert all(len(rows) == draw.taken[bucket] for rows in own)
-        times = Counter(row for rows in own for row in rows)
-        assert set(times) <= set(range(count))
-        assert not own or max(times.values()) - min(times[row] for row in range(count)) <= 1
-
-
-def test_a_draw_is_a_function_of_the_step_and_pinned():
-    # Every process and every later version must draw the same, or a restored run would see other data.
-    draw = Draw((5, 3), (2, 1), 3, seed=1)
-    asked_late = Draw((5, 3), (2, 1), 3, seed=1)
-    asked_late.training(9)
-    found = [(bucket, rows.tolist()) for step in (0, 1) for bucket, rows in draw.training(step)]
-    assert found == [(b, r.tolist()) for step in (0, 1) for b, r in asked_late.training(step)]
-    assert found == [(0, [2, 3]), (1, [1]), (1, [2]), (1, [0]), (0, [4, 1]), (0, [0, 2])]
-    other = Draw((5, 3), (2, 1), 3, seed=2)
-    assert found != [(b, r.tolist()) for step in (0, 1) for b, r in other.training(step)]
-
-
-@PROPERTY
-@given(DRAWS)
-def test_a_pass_has_every_row_once_in_order(draw):
-    seen = [[], [], []]
-    for step in range(draw.steps_of_a_pass):
-        microbatches = draw.passing(step)
-        assert len(microbatches) == draw.microbatches
-        for bucket, rows in microbatches:
-            assert len(rows) == draw.taken[bucket]
-            seen[bucket] += [row for row in rows.tolist() if row != EMPTY]
-    assert seen == [list(range(count)) for count in draw.rows]
-    again = draw.passing(draw.steps_of_a_pass)
-    assert [(b, r.tolist()) for b, r in again] == [(b, r.tolist()) for b, r in draw.passing(0)]
-
-
 def test_costs_and_rows():
     assert Polynomial(fixed=1, linear=2, square=3)(np.array([0, 2])).tolist() == [1, 17]
     table = Table(((10, 1.0), (20, 3.0), (40, 4.0)))
     assert table(np.array([5, 10, 15, 20, 30, 60])).tolist() == [0, 1, 2, 3, 3.5, 5]
-    assert rows_by_tokens((10, 30, 100), 90) == (9, 3, 1)
+    assert rows_by_limits((10, 30, 100), (90,), 0) == (9, 3, 1)
     assert rows_by_cost((10, 30, 100), 2, Polynomial()) == (20, 7, 2)
     assert rows_by_cost((10, 30, 100), 2, Polynomial(linear=0, square=1)) == (200, 22, 2)
 
 
+# Two lengths.
+
+ROWS = st.lists(st.tuples(st.integers(0, 12), st.integers(1, 12)), min_size=1, max_size=20).map(
+    lambda rows: np.array(rows, np.int64)
+)
+COSTS = st.builds(
+    lambda patch, square: Costs(patches=Polynomial(linear=patch, square=square)),
+    st.sampled_from([0.5, 1.0, 3.0]),
+    st.sampled_from([0.0, 0.1]),
+)
+
+
+def cost_of(rows, pairs, costs):
+    return float(costs(np.array(pairs)[cheapest(rows, pairs, costs)]).sum())
+
+
 @PROPERTY
-@given(st.integers(1, 5), st.integers(1, 4), st.integers(0, 99))
-def test_dealing_evens_costs_out(bins, room, seed):
-    costs = np.random.default_rng(seed).exponential(size=bins * room)
-    dealt = even_out(costs, bins)
-    assert dealt.shape == (bins, room) and sorted(dealt.ravel()) == list(range(bins * room))
-    sums = costs[dealt].sum(axis=1)
-    assert np.ptp(sums) <= max(np.ptp(costs.reshape(bins, room).sum(axis=1)), costs.max()) + 1e-9
+@given(ROWS, COSTS)
+def test_fitted_pairs_hold_all_rows_and_shrink_to_one(rows, costs):
+    found = list(best_pairs(rows, costs))
+    assert [len(pairs) for pairs, _ in found] == sorted({len(pairs) for pairs, _ in found}, reverse=True)
+    for pairs, cost in found:
+        assert (cheapest(rows, pairs, costs) >= 0).all()
+        assert cost == pytest.approx(cost_of(rows, pairs, costs))
+        each = costs(np.array(pairs))
+        assert (np.diff(each) >= 0).all() and len(set(pairs)) == len(pairs)
+        for patches, tokens in pairs:  # no longer than some row
+            assert patches in rows[:, 0] and tokens in rows[:, 1]
+    assert found[0][1] == pytest.approx(float(costs(rows).sum())), "with enough of them nothing pads"
+    assert found[-1][0] == (tuple(rows.max(axis=0)),)
+    assert [cost for _, cost in found] == sorted(cost for _, cost in found)
 
 
-def test_orders_of_a_step():
-    costs = [2.0, 9.0, 2.0, 5.0, 1.0]
-    assert ordered(costs, "drawn") == [0, 1, 2, 3, 4]
-    assert ordered(costs, "longest") == [1, 3, 0, 2, 4]
-    assert ordered(costs, "shortest") == [4, 0, 2, 3, 1]
-    assert ordered(costs, "zigzag") == [1, 4, 3, 2, 0]
+def test_fitted_pairs_cost_little_more_than_the_best():
+    """Over 40 draws of 9 rows; the best is found by trying all choices of corners."""
+    random, costs, over = np.random.default_rng(0), Costs(), []
+    for _ in range(40):
+        rows = random.integers(1, 12, (9, 2))
+        corners = list(itertools.product(*(sorted(set(column)) for column in rows.T.tolist())))
+        least = min(
+            cost_of(rows, pairs, costs)
+            for pairs in itertools.combinations(corners, 2)
+            if (cheapest(rows, pairs, costs) >= 0).all()
+        )
+        (cost,) = [cost for pairs, cost in best_pairs(rows, costs) if len(pairs) == 2]
+        over.append(cost / least - 1)
+    assert min(over) > -1e-9 and np.mean(over) < 0.03 and max(over) < 0.15
+
+
+def test_many_different_rows_are_rounded_up_first():
+    rows = np.random.default_rng(0).integers(1, 1000, (2000, 2))
+    assert len(np.unique(rows, axis=0)) > 4 * MOST_CELLS
+    pairs = FitBoth(buckets=8, patches=1000, tokens=1000).lengths(rows, Costs())
+    assert len(pairs) <= 8 and (cheapest(rows, pairs, Costs()) >= 0).all()
+    assert pairs[-1] == tuple(rows.max(axis=0))
+    one = cost_of(rows, [pairs[-1]], Costs())
+    assert cost_of(rows, pairs, Costs()) < 0.75 * one
+
+
+@PROPERTY
+@given(ROWS, st.integers(1, 4), st.integers(1, 3), st.integers(0, 60))
+def test_fits_keep_multiples_numbers_and_shares(rows, patch_multiple, token_multiple, percent):
+    rest = {
+        "patches": 12 * patch_multiple,
+        "tokens": 12 * token_multiple,
+        "patch_multiple": patch_multiple,
+        "token_multiple": token_multiple,
+    }
+    pairs = FitBoth(buckets=3, **rest).lengths(rows, Costs())
+    assert 1 <= len(pairs) <= 3 and (cheapest(rows, pairs, Costs()) >= 0).all()
+    assert all(p % patch_multiple == 0 < p and t % token_multiple == 0 < t for p, t in pairs)
+    try:
+        shared = FitBoth(padding=percent / 100, **rest).lengths(rows, Costs())
+    except UsageError as error:
+        assert "give smaller multiples" in str(error)
+        return
+    share = 1 - float(Costs()(rows).sum()) / cost_of(rows, shared, Costs())
+    assert share <= percent / 100 + 1e-9
+
+
+@PROPERTY
+@given(ROWS, st.integers(12, 30), st.integers(12, 30))
+def test_packing_takes_every_document_once(rows, patches, tokens):
+    packed = pack(rows, (patches, tokens))
+    assert sorted(packed.order.tolist()) == list(range(len(rows)))
+    for row, size in enumerate(packed.size):
+        own = rows[packed.pieces(row)]
+        assert len(own) and (own.sum(axis=0) == size).all() and (size <= (patches, tokens)).all()
+    fewest = np.ceil(rows.sum(axis=0) / (patches, tokens)).max()
+    assert fewest <= len(packed.size) <= len(rows)
+    two = [a + b for a, b in itertools.combinations(packed.size, 2)]
+    assert all((size > (patches, tokens)).any() for size in two), "two rows that fit into one"
+
+
+def test_costs_add_an_encoders_and_a_decoders():
+    costs = Costs(patches=Polynomial(fixed=5, linear=2), tokens=Polynomial(square=1))
+    assert costs(np.array([[0, 2], [3, 2]])).tolist() == [6.0, 17.0]
+
+
+@pytest.mark.parametrize("pairs", [(), ((4, 4), (4, 4)), ((0, 4),), ((4,),), (4, 4), ((4, "4"),)])
+def test_impossible_pairs_are_refused(pairs):
+    with pytest.raises(UsageError, match="give different pairs"):
+        check_pairs(pairs)

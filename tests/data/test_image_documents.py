@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import rrfp_jax as rrfp
 from models import decoder, vlm
 from rrfp_jax.data.contract import Data, load_repeatedly, plan_step
-from rrfp_jax.data.laying import empty, lay
+from rrfp_jax.data.documents import empty, fill_row
 from rrfp_jax.errors import UsageError
 
 data = rrfp.data
@@ -216,7 +216,7 @@ def test_a_model_sees_neither_padding_nor_other_documents():
     alone = 0.0
     for document in (document for own in rows for document in own):
         fields = empty(mb.fields)
-        lay(made.corpus, [document], {name: array[0] for name, array in fields.items()})
+        fill_row({name: array[0] for name, array in fields.items()}, [made.corpus.document(document)])
         alone += loss(fields)
     np.testing.assert_allclose(together, alone, rtol=1e-5)
 

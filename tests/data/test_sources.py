@@ -9,9 +9,8 @@ import pytest
 
 import rrfp_jax as rrfp
 from rrfp_jax.data.corpus import Corpus, write_tokens
-from rrfp_jax.data.sources import Examples, JsonLines, TextFiles, hugging_face
+from rrfp_jax.data.sources import Examples, JsonLines, TextFiles, TokenFile, hugging_face
 from rrfp_jax.data.tokenizers import Bytes, SentencePiece, TokenizerFile
-from rrfp_jax.data.tokens import TokenFile
 from rrfp_jax.errors import UsageError
 
 TEXTS = [

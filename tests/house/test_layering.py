@@ -76,8 +76,7 @@ LONG_FILES: dict[str, str] = {}
 LONG_FUNCTIONS: dict[str, str] = {}
 MANY_ARGUMENTS: dict[str, str] = {
     "commands/preflight/surroundings.py:Surroundings": "what was found, one field a finding",
-    "data/documents.py:Documents": "what users type, flat",
-    "data/image_documents.py:ImageDocuments": "what users type, flat",
+    "data/documents.py:BucketedDocuments": "what users type, flat",
     "families/family.py:Family": "a record, one field a fact",
     "runs/config.py:RunConfig": "what users type, flat",
     "runtime/engine/device.py:Running": "a record, one field a figure",

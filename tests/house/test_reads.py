@@ -56,7 +56,7 @@ MAY_RUN = {
     ("runtime/run/stacks.py", "WhenImported.find_spec", "spec.loader.exec_module"),  # JAX itself
     ("nixl/agent.py", "bindings", "importlib.import_module"),  # by names in the code
     ("runtime/transport/choice.py", "_candidates", "import_module"),  # by names in the code
-    ("data/optional.py", "imported", "importlib.import_module"),  # by names that stand in the code
+    ("errors.py", "imported", "importlib.import_module"),  # by names that stand in the code
     ("__init__.py", "__getattr__", "import_module"),
     ("runtime/engine/device.py", "_prctl", "ctypes.CDLL"),  # of None: the C library that is there
 }

@@ -121,7 +121,7 @@ def the_odd_microbatch_dropped(original: Any) -> Any:
 @row(
     bug="Padding was counted in the loss.",
     source="EleutherAI/gpt-neo#45",
-    target="rrfp_jax.data.documents:Documents._fill",
+    target="rrfp_jax.data.documents:Documents._fill_row",
     here="Rows have a mask, and the loss counts what it says; the reference trains each document alone.",
     tests=[LENGTHS],
 )
@@ -137,7 +137,7 @@ def padding_counted(original: Any) -> Any:
 @row(
     bug="Packed sequences attended to each other.",
     source="NVIDIA-NeMo/RL#4167",
-    target="rrfp_jax.data.documents:Documents._fill",
+    target="rrfp_jax.data.documents:Documents._fill_row",
     here="Packed rows say of each token which document it is of, and a test trains each document alone.",
     tests=["tests/data/test_documents.py::test_packed_rows_tell_documents_apart"],
 )
@@ -153,18 +153,18 @@ def documents_not_told_apart(original: Any) -> Any:
 @row(
     bug="Where a document is cut in two, a token counts twice and another one not at all.",
     source=OURS,
-    target="rrfp_jax.data.rows:split",
+    target="rrfp_jax.data.buckets:cut",
     here="Pieces follow from one formula; a property test counts every prediction.",
     tests=["tests/data/test_buckets.py::test_pieces_cover_every_prediction_once"],
 )
 def a_token_counted_twice(original: Any) -> Any:
-    def split(predictions: Any, longest: int) -> Any:
+    def cut(predictions: Any, longest: int) -> Any:
         import numpy as np
 
         pieces = original(predictions, longest)
         return type(pieces)(pieces.document, np.maximum(pieces.begin - 1, 0), pieces.size)
 
-    return split
+    return cut
 
 
 @row(

@@ -13,20 +13,19 @@ import os
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from numpy.typing import NDArray
 
 from rrfp_jax.data.contract import MOST_TOKENS, Arrays, Microbatch
-from rrfp_jax.data.files import TEXT_SUFFIXES, find_files, size_of
-from rrfp_jax.data.shuffle import shuffled
+from rrfp_jax.data.documents import OF_TEXT
+from rrfp_jax.data.sampling import Split, check_counts, check_sampling, shuffled
+from rrfp_jax.data.sources import TEXT_SUFFIXES, find_files, size_of
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import check_fields
 from rrfp_jax.files import opened_binary
-
-_DTYPES = {"tokens": "int32", "labels": "int32", "mask": "float32"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,26 +55,24 @@ class ByteText:
     sequence_length: int
     batch: int  # windows per microbatch
     microbatches: int  # per step
-    split: Literal["train", "validation"] = "train"
+    split: Split = "train"
     validation_share: float = 0.05
     seed: int = 0
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name in ("sequence_length", "batch", "microbatches"):
-            if (value := getattr(self, name)) < 1:
-                raise UsageError(f"{name}={value}: a step would hold no token; give {name} >= 1")
+        check_counts(
+            "no token",
+            sequence_length=self.sequence_length,
+            batch=self.batch,
+            microbatches=self.microbatches,
+        )
         if (tokens := self.sequence_length * self.batch * self.microbatches) > MOST_TOKENS:
             raise UsageError(
                 f"sequence_length={self.sequence_length}, batch={self.batch}, "
                 f"microbatches={self.microbatches}: {tokens} tokens a step; give at most {MOST_TOKENS}"
             )
-        if self.split not in ("train", "validation"):
-            raise UsageError(f"split={self.split!r}: no such split; give 'train' or 'validation'")
-        if not 0 < self.validation_share < 1:
-            raise UsageError(
-                f"validation_share={self.validation_share}: one split would be empty; give 0 < share < 1"
-            )
+        check_sampling(self.split, self.validation_share)
 
     @functools.cached_property
     def steps(self) -> int:
@@ -125,7 +122,7 @@ class ByteText:
         starts = window.reshape(self.microbatches, self.batch) * self.sequence_length
         weights = np.clip(self._size - 1 - starts, 0, self.sequence_length).sum(axis=1)
         shape = (self.batch, self.sequence_length)
-        fields = {name: jax.ShapeDtypeStruct(shape, dtype) for name, dtype in _DTYPES.items()}
+        fields = {name: jax.ShapeDtypeStruct(shape, dtype) for name, dtype in OF_TEXT.items()}
         return [
             Microbatch(fields, source=(self.fingerprint, *row), weight=float(weight))
             for row, weight in zip(starts.tolist(), weights, strict=True)
@@ -133,8 +130,8 @@ class ByteText:
 
     def load(self, microbatch: Microbatch, fields: Collection[str]) -> Arrays:
         """The arrays of `fields`; `UsageError` for an unknown field and for a plan made from other files."""
-        if unknown := sorted(set(fields) - set(_DTYPES)):
-            raise UsageError(f"fields {unknown}: bytes of text have none of these; read from {list(_DTYPES)}")
+        if unknown := sorted(set(fields) - set(OF_TEXT)):
+            raise UsageError(f"fields {unknown}: bytes of text have none of these; read from {list(OF_TEXT)}")
         fingerprint, *starts = microbatch.source
         if fingerprint != self.fingerprint:
             raise UsageError(
@@ -148,7 +145,7 @@ class ByteText:
         def array(name: str) -> NDArray[Any]:
             return real if name == "mask" else real * self.data[position + (name == "labels")]
 
-        return {name: array(name).astype(_DTYPES[name]) for name in fields}
+        return {name: array(name).astype(OF_TEXT[name]) for name in fields}
 
     @functools.cached_property
     def _pieces(self) -> list[_Piece]:

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from rrfp_jax.data.byte_text import ByteText, bigram_loss
 from rrfp_jax.data.contract import Data
-from rrfp_jax.data.text import ByteText, bigram_loss
 from rrfp_jax.errors import UsageError
 
 FIELDS = ("tokens", "labels", "mask")
