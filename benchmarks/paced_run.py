@@ -215,15 +215,16 @@ class PacedRun:
         self.steps_done = 0
         self._recorded: deque[RecordedStep] = deque(maxlen=TRACED_STEPS)
         self._world = layout.world
-        terms, delays = settings.terms, settings.delays
-        self._world.waits.stall_seconds = settings.execution.stall_seconds
+        delays = settings.delays
+        self._world.waits.stall_seconds = settings.stall_seconds
         costs = WorkloadCosts(workload, placement)
         self._rules = settings.rules(placement, workload.microbatches, base_of(schedule))
         check_order(self._rules)
         if isinstance(schedule, Planned):  # what the workload says is all that there is to be known
             self._rules = replace(self._rules, schedule=schedule.plan(self._rules, costs).order)
-        agreed = {"rules": str(self._rules), "delays": str(delays), "agreement": str(terms)}
-        agreed["transport"] = settings.execution.transport
+        agreed = {"rules": str(self._rules), "delays": str(delays), "agreement": settings.agreement}
+        agreed["protocol"] = settings.protocol
+        agreed["transport"] = settings.transport
         tables = sha256(repr(workload).encode()).hexdigest()[:16]
         self._world.agree("what is to be run", agreed | {"the hash of the workload": tables})
         self._member, self._grouped, self._ranks = layout.member, layout.grouped, layout.groups
@@ -231,10 +232,10 @@ class PacedRun:
         self._driver = Driver(
             devices,
             self._world,
-            remote_of(layout, placement, settings.execution.transport),
-            settings.execution.stall_seconds,
+            remote_of(layout, placement, settings.transport),
+            settings.stall_seconds,
             paced(delays, costs),
-            agreement=agreement_of(layout, terms),
+            agreement=agreement_of(layout, settings.agreement, settings.protocol),
             delays=delays.arrivals(placement, costs, layout.world.rank),
             name=layout.name,
         )
@@ -294,7 +295,7 @@ def run_paced(argv: Sequence[str]) -> int:
     pace = Pace(workload=options.workload, message_bytes=options.message_bytes)
     config = configured(read_config_line(others), parser.format_usage())
     assert config is not None
-    if config.settings.memory.budget not in (None, "auto"):
+    if config.settings.budget not in (None, "auto"):
         raise UsageError(
             f"activation_budget={config.activation_budget} with a workload: a stand-in for the model "
             f"holds nothing that could be limited; leave one of them out"
@@ -303,7 +304,7 @@ def run_paced(argv: Sequence[str]) -> int:
     tell(
         f"rrfp_jax on paced devices; {config.name}: {config.steps} steps, {pace.table.stages} stages, "
         f"{pace.table.microbatches} microbatches, messages of {pace.message_bytes} bytes, "
-        f"schedule {config.schedule}, jitter {config.jitter}"
+        f"schedule {config.schedule}, jitter {config.delays.jitter}"
     )
     files = RunFiles(config, world, {"trace.json": run.write_trace}, say=tell)
     with files:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rrfp_jax.data.contract import Microbatch
     from rrfp_jax.errors import TrainingError, UsageError
     from rrfp_jax.runs.config import RunConfig
+    from rrfp_jax.runtime.engine.settings import Settings
     from rrfp_jax.runtime.mesh.topology import Mesh
     from rrfp_jax.runtime.model.layers import EvaluationBatch, layer
     from rrfp_jax.runtime.model.metrics import Loss, Max, Mean, Sum
@@ -33,6 +34,7 @@ __all__ = [
     "Microbatch",
     "Pipeline",
     "RunConfig",
+    "Settings",
     "Sum",
     "Trainer",
     "TrainingError",
@@ -57,6 +59,7 @@ _MODULES = {
     "Microbatch": "data.contract",
     "Pipeline": "runtime.model.pipeline",
     "RunConfig": "runs.config",
+    "Settings": "runtime.engine.settings",
     "Sum": "runtime.model.metrics",
     "Trainer": "train.trainer",
     "TrainingError": "errors",

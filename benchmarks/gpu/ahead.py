@@ -64,7 +64,7 @@ def make_here(folder: Path) -> None:
     """What `rrfp-compile` leaves in a folder, for this machine's CPU."""
     config, device = config_in(folder, quick=True), jax.local_devices()[0]
     run, _ = chosen_run(config, CPU, ROOM, 1)
-    programs = config.settings.execution.executables
+    programs = config.settings.executables
     found = compile_ahead(run, [[device]], range(config.mesh.pp), None, Executables(programs, here=False))
     stages = [{"stage": own.number, "ledger": own.ledger.plain()} for own in found.stages]
     write_json(folder / FIGURES, {"programs": found.programs, "stages": stages})
@@ -77,7 +77,7 @@ def started(config: RunConfig) -> tuple[Trainer, Sequence[StageLedger], dict[str
     table = trainer.start(config.made("validation_data"))
     compiled, loaded = trainer._programs
     found: dict[str, Any] = {"compiled": compiled, "loaded": loaded, "seconds": perf_counter() - began}
-    folder = config.settings.execution.executables
+    folder = config.settings.executables
     if compiled and folder is not None:
         here = MadeFor.of(jax.local_devices()[0], 1)
         found["why_compiled"] = why_compiled(Path(folder), config.name, here)

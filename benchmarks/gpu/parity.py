@@ -64,7 +64,7 @@ class Case:
         tokens = RandomTokens(model.vocab_size, (2, 8 if quick else 512), MICROBATCHES, seed=0)
         data = load_step(tokens, 0)
         mesh = rrfp.Mesh(pp=STAGES, share_devices=True)
-        trainer = rrfp.Trainer(pipe, data=data, mesh=mesh, accumulation="index")
+        trainer = rrfp.Trainer(pipe, data=data, mesh=mesh)
         trainer.start()
         return cls(trainer, pipe, data)
 

@@ -56,7 +56,7 @@ def main(file: str, schedule: str, transport: TransportName) -> None:
         data=data,
         mesh=rrfp.Mesh(pp=tiny.RANKS),
         schedule=schedule,
-        transport=transport,
+        settings=rrfp.Settings(transport=transport),
     )
     for _ in trainer.steps(tiny.WARM_UP):
         pass

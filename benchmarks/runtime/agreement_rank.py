@@ -29,7 +29,7 @@ from rrfp_jax.runtime.engine.engine import agreement_of, remote_of
 from rrfp_jax.runtime.engine.loop import Driver
 from rrfp_jax.runtime.engine.pacing import Delays
 from rrfp_jax.runtime.mesh.topology import Layout, Mesh
-from rrfp_jax.runtime.run.consensus import CarrierName, Terms
+from rrfp_jax.runtime.run.consensus import CarrierName
 from rrfp_jax.runtime.run.join import join
 from rrfp_jax.runtime.run.world import START_SECONDS
 from rrfp_jax.runtime.transport.protocol import Transport
@@ -73,7 +73,7 @@ def run(case: AgreementCase, layout: Layout, remote: Transport | None) -> dict[s
     schedule, costs = by_name(case.schedule), WorkloadCosts(workload, placement)
     rules = StepRules(placement=placement, microbatches=MICROBATCHES, schedule=schedule, limit=LIMIT)
     delays = Delays(skew=SKEW * seconds if case.skewed else 0.0)
-    agreement = agreement_of(layout, Terms(agreement=case.carrier, protocol=case.protocol))
+    agreement = agreement_of(layout, case.carrier, case.protocol)
     assert agreement is not None
     agreement.carrier = watched = Watched(agreement.carrier)
     driver = Driver(

@@ -99,7 +99,7 @@ def trainer_of(layout: Layout, schedule: str) -> rrfp.Trainer:
         mesh=rrfp.Mesh(pp=RANKS),
         schedule=schedule,
         split=layout.split,
-        max_in_flight=layout.limit,
+        settings=rrfp.Settings(max_in_flight=layout.limit),
     )
 
 

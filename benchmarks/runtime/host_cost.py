@@ -85,7 +85,9 @@ def empty_pipeline(
     data = empty_microbatches(microbatches, width)
     pipe = rrfp.Pipeline([rrfp.layer(layer, init=init, repeat=STAGES)], loss)
     mesh = rrfp.Mesh(pp=STAGES, share_devices=share_devices)
-    return rrfp.Trainer(pipe, optax.sgd(1e-3), data=data, mesh=mesh, transport=transport)
+    return rrfp.Trainer(
+        pipe, optax.sgd(1e-3), data=data, mesh=mesh, settings=rrfp.Settings(transport=transport)
+    )
 
 
 def empty_microbatches(count: int, width: int = WIDTH) -> list[dict[str, Any]]:

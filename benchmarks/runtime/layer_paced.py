@@ -64,7 +64,7 @@ def trainer(
         split: at first.
         microbatches: of each step.
         level: of the jitter, J0 to J3.
-        settings: of the Trainer besides.
+        settings: besides the delays.
     """
     pace = LayerPace(jitter=level, seconds=tuple(seconds), slowness=tuple(slowness))
     layers = [rrfp.layer(_block, init=_init, repeat=len(seconds))]
@@ -76,8 +76,7 @@ def trainer(
         data=data,
         mesh=rrfp.Mesh(pp=len(slowness)),
         split=list(split),
-        delays=pace,
-        **settings,
+        settings=rrfp.Settings(delays=pace, **settings),
     )
     pace.split.append(lambda: made.split)
     return made

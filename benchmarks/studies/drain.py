@@ -1,6 +1,6 @@
 """The paper's own limit on what is in flight (appendix C.2), as a hint: for comparison with admission.
 
-    rrfp_jax.Trainer(..., schedule=Drain(BF(), limit=4), max_in_flight=microbatches)
+    rrfp_jax.Trainer(..., schedule=Drain(BF(), limit=4), settings=Settings(max_in_flight=microbatches))
 
 Admission applies as well, so its limit is set out of the way. Only for training: in a step of forwards alone
 nothing drains.

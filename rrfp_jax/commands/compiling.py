@@ -155,10 +155,10 @@ def compile_run(
             f"{config.mesh.pp - 1}"
         )
     config.mesh.groups(count)  # refuses what cannot be shared out, before the compiler is loaded
-    found_at = folder or config.settings.execution.executables
+    found_at = folder or config.settings.executables
     if found_at is None:
         raise UsageError(
-            "executables=False: the run keeps no programs; give --out=FOLDER, or leave it at True"
+            "executables=none: the run keeps no programs; give --out=FOLDER, or leave it at auto"
         )
     kept = Path(found_at)
     import jax
@@ -191,13 +191,13 @@ def chosen_run(
     data, validation = as_data(config.made("train_data")), config.made("validation_data")
     settings, mesh = config.settings, config.mesh
     schedule, split = read_schedule(config.schedule), config.layers_per_virtual_stage
-    budget = settings.memory.budget
+    budget = settings.budget
     devices = Devices(
         accelerator=card,
         link=LINKS[card.link],
         memory=memory,
         setting=budget,
-        transport=None if processes == 1 else settings.execution.transport,
+        transport=None if processes == 1 else settings.transport,
     )
     alone = max(mesh.widths) == 1 and not mesh.shard_optimizer
     order: Schedule

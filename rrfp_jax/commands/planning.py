@@ -138,9 +138,9 @@ def plan_run(config: RunConfig, accelerator: Accelerator, link: Link, memory: in
         accelerator=accelerator,
         link=link,
         memory=memory,
-        setting=settings.memory.budget,
+        setting=settings.budget,
         shared=shared,
-        transport=None if alone else settings.execution.transport,
+        transport=None if alone else settings.transport,
     )
     model, data = (config.made("pipeline"), config.made("optimizer")), as_data(config.made("train_data"))
     given, name = config.layers_per_virtual_stage, config.schedule

@@ -15,12 +15,10 @@ import optax
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import check_fields, check_name, path_of
 from rrfp_jax.runs.checkpointing import Checkpointing
-from rrfp_jax.runtime.engine.settings import MemoryPolicy, Numerics, Rebalance, Settings
+from rrfp_jax.runtime.engine.settings import Settings
 from rrfp_jax.runtime.mesh.topology import Mesh
 from rrfp_jax.runtime.model.pipeline import Pipeline
 from rrfp_jax.runtime.programs.initial import InitFunction
-from rrfp_jax.runtime.run.consensus import Terms
-from rrfp_jax.runtime.transport.choice import TransportName
 from rrfp_jax.train.auto_split import AUTO
 from rrfp_jax.train.report import Evaluation, Report
 from rrfp_jax.train.trainer import Trainer
@@ -28,12 +26,11 @@ from rrfp_jax.user_code import called
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig(Numerics, MemoryPolicy, Terms, ABC):
+class RunConfig(Settings, ABC):
     """What every named run has.
 
     Subclass it in a file of `configs/`; add fields, and say how to build what the run consists of. The fields
-    of `Numerics`, `MemoryPolicy` and `Terms` are its own, so that config files and command lines name them
-    without a prefix.
+    of `Settings` are its own, so that config files and command lines name them without a prefix.
 
     Attributes:
         name: of the run; its files go to `<directory>/<name>/`.
@@ -41,8 +38,6 @@ class RunConfig(Numerics, MemoryPolicy, Terms, ABC):
         mesh: stages, and whether they may share devices.
         split: layers per stage, or per virtual stage in the model's order if stages have several chunks;
             empty for an even split; "auto" for one by predicted costs.
-        rebalance: go on with another split where measured costs are for it: off; suggest, say so; auto, move
-            the layers between two steps.
         schedule: bf, bfw, fb, b-priority, f-priority, 1f1b, gpipe, zb-h1, zb-h2, interleaved-1f1b, zb-v,
             v-half, v-min, v-zb, dualpipe-v; planned, by what was measured or by the costs in a file
             (planned:FILE); csv:FILE, an order in a file; ranked: and the name of an order, readiness first by
@@ -51,18 +46,9 @@ class RunConfig(Numerics, MemoryPolicy, Terms, ABC):
         validate_every: steps between validations; 0 for one at the end.
         validation_steps: steps of validation data that each of them takes; 0 for as many as the data's
             `steps` says, or 1 if it does not say.
-        stall_seconds: a step without progress for so long is given up.
-        transport: what carries messages between processes: nixl, from device to device; socket, through
-            hosts; auto, NIXL if it works between all neighbours, else sockets.
-        jitter: inject delays: tasks take longer at random, from J0 (not at all) to J3.
-        late_readiness: inject delays: every arrival is noticed so much later (s).
-        skew: inject delays: every arrival is noticed later at random, at most so much (s).
-        link_delay: inject delays: every transfer between stages takes so much longer (s).
-        link_bandwidth: inject delays: the most that a link between stages carries (bytes/s); 0 for no limit.
-        delayed_link: inject those two between this stage and the next only; -1 for all links.
         checkpoint: how often the run saves itself, and whether it goes on from there.
-        executables: keep compiled programs in `<directory>/.executables/`, so that another start compiles
-            nothing; False to compile at every start.
+        executables: a folder to keep compiled programs in, so that another start compiles nothing; auto for
+            `<directory>/.executables/`, none to compile at every start.
         directory: where runs are kept.
 
     Raises:
@@ -73,20 +59,11 @@ class RunConfig(Numerics, MemoryPolicy, Terms, ABC):
     steps: int
     mesh: Mesh = field(default_factory=Mesh)
     split: tuple[int | str, ...] | str = ()
-    rebalance: Rebalance = "off"
     schedule: str = "bf"
     validate_every: int = 0
     validation_steps: int = 0
-    stall_seconds: float = 300.0
-    transport: TransportName = "auto"
-    jitter: str = "J0"
-    late_readiness: float = 0.0
-    skew: float = 0.0
-    link_delay: float = 0.0
-    link_bandwidth: float = 0.0
-    delayed_link: int = -1
     checkpoint: Checkpointing = field(default_factory=Checkpointing)
-    executables: bool = True
+    executables: str | Path | None = "auto"
     directory: str = "runs"
 
     def __post_init__(self) -> None:
@@ -107,8 +84,8 @@ class RunConfig(Numerics, MemoryPolicy, Terms, ABC):
             raise UsageError(f"validate_every={self.validate_every}: give a number of steps, 0 for the end")
         if self.validation_steps < 0:
             raise UsageError(f"validation_steps={self.validation_steps}: give a number of steps, 0 for all")
-        self.settings  # noqa: B018 (refuses those that cannot be)
-        if self.mesh.share_devices and (self.link_delay or self.link_bandwidth):
+        super().__post_init__()
+        if self.mesh.share_devices and (self.delays.link_delay or self.delays.link_bandwidth):
             raise UsageError("link_delay or link_bandwidth with mesh.share_devices: no link is between them")
 
     @abstractmethod
@@ -166,8 +143,10 @@ class RunConfig(Numerics, MemoryPolicy, Terms, ABC):
     @property
     def settings(self) -> Settings:
         """Its settings, as a Trainer's."""
-        kept = Path(self.directory) / ".executables" if self.executables else None
-        return Settings.flat(vars(self) | {"executables": kept})
+        own = {item.name: getattr(self, item.name) for item in dataclasses.fields(Settings)}
+        if self.executables == AUTO:
+            own["executables"] = Path(self.directory) / ".executables"
+        return Settings(**own)
 
     @property
     def processes(self) -> int:
@@ -184,7 +163,7 @@ class RunConfig(Numerics, MemoryPolicy, Terms, ABC):
             schedule=self.schedule,
             split=self.layers_per_virtual_stage,
             init=self.made("init"),
-            **self.settings.named(),
+            settings=self.settings,
         )
 
 

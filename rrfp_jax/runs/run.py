@@ -161,7 +161,7 @@ class _Run:
         compiled, loaded = trainer._programs
         seconds = perf_counter() - began
         self._display.say(f"ready after {seconds:.1f} s: {compiled} programs compiled, {loaded} loaded")
-        folder = self._config.settings.execution.executables
+        folder = self._config.settings.executables
         if compiled and folder is not None:
             here = MadeFor.of(jax.local_devices()[0], self._world.size)
             if (reason := why_compiled(Path(folder), self._config.name, here)) is not None:

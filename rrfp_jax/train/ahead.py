@@ -154,7 +154,7 @@ def compile_ahead(
 
 def _rules(run: AheadOfTime, microbatches: int, memory: int | None) -> StepRules:
     """Of a step that trains, as a Trainer has them on devices with so much memory."""
-    settings, budget = run.settings, run.settings.memory.budget
+    settings, budget = run.settings, run.settings.budget
     if budget is None or (budget == "auto" and memory is None):
         settings = settings.limited(run.mesh.pp)
     return settings.rules(run.mesh.placement(run.schedule), microbatches, run.schedule)
@@ -182,7 +182,7 @@ def _slot_bytes(engine: Engine) -> dict[int, int]:
     But for tied values: these are compiled at the start.
     """
     return compile_transport(
-        engine.spec.settings.execution.transport,
+        engine.spec.settings.transport,
         engine.layout.devices,
         partial(compiled_for, engine.executables),
         engine.library.arrivals("train"),
@@ -243,7 +243,7 @@ def _refusal(
 ) -> str | None:
     """What a run would say to such ledgers; or which stage cannot update."""
     try:
-        memory_of_step(run.settings.memory.budget, [own.ledger for own in found], rules, buckets)
+        memory_of_step(run.settings.budget, [own.ledger for own in found], rules, buckets)
     except UsageError as error:
         return str(error)
     for own in found:

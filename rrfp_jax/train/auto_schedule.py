@@ -106,7 +106,7 @@ def predict(
     if not devices.limited:
         settings = settings.limited(mesh.pp)
     kinds, every = [BACKWARD, INPUT, WEIGHT], [*buckets, *declared_buckets(data)]
-    model = ModelCosts.of(pipe, every, optimizer, kinds=kinds, remat=settings.memory.remat)
+    model = ModelCosts.of(pipe, every, optimizer, kinds=kinds, remat=settings.remat)
     splits: dict[Placement, Sequence[int] | None] = {}
     estimates: dict[str, Estimate] = {}
     candidates: dict[str, Candidate | str] = {}

@@ -95,8 +95,8 @@ def devices_of(layout: Layout, settings: Settings, what: str) -> Devices:
         accelerator=accelerator,
         link=LINKS[accelerator.link],
         memory=memory,
-        setting=settings.memory.budget,
-        transport=None if layout.world.size == 1 else settings.execution.transport,
+        setting=settings.budget,
+        transport=None if layout.world.size == 1 else settings.transport,
     )
 
 
@@ -122,5 +122,5 @@ def estimate_of(
     stages = range(mesh.pp)
     kinds = sorted({kind for s in stages for own in rules.backward_kinds(s) for kind in own})
     every = [*buckets, *declared_buckets(data)]
-    model = ModelCosts.of(pipe, every, optimizer, kinds=kinds, remat=settings.memory.remat)
+    model = ModelCosts.of(pipe, every, optimizer, kinds=kinds, remat=settings.remat)
     return Estimate(model=model, buckets=buckets, rules=rules, devices=devices)

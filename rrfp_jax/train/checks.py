@@ -24,8 +24,7 @@ from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.fields import LARGEST, path_of, shown
 from rrfp_jax.runtime._jax import cast_like
 from rrfp_jax.runtime.engine.engine import Engine
-from rrfp_jax.runtime.engine.pacing import Delays
-from rrfp_jax.runtime.engine.settings import is_whole
+from rrfp_jax.runtime.engine.settings import Settings, is_whole
 from rrfp_jax.runtime.mesh.topology import Mesh
 from rrfp_jax.runtime.model.gradient_flow import refuse_untrained
 from rrfp_jax.runtime.model.layers import MicrobatchView, zeros
@@ -48,7 +47,7 @@ LARGEST_LOSS_CHECK = 2**30
 
 
 def check_types(
-    pipe: Any, optimizer: Any, mesh: Any, split: Any, init: Any, on_step: Any, delays: Any
+    pipe: Any, optimizer: Any, mesh: Any, split: Any, init: Any, on_step: Any, settings: Any
 ) -> None:
     """Refuse arguments of a Trainer that have been mixed up.
 
@@ -57,7 +56,7 @@ def check_types(
     """
     if kind_of(pipe) is not None:
         raise UsageError(f"Trainer: the first argument is no Pipeline: {instead_of_layers(pipe)}")
-    wanted = {"first argument": (pipe, Pipeline), "mesh": (mesh, Mesh), "delays": (delays, Delays)}
+    wanted = {"first argument": (pipe, Pipeline), "mesh": (mesh, Mesh), "settings": (settings, Settings)}
     for name, (value, kind) in wanted.items():
         if not isinstance(value, kind):
             raise UsageError(

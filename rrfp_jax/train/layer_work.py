@@ -57,7 +57,7 @@ def layer_work(engine: Engine, split: Sequence[int], buckets: Sequence[Bucket], 
 
 def _lasting_bytes(engine: Engine) -> dict[int, int]:
     """By layer what lasts on each device, where that leaves less room for microbatches; else nothing."""
-    if engine.spec.settings.memory.budget != "auto" or not engine.memory.limited:
+    if engine.spec.settings.budget != "auto" or not engine.memory.limited:
         return {}
     params, roles, width = engine.library.params, engine.library.roles, max(engine.layout.widths)
     found = {}

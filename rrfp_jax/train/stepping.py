@@ -70,10 +70,10 @@ class Stepper:
         rebalancing: Rebalancing | None = None,
     ) -> None:
         self.engine, self._settings = engine, settings
-        self.seed = settings.numerics.seed
+        self.seed = settings.seed
         self.saves = Saves(lambda: self.engine, engine.world, self.seed)
         self.schedule, self.exchange, self._rebalancing = schedule, exchange, rebalancing
-        self.standing = Standing(loss_scale=loss_scale_of(settings.numerics.loss_scale))
+        self.standing = Standing(loss_scale=loss_scale_of(settings.loss_scale))
         self.steps_done = 0
         self.last_plan = ""
         self.recorded: deque[RecordedStep] = deque(maxlen=TRACED_STEPS)
@@ -139,7 +139,7 @@ class Stepper:
         if applied:
             self._update(norm, unit)
         else:
-            policy = self._settings.numerics.on_nonfinite
+            policy = self._settings.on_nonfinite
             self.standing = leave_out(self.standing, policy, step, sums, self.engine.not_finite)
             self.steps_done += 1
         self.recorded.append(recorded)
@@ -207,7 +207,7 @@ class Stepper:
 
         A report that is kept keeps neither the Trainer nor its arrays: once they are gone, None is given.
         """
-        remat, myself = self._settings.memory.remat, weakref.ref(self)
+        remat, myself = self._settings.remat, weakref.ref(self)
 
         def work() -> Work | None:
             own = myself()
@@ -301,7 +301,7 @@ class Stepper:
 
     def _update(self, norm: float, unit: float) -> None:
         """Apply the gradient, whose norm is known; the sums over `unit` are the gradient."""
-        clip = self._settings.numerics.clip_norm
+        clip = self._settings.clip_norm
         shrink = 1.0 if clip is None else min(1.0, clip / max(norm, 1e-30))
         self.saves.update_begins()
         with interrupts_held():  # all stages, or none

@@ -11,8 +11,6 @@ import jax
 import optax
 
 from rrfp_jax.checkpoint.checkpoint import OnError
-from rrfp_jax.core.admission import SPARE_GRADIENTS, Accumulation
-from rrfp_jax.core.group import GroupProtocol
 from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.data.contract import Data, InMemory, Microbatch, as_data, load_step, plan_step
 from rrfp_jax.errors import UsageError
@@ -21,11 +19,8 @@ from rrfp_jax.json_files import write_json
 from rrfp_jax.printing import say
 from rrfp_jax.progress import Doing, Progress, during, silent
 from rrfp_jax.runtime.engine.engine import Engine, EngineSpec
-from rrfp_jax.runtime.engine.pacing import Delays
 from rrfp_jax.runtime.engine.settings import (
     LossScale,
-    OnNonfinite,
-    Rebalance,
     Settings,
     check_jax_settings,
     loss_scale_of,
@@ -35,11 +30,9 @@ from rrfp_jax.runtime.mesh.topology import Mesh
 from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.model.pipeline import Pipeline
 from rrfp_jax.runtime.programs.initial import InitFunction
-from rrfp_jax.runtime.run.consensus import CarrierName
 from rrfp_jax.runtime.run.join import join
 from rrfp_jax.runtime.stages.memory import StageLedger
 from rrfp_jax.runtime.stages.step import Sums
-from rrfp_jax.runtime.transport.choice import TransportName
 from rrfp_jax.sim.choice import Auto
 from rrfp_jax.sim.planned import Planned, base_of
 from rrfp_jax.trace.costs import measured
@@ -78,22 +71,15 @@ class Trainer:
             "auto" takes the hint and placement that the simulator finds fastest (`docs/concepts.md`).
         split: layers per stage, or per virtual stage in the model's order if stages have several chunks;
             None for an even split, "auto" for one by predicted costs (`docs/plan.md`).
-        rebalance: "suggest" says when another split would be faster by what was measured, and "auto" goes on
-            with it, between two steps (`docs/rebalance.md`); "off" does neither.
         init: `init(path, spec) -> array`, asked on each leaf's stage; or None, to keep the layer's own.
         on_step: called with every `Report`.
-        accumulation, equal_schedules, clip_norm, on_nonfinite, loss_scale, seed: what is computed; see
-            `Numerics`.
-        remat, max_in_flight, activation_budget, spare_gradients: what is held; see `MemoryPolicy`.
-        stall_seconds, transport, executables, delays: see `Execution`.
-        agreement, protocol: how the processes of a stage agree on each task. Messages go by "kv" or "socket";
-            a "leader" decides, or all are "unanimous" (`docs/agreement.md`).
+        clip_norm, loss_scale, seed, remat, activation_budget, executables: see `Settings`.
+        settings: all else; what is given as an argument is not given here.
 
     Raises:
         UsageError: something cannot work; with value, cause and remedy.
     """
 
-    # So many arguments because they are the names that users type; they go on in groups, as `Settings`.
     def __init__(
         self,
         pipe: Pipeline,
@@ -103,29 +89,28 @@ class Trainer:
         mesh: Mesh | None = None,
         schedule: Schedule | Planned | Auto | str = "bf",
         split: Sequence[int] | str | None = None,
-        rebalance: Rebalance = "off",
         init: InitFunction | None = None,
         on_step: Callable[[Report], None] | None = None,
-        accumulation: Accumulation = "index",
-        equal_schedules: bool = False,
-        clip_norm: float | None = None,
-        on_nonfinite: OnNonfinite = "stop",
-        loss_scale: float | str | LossScale | None = None,
-        seed: int = 0,
-        remat: str = "none",
-        max_in_flight: int | None = None,
-        activation_budget: str | int | None = "auto",
-        spare_gradients: int = SPARE_GRADIENTS,
-        stall_seconds: float = 300.0,
-        transport: TransportName = "auto",
-        executables: str | Path | None = None,
-        delays: Delays | None = None,
-        agreement: CarrierName = "kv",
-        protocol: GroupProtocol = "leader",
+        clip_norm: float | None = Settings.clip_norm,
+        loss_scale: float | str | LossScale | None = Settings.loss_scale,
+        seed: int = Settings.seed,
+        remat: str = Settings.remat,
+        activation_budget: str | int | None = Settings.activation_budget,
+        executables: str | Path | None = Settings.executables,
+        settings: Settings | None = None,
     ) -> None:
-        mesh, delays = Mesh() if mesh is None else mesh, Delays() if delays is None else delays
-        check_types(pipe, optimizer, mesh, split, init, on_step, delays)
-        settings = Settings.flat(locals())  # whose names are those of the fields
+        mesh, settings = Mesh() if mesh is None else mesh, Settings() if settings is None else settings
+        check_types(pipe, optimizer, mesh, split, init, on_step, settings)
+        settings = settings.with_arguments(
+            {
+                "clip_norm": clip_norm,
+                "loss_scale": loss_scale,
+                "seed": seed,
+                "remat": remat,
+                "activation_budget": activation_budget,
+                "executables": executables,
+            }
+        )
         first = read_schedule(schedule)
         wrapped = None if data is None else as_data(data)
         self._stepper = _stepper(pipe, optimizer, wrapped, mesh, first, split, init, settings)
@@ -515,7 +500,7 @@ def _stepper(
     """
     check_jax_settings()
     layout = mesh.lay_out(join())
-    layout.world.waits.stall_seconds = settings.execution.stall_seconds
+    layout.world.waits.stall_seconds = settings.stall_seconds
     exchange = None
     if isinstance(schedule, Auto):
         exchange = HintExchange(schedule) if schedule.exchange and layout.replicas == 1 else None
@@ -534,5 +519,5 @@ def _stepper(
     engine = Engine(spec, split)
     if not engine.memory.limited:
         settings = settings.limited(mesh.pp)
-    moves = rebalancing(settings.execution.rebalance, layout.widths)
+    moves = rebalancing(settings.rebalance, layout.widths)
     return Stepper(engine, settings, schedule, exchange, moves)

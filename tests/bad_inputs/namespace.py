@@ -23,8 +23,7 @@ from rrfp_jax.errors import REFUSED
 from rrfp_jax.json_files import read_json
 from rrfp_jax.runs.checkpointing import Checkpointing
 from rrfp_jax.runtime.engine.pacing import Delays
-from rrfp_jax.runtime.engine.settings import Execution, LossScale, MemoryPolicy, Numerics
-from rrfp_jax.runtime.run.consensus import Terms
+from rrfp_jax.runtime.engine.settings import LossScale, Settings
 from rrfp_jax.runtime.run.exits import ExitReport
 from rrfp_jax.runtime.run.join import Place, silence_seconds
 from rrfp_jax.runtime.run.place import SlurmStep
@@ -165,8 +164,7 @@ def space():
             "t": usual_trainer(),
         },
         **{"timeline": timeline(), "place": place, "slurm": slurm, "Place": Place},
-        **{kind.__name__: kind for kind in (Checkpointing, Delays, Execution, LossScale, MemoryPolicy)},
-        **{kind.__name__: kind for kind in (Numerics, Terms)},
+        **{kind.__name__: kind for kind in (Checkpointing, Delays, LossScale, Settings)},
         **{f.__name__: f for f in (read_schedule, read_costs, read_trace, read_workload)},
         **{"save_seconds": save_seconds, "silence_seconds": silence_seconds, "take_token": take_token},
         **{module.__name__.rpartition(".")[2]: command(module.main) for module in COMMANDS},

@@ -48,7 +48,7 @@ def test_without_the_compiler_the_command_that_installs_it_is_named(monkeypatch,
         ("--stages=0,4", "--stages: there is no stage 4 of mesh.pp=4: give numbers from 0 to 3"),
         ("--processes=3", "every process takes equally many stages, so start 4, 2 or 1 processes"),
         ("--memory-share=2", "--memory-share=2.0: give a share above 0, at most 1"),
-        ("--config.executables=False", "executables=False: the run keeps no programs; give --out=FOLDER"),
+        ("--config.executables=none", "executables=none: the run keeps no programs; give --out=FOLDER"),
     ],
 )
 def test_refused(argument, says, compiler_there, capsys):

@@ -13,6 +13,7 @@ from models import gpt
 from rrfp_jax.core.tasks import Placement
 from tests.support.plans import ROOT, tiny
 from tests.support.refusals import BATCH, refused
+from tests.support.trainers import made
 from tests.train.test_processes import command
 
 
@@ -25,7 +26,7 @@ def heavy_head(stages=2, **kwargs):
         rrfp.layer(gpt.Head, cfg),
     ]
     pipe = rrfp.Pipeline(layers, quickstart.loss)
-    return rrfp.Trainer(
+    return made(
         pipe, optax.adam(1e-3), mesh=rrfp.Mesh(pp=stages, share_devices=True), **{"data": BATCH, **kwargs}
     )
 

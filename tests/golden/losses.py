@@ -4,6 +4,7 @@ import numpy as np
 
 import rrfp_jax as rrfp
 from tests.golden.small_models import MODELS, batches, digest, spread
+from tests.support.trainers import made
 
 STEPS = 60
 CASES = {
@@ -48,12 +49,10 @@ MESH = ("pp", "tp", "dp", "chunks", "shard_optimizer")
 
 def trainer(model="toy", schedule="bf", **given):
     """A trainer by a model's name and flat arguments of mesh and Trainer; and the model's own data."""
-    made = spread() if model == "spread" else MODELS[model]()
+    own = spread() if model == "spread" else MODELS[model]()
     mesh = rrfp.Mesh(**{"pp": 2, **{name: given.pop(name) for name in MESH if name in given}})
-    data = without_a_number(made.data, given.pop("bad", ()))
-    return rrfp.Trainer(
-        made.pipe, made.optimizer, data=data, mesh=mesh, schedule=schedule, **given
-    ), made.data
+    data = without_a_number(own.data, given.pop("bad", ()))
+    return made(own.pipe, own.optimizer, data=data, mesh=mesh, schedule=schedule, **given), own.data
 
 
 def without_a_number(data, steps):

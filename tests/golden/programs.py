@@ -8,6 +8,7 @@ import jax
 
 import rrfp_jax as rrfp
 from tests.golden.small_models import MODELS, spread
+from tests.support.trainers import made
 
 STAGES = (1, 2, 4)
 SCHEDULES = ("bfw", "bf")
@@ -45,9 +46,7 @@ def programs_seen():
 def compiled(model, mesh, **options):
     """Of a trainer that makes a step of whole backwards, and one of halves: programs and footprints."""
     data = model.data
-    trainer = rrfp.Trainer(
-        model.pipe, model.optimizer, data=data, mesh=mesh, schedule=SCHEDULES[0], **options
-    )
+    trainer = made(model.pipe, model.optimizer, data=data, mesh=mesh, schedule=SCHEDULES[0], **options)
     with programs_seen() as seen:
         ledgers = {SCHEDULES[0]: trainer.start()}
         trainer.schedule = SCHEDULES[1]

@@ -16,6 +16,7 @@ import pytest
 import rrfp_jax as rrfp
 from tests.odd_models import plain
 from tests.support.parking import every_gradient_parked
+from tests.support.trainers import made
 
 WIDTH, ROWS = 3, 2
 FUSED, SPLIT = "bf", "bfw"
@@ -132,7 +133,7 @@ def initial(case, seed):
 
 
 def trainer_of(case, stages, remat):
-    return rrfp.Trainer(
+    return made(
         case.pipeline(),
         case.optimizer or optax.sgd(0.1),
         data=list(case.batch),

@@ -63,7 +63,7 @@ def run(tmp_path, capsys):
 
     def run(**settings):
         usual = {"name": "own", "steps": STEPS, "mesh": rrfp.Mesh(pp=1), "validate_every": 2}
-        config = Own(**usual | {"directory": str(tmp_path), "executables": False} | settings)
+        config = Own(**usual | {"directory": str(tmp_path), "executables": None} | settings)
         with heard_signals(signal.SIGINT, answer=ends_at_once("test")) as signals:
             status = train(config, signals)
         lines = (Path(tmp_path) / "own" / "metrics.jsonl").read_text().splitlines()

@@ -30,8 +30,9 @@ def trainer(**delays):
     layers = [rrfp.layer(layer, init=lambda key: jnp.eye(256), repeat=2)]
     pipe = rrfp.Pipeline(layers, lambda x, mb: rrfp.Loss(x.sum(), weight=x.shape[0]))
     data = [{"x": np.full((256, 256), 0.1, np.float32)} for _ in range(4)]
+    settings = rrfp.Settings(delays=Delays(**delays))
     return rrfp.Trainer(
-        pipe, optax.sgd(1e-3), data=data, mesh=rrfp.Mesh(pp=2), schedule="gpipe", delays=Delays(**delays)
+        pipe, optax.sgd(1e-3), data=data, mesh=rrfp.Mesh(pp=2), schedule="gpipe", settings=settings
     )
 
 

@@ -119,7 +119,7 @@ def test_stages_may_have_different_numbers_of_devices(tp, dp, processes, groups)
 def test_unknown_terms_are_refused():
     for wrong in ({"agreement": "pigeon"}, {"protocol": "dictator"}):
         with pytest.raises(rrfp.UsageError, match=next(iter(wrong.values()))):
-            rrfp.Trainer(rrfp.Pipeline([rrfp.layer(lambda c, mb: c)], lambda c, mb: None), **wrong)
+            rrfp.Settings(**wrong)
 
 
 def test_ranks_of_a_stage_that_dispatched_different_tasks_are_named():

@@ -137,9 +137,8 @@ def batch(step):
 mesh = rrfp.Mesh(pp=4 // TP, tp=TP)
 transport = os.environ.get("TRANSPORT", "socket")
 split = [1, 1, 1, 3] if "LAYERS_MOVE" in os.environ else None
-trainer = rrfp.Trainer(
-    pipeline(block), optax.sgd(0.1), data=batch, mesh=mesh, transport=transport, split=split
-)
+settings = rrfp.Settings(transport=transport)
+trainer = rrfp.Trainer(pipeline(block), optax.sgd(0.1), data=batch, mesh=mesh, split=split, settings=settings)
 trainer._world.recorder.dispatched = failing(trainer._world.recorder.dispatched)
 enter("start")
 at("start")

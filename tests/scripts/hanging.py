@@ -104,8 +104,7 @@ trainer = rrfp.Trainer(
     optax.sgd(0.1),
     data=batch,
     mesh=rrfp.Mesh(pp=ranks // TP // DP, tp=TP, dp=DP),
-    agreement="socket",
-    stall_seconds=float(os.environ.get("STALL_SECONDS", "300")),
+    settings=rrfp.Settings(agreement="socket", stall_seconds=float(os.environ.get("STALL_SECONDS", "300"))),
 )
 mailbox = trainer._world.mailbox
 if mailbox is not None:

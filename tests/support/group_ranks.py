@@ -25,18 +25,16 @@ from rrfp_jax.core.schedules import name_of
 from rrfp_jax.runtime.engine.engine import agreement_of
 from rrfp_jax.runtime.engine.pacing import Delays
 from rrfp_jax.runtime.run import consensus as agreement
-from rrfp_jax.runtime.run.consensus import Terms
 from rrfp_jax.schedules import Auto
 from rrfp_jax.train.reference import leaf_errors, unpipelined_value_and_grad
 from tests.support import toy
 from tests.support.sharded import pipeline
 
-WAYS = itertools.product(("kv", "socket"), ("leader", "unanimous"))
-TERMS = [Terms(agreement=carrier, protocol=protocol) for carrier, protocol in WAYS]
-ENDS = TERMS[0], TERMS[-1]  # both carriers, both protocols
+WAYS = [*itertools.product(("kv", "socket"), ("leader", "unanimous"))]
+ENDS = WAYS[0], WAYS[-1]  # both carriers, both protocols
 FEW = [(way, "bfw") for way in ENDS]
 HINTS = "bf", "bfw", "ranked:zb-h2"
-ALL = [*itertools.product(TERMS, HINTS[:2]), *((way, HINTS[-1]) for way in ENDS)]
+ALL = [*itertools.product(WAYS, HINTS[:2]), *((way, HINTS[-1]) for way in ENDS)]
 PASSES = 2
 
 
@@ -48,7 +46,7 @@ def main(folder, size, word=""):
     widths = [int(width) for width in tp.split(",")]
     mesh = rrfp.Mesh(pp=int(pp), tp=widths if len(widths) > 1 else widths[0], dp=int(dp))
     if max(widths) == 1:  # nobody to agree with
-        ways = [(way, schedule) for way, schedule in ways if way == TERMS[0]]
+        ways = [(way, schedule) for way, schedule in ways if way == WAYS[0]]
     delays = Delays(skew=0.01, seed=1)
     trainer = toy.trainer(
         pipe=pipe,
@@ -67,11 +65,11 @@ def main(folder, size, word=""):
     else:
         expected, reference = toy.reference(params, batch)
     for way, schedule in ways:
-        driver.agreement = agreement_of(layout, way)
+        driver.agreement = agreement_of(layout, *way)
         trainer._world.gather("everybody to have changed the terms", None)
         trainer.schedule = schedule
         passes = [one_pass(trainer, batch, float(expected), reference) for _ in range(PASSES)]
-        cases[f"{way.agreement} {way.protocol} {schedule}"] = passes
+        cases[f"{way[0]} {way[1]} {schedule}"] = passes
     if mesh.dp == 1:
         trainer.schedule = Auto(candidates=HINTS)
     found = {"cases": cases, "losses": [report.loss for report in trainer.steps(2)]}

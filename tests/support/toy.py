@@ -9,6 +9,7 @@ import optax
 
 import rrfp_jax as rrfp
 from rrfp_jax.runtime.model.sharding import Sharding
+from tests.support.trainers import made
 
 VOCABULARY, WIDTH, BLOCKS = 13, 16, 6
 
@@ -124,7 +125,7 @@ def trainer(stages=4, **kwargs):
     kwargs.setdefault("data", lambda step: microbatches(seed=step))
     kwargs.setdefault("mesh", rrfp.Mesh(pp=stages))
     optimizer = kwargs.pop("optimizer", optax.adamw(1e-2))
-    return rrfp.Trainer(kwargs.pop("pipe", None) or pipeline(), optimizer, **kwargs)
+    return made(kwargs.pop("pipe", None) or pipeline(), optimizer, **kwargs)
 
 
 def arrays(trainer):

@@ -17,6 +17,7 @@ from rrfp_jax.train.ahead import AheadOfTime, compile_ahead
 from rrfp_jax.train.named import schedule_of
 from tests.support import programs, toy
 from tests.support.refusals import BATCH
+from tests.support.trainers import made
 
 pytestmark = pytest.mark.usefixtures("jax_keeps_nothing")
 
@@ -30,7 +31,7 @@ MESHES = {
 
 
 def compiled(mesh, schedule, pipe, folder, stages=None, memory=None, here=False, **more):
-    settings = rrfp.Trainer(pipe, OPTIMIZER, mesh=mesh, schedule=schedule, **more)._stepper._settings
+    settings = made(pipe, OPTIMIZER, mesh=mesh, schedule=schedule, **more)._stepper._settings
     run = AheadOfTime(
         pipe=pipe,
         optimizer=OPTIMIZER,
@@ -53,7 +54,7 @@ def test_a_start_compiles_nothing_and_says_the_same(name, tmp_path):
     assert ahead.programs == len(list(tmp_path.glob(f"*{ENDING}"))) > 0  # equal ones once
     trainer = rrfp.Trainer(pipe(), OPTIMIZER, data=DATA, mesh=mesh, schedule=schedule, executables=tmp_path)
     ledgers = trainer.start(DATA)
-    assert trainer._programs[0] == 0 < trainer.programs[1]
+    assert trainer._programs[0] == 0 < trainer._programs[1]
     found = [own.ledger for own in ahead.stages]
     unlike = {"compile_seconds": 0.0, "device": ""}
     assert [dataclasses.replace(own, **unlike) for own in found] == [

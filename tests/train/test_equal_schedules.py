@@ -10,6 +10,7 @@ from rrfp_jax.core.tasks import BACKWARD, INPUT, WEIGHT
 from rrfp_jax.runtime.programs.gradients import FusedHalves
 from tests.support import toy
 from tests.support.refusals import refused
+from tests.support.trainers import made
 
 WIDTH, ROWS = 16, 4
 pytestmark = pytest.mark.optimized
@@ -46,7 +47,7 @@ def loss(x, mb):
 @pytest.fixture(scope="module", params=["none", "full"])
 def trainer(request):
     pipe = rrfp.Pipeline([rrfp.layer(linear, init=init, repeat=8)], loss)
-    return rrfp.Trainer(
+    return made(
         pipe, data=batch(), mesh=rrfp.Mesh(pp=4), schedule="bf", equal_schedules=True, remat=request.param
     )
 

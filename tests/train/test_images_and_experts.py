@@ -50,7 +50,7 @@ def trainer_of(config, mesh, schedule):
         data=config.train_data(),
         mesh=mesh,
         schedule=schedule,
-        equal_schedules=True,
+        settings=rrfp.Settings(equal_schedules=True),
     )
 
 

@@ -10,6 +10,7 @@ import pytest
 from flax import nnx
 
 import rrfp_jax as rrfp
+from tests.support.trainers import made
 
 WIDTH = 4
 BATCH = [{"x": x} for x in np.random.default_rng(0).standard_normal((4, 2, WIDTH)).astype(np.float32)]
@@ -60,7 +61,7 @@ def pipeline():
 
 
 def trainer_of(**settings):
-    return rrfp.Trainer(pipeline(), optax.adam(0.1), data=BATCH, mesh=rrfp.Mesh(pp=2), **settings)
+    return made(pipeline(), optax.adam(0.1), data=BATCH, mesh=rrfp.Mesh(pp=2), **settings)
 
 
 @pytest.fixture(scope="module")

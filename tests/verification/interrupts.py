@@ -93,7 +93,7 @@ def _interrupted(scratch: Path, processes: int, rounds: int, chance: random.Rand
         moment = chance.choices(list(MOMENTS), list(MOMENTS.values()))[0]
         furthest = max(shaken.last_step(), 0)
         steps = furthest + (3 if moment == "end" else 10 * FURTHER_STEPS)
-        _launch(shaken, steps, executables=moment != "compile")
+        _launch(shaken, steps, executables="none" if moment == "compile" else "auto")
         if _await_moment(moment, shaken, furthest, steps, chance):
             found.append(_press(shaken, moment))
             print(f"{processes} processes, {len(found)}: {found[-1]}", flush=True)
@@ -125,7 +125,7 @@ def _run(folder: Path, processes: int) -> Run:
     return Run(folder, [sys.executable, "-m", module, config, where, *sizes], where)
 
 
-def _launch(run: Run, steps: int, executables: bool = True) -> None:
+def _launch(run: Run, steps: int, executables: str = "auto") -> None:
     run.launch(f"--config.steps={steps}", f"--config.executables={executables}")
 
 

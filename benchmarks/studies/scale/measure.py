@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.harness import median_and_p99
 from rrfp_jax.runtime._jax import key_value_store
-from rrfp_jax.runtime.run.consensus import BLOCK, Agreement, Carrier, CarrierName, Terms
+from rrfp_jax.runtime.run.consensus import BLOCK, Agreement, Carrier, CarrierName
 from rrfp_jax.runtime.run.join import join
 from rrfp_jax.runtime.run.world import World
 
@@ -114,7 +114,7 @@ def ways_of(world: World, name: CarrierName) -> list[float]:
     Rank 0 tells the other something again and again, and that one answers. One machine has one clock.
     """
     pairs = [[rank, rank + 1] for rank in range(0, world.size, 2)]
-    carrier = Agreement(world, pairs, Terms(agreement=name, protocol="leader")).carrier
+    carrier = Agreement(world, pairs, name, "leader").carrier
     rounds: list[list[float]] = []
     for _ in range(ROUNDS):
         world.gather("everybody to be ready", None)
@@ -160,7 +160,7 @@ def _sleep(world: World, seconds: float) -> None:
 def host_seconds(world: World) -> dict[str, float]:
     """What a message by socket takes of the driver that posts it, and of the one that gets it."""
     groups = [[rank, rank + 1] for rank in range(0, world.size, 2)]
-    carrier = Agreement(world, groups, Terms(agreement="socket", protocol="leader")).carrier
+    carrier = Agreement(world, groups, "socket", "leader").carrier
     world.gather("everybody to have a carrier", None)
     began, got = thread_time(), 0  # a sleep takes none of it
     if world.rank == 0:

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 import optax
 
+from rrfp_jax.core.group import GroupProtocol
 from rrfp_jax.core.step_rules import Bucket, Budget, StepRules, bucket_name
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.printing import say
@@ -29,7 +30,7 @@ from rrfp_jax.runtime.programs.executables import Executables
 from rrfp_jax.runtime.programs.gradients import Reduction
 from rrfp_jax.runtime.programs.initial import InitFunction
 from rrfp_jax.runtime.programs.library import Library, Phase, RankPrograms, phase_of
-from rrfp_jax.runtime.run.consensus import Agreement, Terms
+from rrfp_jax.runtime.run.consensus import Agreement, CarrierName
 from rrfp_jax.runtime.run.recorder import COMPILING
 from rrfp_jax.runtime.stages import leaves as ties
 from rrfp_jax.runtime.stages.leaves import Held
@@ -98,10 +99,10 @@ def remote_of(
     return made.transport
 
 
-def agreement_of(layout: Layout, terms: Terms) -> Agreement | None:
+def agreement_of(layout: Layout, carrier: CarrierName, protocol: GroupProtocol) -> Agreement | None:
     """What the processes that share a stage agree by, made by all together; None if none share one."""
     shared = max(map(len, layout.groups)) > 1
-    return Agreement(layout.world, layout.groups, terms) if shared else None
+    return Agreement(layout.world, layout.groups, carrier, protocol) if shared else None
 
 
 def neighbours(layout: Layout, placement: Placement, tied: Collection[tuple[int, int]] = ()) -> set[int]:
@@ -134,17 +135,17 @@ class Engine:
         self.pipe, self.layout, self.placement = spec.pipe, spec.layout, spec.placement
         self.world = spec.layout.world
         self.chunks = layers_of_chunks(len(self.pipe), self.placement, split)
-        self.executables = executables or Executables(settings.execution.executables)
+        self.executables = executables or Executables(settings.executables)
         meshes = self.layout.stage_meshes.items()
         self.compilers = {s: Compiler(stage_mesh, self.executables) for s, stage_mesh in meshes}
         own = self.layout.virtual_stages(self.placement, self.chunks)
-        remat, halves = settings.memory.remat, settings.numerics.equal_schedules
+        remat, halves = settings.remat, settings.equal_schedules
         self.library = Library(self.pipe, own, self.compilers, remat, halves)
-        self.memory = Memory(settings.memory.budget, self.layout, self.library)
-        self._inputs = Inputs(self.layout, settings.numerics.seed)
+        self.memory = Memory(settings.budget, self.layout, self.library)
+        self._inputs = Inputs(self.layout, settings.seed)
         self.staging = Staging(
             *(self.pipe, self.layout, self.chunks, self.library, self.executables),
-            *(spec.optimizer, settings.numerics.seed, spec.init),
+            *(spec.optimizer, settings.seed, spec.init),
         )
         self.stages: Mapping[int, Stage] = {}  # by stage replica
         self.optimizers: Sequence[Optimizer] = ()
@@ -194,14 +195,14 @@ class Engine:
             made = finish()
         tied = ties.locate(self.library, self.chunks, self.layout)
         compiler, settings, world = partial(compiled_for, self.executables), self.spec.settings, self.world
-        way, apart = settings.execution.transport, ties.distant_pairs(tied)
+        way, apart = settings.transport, ties.distant_pairs(tied)
         driver = Driver(
             self.layout.devices,
             world,
             remote_of(self.layout, self.placement, way, apart, compiler),
-            settings.execution.stall_seconds,
+            settings.stall_seconds,
             settings.delays.queue(),
-            agreement=agreement_of(self.layout, settings.terms),
+            agreement=agreement_of(self.layout, settings.agreement, settings.protocol),
             delays=settings.delays.arrivals(self.placement, rank=world.rank),
             name=self.layout.name,
         )

@@ -1,8 +1,4 @@
-"""The settings of a run in groups that are passed on whole. Each group checks itself, once.
-
-Users type their names flat: as arguments of a Trainer, fields of a config, or flags. `Settings.flat` sorts
-them.
-"""
+"""The settings of a run: one object, which checks itself, once."""
 
 from __future__ import annotations
 
@@ -17,6 +13,7 @@ import jax
 import numpy as np
 
 from rrfp_jax.core.admission import SPARE_GRADIENTS, Accumulation
+from rrfp_jax.core.group import GroupProtocol
 from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.core.step_rules import StepRules, default_max_in_flight
 from rrfp_jax.core.tasks import Placement
@@ -25,7 +22,7 @@ from rrfp_jax.fields import check_fields, check_numbers, path_of, shown
 from rrfp_jax.json_files import Count
 from rrfp_jax.runtime.autodiff.residuals import check_remat
 from rrfp_jax.runtime.engine.pacing import Delays
-from rrfp_jax.runtime.run.consensus import Terms
+from rrfp_jax.runtime.run.consensus import CarrierName
 from rrfp_jax.runtime.stages.memory import Setting, parse_setting
 from rrfp_jax.runtime.transport.choice import TransportName
 
@@ -105,8 +102,11 @@ def loss_scale_of(given: Any) -> LossScale:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Numerics:
-    """What a step computes, to the bit.
+class Settings:
+    """What a step computes, what stages may hold, and how processes go about it.
+
+    A Trainer takes them as `settings=`, and those that people type most as arguments; the fields of a
+    `RunConfig` are these, too.
 
     Attributes:
         accumulation: "index" adds gradients in microbatch order, so results are equal to the bit whatever the
@@ -120,6 +120,27 @@ class Numerics:
         loss_scale: what the loss is multiplied by before it is differentiated, for models that compute in
             float16: a number, or "dynamic", which finds one by skipping steps; None for 1.
         seed: of initial values and random keys.
+        remat: what backwards compute again: "none", "full" (all but a layer's input), or a policy of
+            `jax.checkpoint_policies` by name.
+        max_in_flight: most microbatches that a stage holds under a hint; None for twice the number of stages,
+            or as many as fit if there is a budget in bytes.
+        activation_budget: bytes of each device for microbatches in flight, a number or text ("2GiB"); "auto"
+            for what is left (CPUs do not say what that is); None for no limit. Fixed orders that may hold
+            more are refused.
+        spare_gradients: gradients that a stage may park until their turn comes, each as large as its
+            parameters; more of them help where messages overtake one another
+            (`benchmarks/results/simulated.md`).
+        stall_seconds: without any progress for so long (s), a step is given up, naming what it waited for.
+        transport: what carries messages between processes: "nixl", from device to device; "socket", through
+            hosts; "auto", NIXL if it works between all neighbours, else sockets (`docs/transport.md`).
+        executables: a folder to keep compiled programs in, so that another start compiles nothing; None to
+            compile at every start. Nobody else may be able to write to it: see `docs/security.md`.
+        rebalance: whether layers move to other stages where measured costs are for it (`docs/rebalance.md`):
+            "off"; "suggest" says which would, and what it would save; "auto" moves them between two steps.
+        agreement: what carries the messages by which the processes of a stage agree on each task: "kv", the
+            key-value store of `jax.distributed`, or "socket" (`docs/agreement.md`).
+        protocol: a "leader" decides, or all are "unanimous".
+        delays: injected, to see what a schedule makes of them (`docs/paced.md`).
 
     Raises:
         UsageError: one that cannot be, with its name and value.
@@ -131,10 +152,36 @@ class Numerics:
     on_nonfinite: OnNonfinite = "stop"
     loss_scale: str | float | LossScale | None = None
     seed: int = 0
+    remat: str = "none"
+    max_in_flight: int | None = None
+    activation_budget: str | int | None = "auto"
+    spare_gradients: int = SPARE_GRADIENTS
+    stall_seconds: float = 300.0
+    transport: TransportName = "auto"
+    executables: str | Path | None = None
+    rebalance: Rebalance = "off"
+    agreement: CarrierName = "kv"
+    protocol: GroupProtocol = "leader"
+    delays: Delays = field(default_factory=Delays)
 
     def __post_init__(self) -> None:
         check_numbers(self)
-        _require_one_of(self, "accumulation", Accumulation)
+        for name, words in WORDS.items():
+            _require_one_of(self, name, words)
+        self._check_numerics()
+        self._check_memory()
+        _require(self, "stall_seconds", is_positive(self.stall_seconds), "give a number of seconds above 0")
+        if not isinstance(self.delays, Delays):
+            kind = type(self.delays).__name__
+            raise UsageError(f"delays={shown(self.delays)}: is of type {kind}; give Delays(...)")
+        folder = self.executables
+        is_path = folder is None or (isinstance(folder, (str, PathLike)) and str(folder))
+        remedy = "give a folder to keep compiled programs in, such as 'runs/.executables'"
+        _require(self, "executables", is_path, f"{remedy}, or None to compile at every start")
+        if folder is not None:
+            object.__setattr__(self, "executables", str(path_of("executables", folder)))
+
+    def _check_numerics(self) -> None:
         _require(self, "equal_schedules", isinstance(self.equal_schedules, bool), "give True or False")
         if self.equal_schedules and self.accumulation != "index":
             raise UsageError(
@@ -143,39 +190,11 @@ class Numerics:
             )
         clips = self.clip_norm is None or is_positive(self.clip_norm)
         _require(self, "clip_norm", clips, "give a number above 0; leave it out for no clipping")
-        _require_one_of(self, "on_nonfinite", OnNonfinite)
         loss_scale_of(self.loss_scale)
         fits = is_whole(self.seed) and 0 <= self.seed < 2**32
         _require(self, "seed", fits, f"give a whole number from 0 to {2**32 - 1}")
 
-
-@dataclass(frozen=True, kw_only=True)
-class MemoryPolicy:
-    """What stages may hold, and what they compute again instead of holding it.
-
-    Attributes:
-        remat: what backwards compute again: "none", "full" (all but a layer's input), or a policy of
-            `jax.checkpoint_policies` by name.
-        max_in_flight: most microbatches that a stage holds under a hint; None for twice the number of stages,
-            or as many as fit if there is a budget in bytes.
-        activation_budget: bytes of each device for microbatches in flight, a number or text ("2GiB"); "auto"
-            for what is left (CPUs do not say what that is); None for no limit. Fixed orders that may hold
-            more are refused.
-        spare_gradients: gradients that a stage may park until their turn comes, each as large as its
-            parameters; more of them help where messages overtake one another
-            (`benchmarks/results/simulated.md`).
-
-    Raises:
-        UsageError: one that cannot be, with its name and value.
-    """
-
-    remat: str = "none"
-    max_in_flight: int | None = None
-    activation_budget: str | int | None = "auto"
-    spare_gradients: int = SPARE_GRADIENTS
-
-    def __post_init__(self) -> None:
-        check_numbers(self)
+    def _check_memory(self) -> None:
         check_remat(self.remat)
         parse_setting(self.activation_budget)
         limit, spare = self.max_in_flight, self.spare_gradients
@@ -190,79 +209,33 @@ class MemoryPolicy:
         """`activation_budget`, with text as a number of bytes."""
         return parse_setting(self.activation_budget)
 
+    def with_arguments(self, given: Mapping[str, Any]) -> Settings:
+        """Settings with a Trainer's own arguments, by name; one that is at its default is not given.
 
-@dataclass(frozen=True, kw_only=True)
-class Execution:
-    """How the processes of a run go about its steps, whatever those compute.
-
-    Attributes:
-        stall_seconds: without any progress for so long (s), a step is given up, naming what it waited for.
-        transport: what carries messages between processes: "nixl", from device to device; "socket", through
-            hosts; "auto", NIXL if it works between all neighbours, else sockets (`docs/transport.md`).
-        executables: a folder to keep compiled programs in, so that another start compiles nothing; None to
-            compile at every start. Nobody else may be able to write to it: see `docs/security.md`.
-        rebalance: whether layers move to other stages where measured costs are for it (`docs/rebalance.md`):
-            "off"; "suggest" says which would, and what it would save; "auto" moves them.
-
-    Raises:
-        UsageError: one that cannot be, with its name and value.
-    """
-
-    stall_seconds: float = 300.0
-    transport: TransportName = "auto"
-    executables: str | Path | None = None
-    rebalance: Rebalance = "off"
-
-    def __post_init__(self) -> None:
-        check_numbers(self)
-        _require(self, "stall_seconds", is_positive(self.stall_seconds), "give a number of seconds above 0")
-        _require_one_of(self, "transport", TransportName)
-        _require_one_of(self, "rebalance", Rebalance)
-        folder = self.executables
-        is_path = folder is None or (isinstance(folder, (str, PathLike)) and str(folder))
-        remedy = "give a folder to keep compiled programs in, such as 'runs/.executables'"
-        _require(self, "executables", is_path, f"{remedy}, or None to compile at every start")
-        if folder is not None:
-            object.__setattr__(self, "executables", path_of("executables", folder))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """All settings of a run: what is computed, held and done, how processes agree, and injected delays."""
-
-    numerics: Numerics = field(default_factory=Numerics)
-    memory: MemoryPolicy = field(default_factory=MemoryPolicy)
-    execution: Execution = field(default_factory=Execution)
-    terms: Terms = field(default_factory=Terms)
-    delays: Delays = field(default_factory=Delays)
-
-    @classmethod
-    def flat(cls, given: Mapping[str, Any]) -> Settings:
-        """From the names that users type; a group may come whole, and other names may be among them."""
-        groups: dict[str, Any] = {}
-        for item in fields(cls):
-            kind: Any = item.default_factory
-            whole, known = given.get(item.name), {own.name for own in fields(kind)}
-            flat = {name: value for name, value in given.items() if name in known}
-            groups[item.name] = whole if isinstance(whole, kind) else kind(**flat)
-        return cls(**groups)
-
-    def named(self) -> dict[str, Any]:
-        """Every setting by the name that users type, as keyword arguments of a Trainer."""
-        groups = (self.numerics, self.memory, self.execution, self.terms)
-        found = {item.name: getattr(group, item.name) for group in groups for item in fields(group)}
-        return found | {"delays": self.delays}
+        Raises:
+            UsageError: a value is given both ways.
+        """
+        new = {}
+        for name, value in given.items():
+            own, default = getattr(self, name), getattr(Settings, name)
+            if type(value) is not type(default) or value != default:
+                if own != default:
+                    raise UsageError(
+                        f"{name}={shown(value)} beside settings with {name}={shown(own)}: give it once"
+                    )
+                new[name] = value
+        return replace(self, **new)
 
     def as_text(self) -> dict[str, str]:
         """What must be equal in all processes, by the names that users type."""
         own = ("stall_seconds", "executables")  # of each process
-        return {name: str(value) for name, value in self.named().items() if name not in own}
+        return {item.name: str(getattr(self, item.name)) for item in fields(Settings) if item.name not in own}
 
     def limited(self, stages: int) -> Settings:
         """Settings with the usual limit on the number of microbatches in flight, if these have none."""
-        if self.memory.max_in_flight is not None:
+        if self.max_in_flight is not None:
             return self
-        return replace(self, memory=replace(self.memory, max_in_flight=default_max_in_flight(stages)))
+        return replace(self, max_in_flight=default_max_in_flight(stages))
 
     def rules(
         self, placement: Placement, microbatches: int, schedule: Schedule, forward_only: bool = False
@@ -271,11 +244,22 @@ class Settings:
             placement=placement,
             microbatches=microbatches,
             schedule=schedule,
-            limit=self.memory.max_in_flight,
-            accumulation=self.numerics.accumulation,
-            spare_gradients=self.memory.spare_gradients,
+            limit=self.max_in_flight,
+            accumulation=self.accumulation,
+            spare_gradients=self.spare_gradients,
             forward_only=forward_only,
         )
+
+
+WORDS: Mapping[str, Any] = {
+    "accumulation": Accumulation,
+    "on_nonfinite": OnNonfinite,
+    "transport": TransportName,
+    "rebalance": Rebalance,
+    "agreement": CarrierName,
+    "protocol": GroupProtocol,
+}
+"""Settings that are one of a few words, each with the `Literal` of them."""
 
 
 def _require(group: Any, name: str, good: Any, remedy: str) -> None:

@@ -14,7 +14,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from math import inf
@@ -29,7 +28,7 @@ from rrfp_jax.core.events import Dispatch, Event, Room, Wait
 from rrfp_jax.core.group import Alone, Decision, GroupMessage, GroupProtocol, Member, member, partners
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.tasks import Task
-from rrfp_jax.errors import Disagreement, TrainingError, UsageError
+from rrfp_jax.errors import Disagreement, TrainingError
 from rrfp_jax.runtime.run.mailbox import Message, encoded
 from rrfp_jax.runtime.run.token import Store
 from rrfp_jax.runtime.run.world import World
@@ -315,38 +314,24 @@ KINDS: Sequence[type[GroupMessage]] = get_args(GroupMessage)
 """A message travels as its number here and its fields."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Terms:
-    """How the processes of a stage agree on the order of its tasks.
+class Agreement:
+    """Made by all processes of a run together, before the first step. `carrier` is entered for every step.
 
-    Attributes:
-        agreement: by what they send: "kv", the key-value store of `jax.distributed`, or "socket", the control
-            sockets.
+    Args:
+        world: the run's processes.
+        groups: the ranks of each stage.
+        carrier: what carries the messages.
         protocol: "leader", the first process decides, or "unanimous", all vote.
-
-    Raises:
-        UsageError: an unknown agreement or protocol.
     """
 
-    agreement: CarrierName = "kv"
-    protocol: GroupProtocol = "leader"
-
-    def __post_init__(self) -> None:
-        if self.agreement not in get_args(CarrierName):
-            raise UsageError(f"agreement={self.agreement!r}: choose 'kv' or 'socket'")
-        if self.protocol not in get_args(GroupProtocol):
-            raise UsageError(f"protocol={self.protocol!r}: choose 'leader' or 'unanimous'")
-
-
-class Agreement:
-    """Made by all processes of a run together, before the first step. `carrier` is entered for every step."""
-
-    def __init__(self, world: World, groups: Sequence[Sequence[int]], terms: Terms) -> None:
-        self._world, self._groups, self._protocol = world, groups, terms.protocol
+    def __init__(
+        self, world: World, groups: Sequence[Sequence[int]], carrier: CarrierName, protocol: GroupProtocol
+    ) -> None:
+        self._world, self._groups, self._protocol = world, groups, protocol
         self._group = next(ranks for ranks in groups if world.rank in ranks)
         self._member = self._group.index(world.rank)
-        others = [self._group[i] for i in partners(self._member, len(self._group), terms.protocol)]
-        self.carrier = _carrier(world, others, terms.agreement)
+        others = [self._group[i] for i in partners(self._member, len(self._group), protocol)]
+        self.carrier = _carrier(world, others, carrier)
         self.alone = len(self._group) == 1  # then there is nothing to agree on
         self._lead = FIRST_LEAD_SECONDS
         self._round, self._began = 0, 0.0
