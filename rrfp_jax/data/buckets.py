@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import check_fields, shown
@@ -117,13 +117,7 @@ class Costs:
 
 
 def rows_by_limits(lengths: Sequence[L], limits: Sequence[int | None], without: int) -> tuple[int, ...]:
-    """How many rows of each bucket stay within limits, one of each length; at least one.
-
-    Args:
-        lengths: of buckets.
-        limits: of a microbatch's added up lengths; None for no limit.
-        without: rows in place of a limit that there is not.
-    """
+    """How many rows of each bucket keep the limits of each length (None: `without`); at least one."""
     each = np.reshape(lengths, (len(lengths), -1)).tolist()
     return tuple(
         max(1, min(most // length if most else without for most, length in zip(limits, own, strict=True)))
@@ -137,9 +131,7 @@ def rows_by_cost(lengths: Sequence[L], longest: int, cost: Costing) -> tuple[int
     return tuple(max(1, round(longest * float(each[-1] / one))) for one in each)
 
 
-def cheapest(
-    rows: NDArray[np.int64], lengths: Sequence[L] | NDArray[np.int64], cost: Costing
-) -> NDArray[np.int64]:
+def cheapest(rows: NDArray[np.int64], lengths: ArrayLike, cost: Costing) -> NDArray[np.int64]:
     """int64[N]: the cheapest of the buckets that holds each row; -1 if none does."""
     corners = np.asarray(lengths, np.int64)
     best, least = np.full(len(rows), -1), np.full(len(rows), np.inf)
@@ -196,15 +188,20 @@ class AnyFit:
             if multiple < 1 or longest < 1 or longest % multiple:
                 raise UsageError(f"{self}: {name} must be a positive multiple of {multiple}")
 
+    @property
+    def longest_lengths(self) -> tuple[int, ...]:
+        """The most that a bucket can have in each length."""
+        return tuple(getattr(self, name) for name, _ in self.MULTIPLES)
+
+    def lengths(self, rows: NDArray[np.int64], cost: Costing) -> tuple[Any, ...]:
+        """Lengths of buckets for rows none of which is too long; `UsageError` if they pad too much."""
+        raise NotImplementedError
+
     def _chosen(self, fits: Iterable[tuple[tuple[L, ...], float, bool]], smaller: str) -> tuple[L, ...]:
-        """The first of more and more buckets with little enough padding; else as many as there may be.
+        """The first of more and more buckets that pad little enough; without `padding` as many as may be.
 
-        Args:
-            fits: lengths of buckets, their share of padding, and whether that is little enough.
-            smaller: what else to give than more buckets, if padding stays.
-
-        Raises:
-            UsageError: too much is padded.
+        Fits are lengths of buckets, their share of padding, and whether that is little enough. If none is,
+        `UsageError` names the remedy: more buckets, or else `smaller`.
         """
         remedy = smaller
         for found, share, enough in fits:
@@ -238,16 +235,8 @@ class Fit(AnyFit):
 
     MULTIPLES = (("longest", "multiple"),)
 
-    def lengths(self, rows: NDArray[np.int64], cost: Costing | None = None) -> tuple[int, ...]:
-        """Bucket lengths for rows of these lengths (int64[N], each from 1 to `longest`), ascending.
-
-        Args:
-            rows: to be padded.
-            cost: not used, since padding is counted in tokens.
-
-        Raises:
-            UsageError: the share of padding cannot be had, because of `buckets` or `multiple`.
-        """
+    def lengths(self, rows: NDArray[np.int64], cost: Costing = Polynomial()) -> tuple[int, ...]:
+        """Bucket lengths, ascending, for rows int64[N]; padding is counted in tokens, whatever they cost."""
         most, tokens = self.padding or 0.0, int(rows.sum())
         fits = (
             (found, padding / (padding + tokens), padding <= most * (padding + tokens))
@@ -283,11 +272,7 @@ class FitBoth(AnyFit):
     MULTIPLES = (("patches", "patch_multiple"), ("tokens", "token_multiple"))
 
     def lengths(self, rows: NDArray[np.int64], cost: Costing) -> tuple[Pair, ...]:
-        """Pairs for rows int64[N, 2] none of which is longer than may be; by ascending cost.
-
-        Raises:
-            UsageError: the share of padding cannot be had, because of `buckets` or a multiple.
-        """
+        """Pairs, by ascending cost, for rows int64[N, 2]."""
         multiple = np.array([self.patch_multiple, self.token_multiple])
         rounded = np.maximum(-(-rows // multiple), 1) * multiple
         own, most = float(cost(rows).sum()), self.padding or 0.0
@@ -402,11 +387,7 @@ def _settled(
 
 
 def _fewer(rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Rows rounded up, by no more than it takes, to at most `MOST_CELLS` different ones.
-
-    Each length is rounded to one of so many of their own quantiles, so that nothing gets longer than the
-    longest.
-    """
+    """Rows rounded up, to quantiles of their lengths, until at most `MOST_CELLS` are different."""
     parts, found = 2 * MOST_CELLS, rows
     while len(np.unique(found, axis=0)) > MOST_CELLS:
         parts = parts * 3 // 4
@@ -466,9 +447,9 @@ def one_each(sizes: NDArray[np.int64]) -> Rows:
     return Rows(np.arange(len(sizes) + 1), np.arange(len(sizes)), sizes)
 
 
-def pack(sizes: NDArray[np.int64], most: L) -> Rows:
+def pack(sizes: NDArray[np.int64], most: tuple[int, ...]) -> Rows:
     """Pieces, none longer than `most` in any length, in rows of that: best-fit decreasing."""
-    rows = _pack_pairs(sizes, most) if isinstance(most, tuple) else _pack_lengths(sizes, most)
+    rows = _pack_lengths(sizes, *most) if len(most) == 1 else _pack_pairs(sizes, most)
     start = np.concatenate([[0], np.cumsum([len(row) for row in rows], dtype=np.int64)])
     order = np.array([piece for row in rows for piece in row], np.int64)
     return Rows(start, order, np.add.reduceat(sizes[order], start[:-1], axis=0))
@@ -503,7 +484,7 @@ def _pack_lengths(sizes: NDArray[np.int64], most: int) -> list[list[int]]:
     return rows
 
 
-def _pack_pairs(sizes: NDArray[np.int64], most: Pair) -> list[list[int]]:
+def _pack_pairs(sizes: NDArray[np.int64], most: tuple[int, ...]) -> list[list[int]]:
     """The documents of each row, of two lengths.
 
     Documents are taken by their larger share of a row, from the largest on, equal ones by index. Each goes

@@ -12,17 +12,16 @@ import hashlib
 import os
 from collections.abc import Collection
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 from numpy.typing import NDArray
 
 from rrfp_jax.data.contract import MOST_TOKENS, Arrays, Microbatch
-from rrfp_jax.data.documents import OF_TEXT
+from rrfp_jax.data.documents import TEXT_FIELDS
 from rrfp_jax.data.sampling import Split, check_counts, check_sampling, shuffled
-from rrfp_jax.data.sources import TEXT_SUFFIXES, find_files, size_of
+from rrfp_jax.data.sources import TEXT_SUFFIXES, Span, find_files, size_of
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import check_fields
 from rrfp_jax.files import opened_binary
@@ -82,7 +81,7 @@ class ByteText:
     @functools.cached_property
     def fingerprint(self) -> int:
         """56 bits that change with the names and the sizes of the split's files; contents are not read."""
-        names = "".join(f"{piece.name}\0{piece.start}\0{piece.stop}\0" for piece in self._pieces)
+        names = "".join(f"{name}\0{first}\0{first + size}\0" for name, _, first, size in self._pieces)
         return int.from_bytes(hashlib.blake2b(os.fsencode(names), digest_size=7).digest())
 
     @functools.cached_property
@@ -90,17 +89,17 @@ class ByteText:
         """The bytes of the split, uint8[N], read at first use; `UsageError` if a file has shrunk since."""
         data = np.empty(self._size, np.uint8)
         end = 0
-        for piece in self._pieces:
-            begin, end = end, end + piece.size
+        for _, path, first, size in self._pieces:
+            begin, end = end, end + size
             try:
-                with opened_binary(piece.path) as file:
-                    file.seek(piece.start)
+                with opened_binary(path) as file:
+                    file.seek(first)
                     read, found = file.readinto(data[begin:end].data), "shorter than"
             except OSError as error:
                 read, found = 0, f"cannot be read ({error.strerror}), unlike"
-            if read < piece.size:
+            if read < size:
                 raise UsageError(
-                    f"{piece.path}: {found} the {piece.stop} bytes it had when planned, so it was "
+                    f"{path}: {found} the {first + size} bytes it had when planned, so it was "
                     "changed during the run; leave the data alone and start again"
                 )
         data.flags.writeable = False
@@ -122,7 +121,7 @@ class ByteText:
         starts = window.reshape(self.microbatches, self.batch) * self.sequence_length
         weights = np.clip(self._size - 1 - starts, 0, self.sequence_length).sum(axis=1)
         shape = (self.batch, self.sequence_length)
-        fields = {name: jax.ShapeDtypeStruct(shape, dtype) for name, dtype in OF_TEXT.items()}
+        fields = {name: jax.ShapeDtypeStruct(shape, dtype) for name, dtype in TEXT_FIELDS.items()}
         return [
             Microbatch(fields, source=(self.fingerprint, *row), weight=float(weight))
             for row, weight in zip(starts.tolist(), weights, strict=True)
@@ -130,8 +129,10 @@ class ByteText:
 
     def load(self, microbatch: Microbatch, fields: Collection[str]) -> Arrays:
         """The arrays of `fields`; `UsageError` for an unknown field and for a plan made from other files."""
-        if unknown := sorted(set(fields) - set(OF_TEXT)):
-            raise UsageError(f"fields {unknown}: bytes of text have none of these; read from {list(OF_TEXT)}")
+        if unknown := sorted(set(fields) - set(TEXT_FIELDS)):
+            raise UsageError(
+                f"fields {unknown}: bytes of text have none of these; read from {list(TEXT_FIELDS)}"
+            )
         fingerprint, *starts = microbatch.source
         if fingerprint != self.fingerprint:
             raise UsageError(
@@ -145,29 +146,30 @@ class ByteText:
         def array(name: str) -> NDArray[Any]:
             return real if name == "mask" else real * self.data[position + (name == "labels")]
 
-        return {name: array(name).astype(OF_TEXT[name]) for name in fields}
+        return {name: array(name).astype(TEXT_FIELDS[name]) for name in fields}
 
     @functools.cached_property
-    def _pieces(self) -> list[_Piece]:
+    def _pieces(self) -> list[Span]:
         """The parts of files that this split joins, in order; at least one window long together."""
-        sizes = [(name, file, size_of(file)) for name, file in find_files(self.path)]
-        if unreadable := [file for _, file, size in sizes if size < 0]:
+        every = [Span(name, file, 0, size_of(file)) for name, file in find_files(self.path)]
+        if unreadable := [file.path for file in every if file.size < 0]:
             raise UsageError(f"{unreadable[0]}: cannot be read; make it readable, or leave it out of path")
-        files = [_Piece(name, file, 0, size) for name, file, size in sizes if size]
+        files = [file for file in every if file.size]
         if not files:
             raise UsageError(
-                f"path={self.path!r}: {len(sizes)} text files there, with no byte in them; give files with "
+                f"path={self.path!r}: {len(every)} text files there, with no byte in them; give files with "
                 f"text (in a folder, ending in {' '.join(TEXT_SUFFIXES)})"
             )
         if len(files) == 1:
             (file,) = files
-            cut = file.size - round(self.validation_share * file.size)
-            parts = {"train": [file._replace(stop=cut)], "validation": [file._replace(start=cut)]}
+            held = round(self.validation_share * file.size)
+            cut = file.size - held
+            parts = [file._replace(first=cut, size=held)], [file._replace(size=cut)]
         else:
-            files.sort(key=_Piece.hash)
+            files.sort(key=lambda file: hashlib.blake2b(os.fsencode(file.name)).digest())
             held = max(1, min(len(files) - 1, round(self.validation_share * len(files))))
-            parts = {"train": files[held:], "validation": files[:held]}
-        pieces = sorted(parts[self.split])
+            parts = files[:held], files[held:]
+        pieces = sorted(parts[self.split == "train"])
         if (size := sum(piece.size for piece in pieces)) <= self.sequence_length:
             raise UsageError(
                 f"path={self.path!r}: the {self.split} split has {size} bytes ({len(files)} files in all), "
@@ -203,19 +205,3 @@ def _count_pairs(data: NDArray[np.uint8]) -> NDArray[np.int64]:
         part = data[begin : begin + (1 << 20) + 1].astype(np.uint16)
         counts += np.bincount(part[:-1] << 8 | part[1:], minlength=256 * 256)
     return counts.reshape(256, 256)
-
-
-class _Piece(NamedTuple):
-    """The bytes `start:stop` of a file; `name` is its path from the root of the data, the same everywhere."""
-
-    name: str
-    path: Path
-    start: int
-    stop: int
-
-    @property
-    def size(self) -> int:
-        return self.stop - self.start
-
-    def hash(self) -> bytes:
-        return hashlib.blake2b(os.fsencode(self.name)).digest()

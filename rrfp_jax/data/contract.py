@@ -165,11 +165,7 @@ class Stream:
 
 
 def as_data(data: Any) -> Data:
-    """A `Data` as it is; a function of the step, or a list of microbatches, wrapped.
-
-    Raises:
-        UsageError: none of these.
-    """
+    """A `Data` as it is; a function of the step, or a list of microbatches, wrapped; else `UsageError`."""
     if isinstance(data, Data):
         return data
     if callable(data) or isinstance(data, Sequence):
@@ -220,11 +216,7 @@ def declared_buckets(data: Data) -> list[Bucket]:
 
 
 def check_buckets(step: int, plan: Sequence[Microbatch], known: Sequence[Bucket]) -> None:
-    """Refuse a plan with a microbatch whose shapes are no known bucket.
-
-    Raises:
-        UsageError: naming the microbatch and the bucket with the same fields that is nearest in size.
-    """
+    """Refuse a plan with a microbatch whose shapes are no known bucket; `UsageError` names the nearest."""
     for j, bucket in enumerate(buckets_of(plan)):
         if bucket in known:
             continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from os import PathLike
@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from rrfp_jax.data.buckets import Pieces, cut
 from rrfp_jax.data.image_sources import ImageSource, Parts
 from rrfp_jax.data.images import Image, Patches
 from rrfp_jax.data.sources import BadDocument, Raw, Source, offsets_path
@@ -58,9 +59,9 @@ class TokenizedDocument:
     """A document, or a piece of one, of n tokens."""
 
     tokens: NDArray[Any]  # int[n]; 0 where an image stands
-    patch: NDArray[np.int64]
+    patch: NDArray[np.int64] | None = None
     """int64[n]: which merged patch of the document a token stands for, from 0 on, or `TEXT`. Class tokens are
-    counted, but no token stands for them."""
+    counted, but no token stands for them. None if all are text."""
     cut: Patches | None = None
     grids: Grids = ()
     images: Sequence[Image] = ()
@@ -74,12 +75,19 @@ class TokenizedDocument:
     @property
     def places(self) -> int:
         """Tokens of a row; see `Lengths`."""
-        return len(self.tokens) - bool(len(self.tokens) and self.patch[-1] == TEXT)
+        text_last = self.patch is None or (len(self.patch) and self.patch[-1] == TEXT)
+        return len(self.tokens) - bool(text_last)
+
+    @functools.cached_property
+    def is_label(self) -> NDArray[np.bool_]:
+        """Whether the token behind each place is text, bool[places]; of a document with images."""
+        assert self.patch is not None
+        return np.append(self.patch[1:] == TEXT, False)[: self.places]
 
     @property
     def lengths(self) -> tuple[int, int, int]:
         """Patches, places and labels, as in `Lengths`."""
-        return sum(self.counts), self.places, int((self.patch[1:] == TEXT).sum())
+        return sum(self.counts), self.places, int(self.is_label.sum())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +105,11 @@ class AnyCorpus:
         check_vocabulary(self.tokenizer, self.vocabulary, self.end)
         if self.bad not in ("refuse", "skip"):
             raise UsageError(f"bad={self.bad!r}: bad documents are 'refuse'd or 'skip'ped")
+
+    @functools.cached_property
+    def good(self) -> NDArray[np.int64]:
+        """Indices of documents that are not skipped."""
+        return np.flatnonzero(self._all_lengths[-1])
 
     @functools.cached_property
     def fingerprint(self) -> int:
@@ -131,11 +144,7 @@ class AnyCorpus:
     def _good(
         self, lengths: NDArray[np.int64], names: Sequence[str], reasons: Mapping[int, str]
     ) -> NDArray[np.int64]:
-        """Set the lengths of documents that are skipped to 0.
-
-        Raises:
-            UsageError: bad documents that are refused, or no others.
-        """
+        """Lengths with 0 for documents that are skipped; `UsageError` if any is refused, or none is good."""
         if reasons:
             reject_or_warn(names, reasons, self.bad)
             lengths[list(reasons)] = 0
@@ -196,6 +205,24 @@ class Corpus(AnyCorpus):
     @property
     def _all_lengths(self) -> Sequence[NDArray[np.int64]]:
         return [self.lengths]
+
+    def pieces(self, documents: NDArray[np.int64], longest: tuple[int, ...]) -> Pieces:
+        """These good documents, cut into pieces that are no longer than a row."""
+        predictions = np.zeros_like(self.lengths)
+        predictions[documents] = self.lengths[documents] - 1
+        return cut(predictions, *longest)
+
+    def labels(self, pieces: Pieces) -> NDArray[np.int64]:
+        """Labels of each piece, int64[P]."""
+        return pieces.size
+
+    def piece(self, pieces: Pieces, number: int, fields: Collection[str]) -> TokenizedDocument:
+        """One of the pieces, with what these fields need: masks are made without reading."""
+        document, begin, size = (int(of[number]) for of in (pieces.document, pieces.begin, pieces.size))
+        tokens = np.zeros(size + 1, np.int64)
+        if "tokens" in fields or "labels" in fields:
+            tokens = self.tokens(document, begin, begin + size + 1)
+        return TokenizedDocument(tokens)
 
     def tokens(self, document: int, begin: int, end: int) -> NDArray[Any]:
         """The tokens `begin:end` of a document; no more of it is read than needed, if its sizes are known.
@@ -305,6 +332,23 @@ class ImageCorpus(AnyCorpus):
 
         return list(self._measured_by(np.zeros((len(grids), 3), np.int64), measure).T), grids
 
+    @functools.cached_property
+    def sizes(self) -> NDArray[np.int64]:
+        """Patches and tokens of every document, int64[N, 2]."""
+        return np.stack(self._all_lengths[:2], axis=1)
+
+    def pieces(self, documents: NDArray[np.int64], longest: tuple[int, ...]) -> Pieces:
+        """These good documents; they are never cut."""
+        return Pieces(documents, documents[:0], self.sizes[documents])
+
+    def labels(self, pieces: Pieces) -> NDArray[np.int64]:
+        """Labels of each piece, int64[P]."""
+        return self.lengths.labels[pieces.document]
+
+    def piece(self, pieces: Pieces, number: int, fields: Collection[str]) -> TokenizedDocument:
+        """One of the pieces; see `document`."""
+        return self.document(int(pieces.document[number]))
+
     def document(self, document: int) -> TokenizedDocument:
         """A document as tokens; `UsageError` if it has changed since the start."""
         with self._as_before(document, self._remedy):
@@ -317,7 +361,7 @@ class ImageCorpus(AnyCorpus):
             UsageError: it has changed since the start, or has an image that is broken behind its header.
         """
         with self._as_before(document, self._remedy):
-            return self._decoded(document)  # type: ignore[no-any-return]
+            return self._cut(document)  # type: ignore[no-any-return]
 
     @property
     def _remedy(self) -> str:
@@ -373,7 +417,7 @@ class ImageCorpus(AnyCorpus):
         return functools.lru_cache(CACHED)(read)
 
     @functools.cached_property
-    def _decoded(self) -> Any:
+    def _cut(self) -> Any:
         def read(document: int) -> NDArray[np.uint8]:
             found = self._again(document)
             cut = [self.patches.patches_of(*own) for own in zip(found.images, found.grids, strict=True)]
@@ -383,16 +427,7 @@ class ImageCorpus(AnyCorpus):
 
 
 def reject_or_warn(names: Sequence[str], reasons: Mapping[int, str], bad: Bad) -> None:
-    """Refuse bad documents, or warn that they are skipped.
-
-    Args:
-        names: of all documents.
-        reasons: what is wrong with those that are bad, by index; at least one.
-        bad: what is done with them.
-
-    Raises:
-        UsageError: they are refused.
-    """
+    """Refuse bad documents (`UsageError`), or warn that they are skipped, by reasons of their indices."""
     by_kind: dict[str, list[str]] = {kind: [] for kind in sorted(set(reasons.values()))}
     for document in sorted(reasons):
         by_kind[reasons[document]].append(names[document])

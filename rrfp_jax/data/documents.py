@@ -13,13 +13,31 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from rrfp_jax.data import buckets as fitting
-from rrfp_jax.data.buckets import Cost, Costing, Costs, Fit, FitBoth, Pair, Pieces, Polynomial, Rows
+from rrfp_jax.data.buckets import (
+    AnyFit,
+    Cost,
+    Costing,
+    Costs,
+    Fit,
+    FitBoth,
+    Pair,
+    Pieces,
+    Polynomial,
+    Rows,
+    cheapest,
+    check_lengths,
+    check_pairs,
+    one_each,
+    pack,
+    rows_by_cost,
+    rows_by_limits,
+)
 from rrfp_jax.data.contract import MOST_TOKENS, Arrays, Microbatch
 from rrfp_jax.data.corpus import TEXT, Corpus, ImageCorpus, TokenizedDocument, reject_or_warn
 from rrfp_jax.data.sampling import (
     EMPTY,
     BatchSampler,
+    Draw,
     Fields,
     Order,
     Split,
@@ -31,10 +49,10 @@ from rrfp_jax.data.sampling import (
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import check_fields, shown
 
-OF_PATCHES = {"patches": "uint8", "patch_places": "int32", "images": "int32"}
-OF_TEXT = {"tokens": "int32", "labels": "int32", "mask": "float32"}
-OF_BOTH = {**OF_PATCHES, **OF_TEXT, "patch_of_token": "int32"}
-OF_PACKED = {"segments": "int32", "positions": "int32"}
+PATCH_FIELDS = {"patches": "uint8", "patch_places": "int32", "images": "int32"}
+TEXT_FIELDS = {"tokens": "int32", "labels": "int32", "mask": "float32"}
+IMAGE_FIELDS = {**PATCH_FIELDS, **TEXT_FIELDS, "patch_of_token": "int32"}
+PACKED_FIELDS = {"segments": "int32", "positions": "int32"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,14 +85,12 @@ class BucketedDocuments(ABC):
         check_fields(self)
         sizes = {name: getattr(self, name) for name in (*reversed(self.LENGTHS), "rows")}
         check_counts(self.NOTHING, **sizes)
-        limits = self._limits
-        if (self.rows is None) == (limits == [None] * len(limits)):
+        if (self.rows is None) == (not any(self._limits)):
             given = ", ".join(f"{name}={size}" for name, size in sizes.items())
             raise UsageError(f"{given}: give {self.EITHER}")
         check_counts("no token", microbatches=self.microbatches)
         check_sampling(self.split, self.validation_share, self.order)
-        longest = self._longest if isinstance(self._longest, tuple) else (self._longest,)
-        each = max((self.rows or 1) * sum(longest), *(limit or 0 for limit in limits))
+        each = max((self.rows or 1) * sum(self._longest), *(limit or 0 for limit in self._limits))
         if (places := self.microbatches * each) > MOST_TOKENS:
             counted = " and ".join(self.LENGTHS)
             raise UsageError(f"{places} {counted} a step, padding included: give at most {MOST_TOKENS}")
@@ -89,7 +105,7 @@ class BucketedDocuments(ABC):
     @property
     def buckets(self) -> Sequence[Fields]:
         """The fields of every shape that a microbatch can have."""
-        return [self._fields(bucket) for bucket, rows in enumerate(self._rows_in) if len(rows)]
+        return [fields for fields, rows in zip(self._fields, self._sampler.rows, strict=True) if len(rows)]
 
     def plan(self, step: int) -> list[Microbatch]:
         """The microbatches of `step` >= 0, a function of (seed, step, split) and the documents."""
@@ -102,7 +118,7 @@ class BucketedDocuments(ABC):
             UsageError: an unknown field, a plan of other documents, or documents that have changed.
         """
         bucket, rows = planned(microbatch, self.fingerprint, fields, self._dtypes)
-        specs = self._fields(bucket)
+        specs = self._fields[bucket]
         arrays = empty({name: specs[name] for name in fields})
         for r, row in enumerate(rows):
             if row != EMPTY:
@@ -114,20 +130,24 @@ class BucketedDocuments(ABC):
     @functools.cached_property
     def fingerprint(self) -> int:
         """56 bits that change with names and lengths of documents, and with the rows made of them."""
-        rows = self.rows_of_split
+        pieces, rows = self.pieces, self.rows_of_split
         digest = hashlib.blake2b(f"{self.corpus.fingerprint} {self.bucket_lengths}".encode(), digest_size=7)
-        for array in (*self._cuts, rows.start, rows.order):
+        for array in (pieces.document, pieces.begin, rows.start, rows.order):
             digest.update(array.tobytes())
         return int.from_bytes(digest.digest())
 
     @functools.cached_property
     def bucket_lengths(self) -> tuple[Any, ...]:
-        """By ascending size; given or fitted."""
-        if not isinstance(self.lengths, (Fit, FitBoth)):
+        """Lengths of buckets by ascending size, given or fitted; pairs (patches, tokens) with images."""
+        if not isinstance(self.lengths, AnyFit):
             return self._given
-        every = self._pieces_of(self._usable, self._longest).size
-        rows = fitting.pack(every, self._longest).size if self.packed else every
-        return self.lengths.lengths(rows, self._size)
+        every = self.corpus.pieces(self._usable, self._longest).size
+        return self.lengths.lengths(pack(every, self._longest).size if self.packed else every, self._size)
+
+    @property
+    def _usable(self) -> NDArray[np.int64]:
+        """Indices of documents that can be in a split."""
+        return self.corpus.good
 
     @functools.cached_property
     def documents(self) -> NDArray[np.int64]:
@@ -137,21 +157,21 @@ class BucketedDocuments(ABC):
     @functools.cached_property
     def pieces(self) -> Pieces:
         """Pieces of the split's documents."""
-        return self._pieces_of(self.documents, self._row)
+        return self.corpus.pieces(self.documents, self._row)
 
     @functools.cached_property
     def rows_of_split(self) -> Rows:
         """All rows of the split."""
-        sizes = self.pieces.size
-        return fitting.pack(sizes, self._row) if self.packed else fitting.one_each(sizes)
+        return pack(self.pieces.size, self._row) if self.packed else one_each(self.pieces.size)
 
     @functools.cached_property
     def _bucket_of_row(self) -> NDArray[np.int64]:
-        return fitting.cheapest(self.rows_of_split.size, self.bucket_lengths, self._size)
+        return cheapest(self.rows_of_split.size, self.bucket_lengths, self._size)
 
     @functools.cached_property
-    def _rows_in(self) -> list[NDArray[np.int64]]:
-        return [np.flatnonzero(self._bucket_of_row == bucket) for bucket in range(len(self.bucket_lengths))]
+    def _labels(self) -> NDArray[np.int64]:
+        """Labels of each row, int64[R]."""
+        return self.rows_of_split.summed(self.corpus.labels(self.pieces))
 
     @property
     def _padding(self) -> Any:
@@ -163,49 +183,57 @@ class BucketedDocuments(ABC):
     def _taken(self) -> tuple[int, ...]:
         """How many rows of each bucket a microbatch has."""
         lengths, without = self.bucket_lengths, len(self.LENGTHS) * len(self.corpus.source.names)
-        taken = (self.rows,) * len(lengths) if self.rows else ()
-        taken = taken or fitting.rows_by_limits(lengths, self._limits, without)
-        return taken if self.balance is None else fitting.rows_by_cost(lengths, taken[-1], self.balance)
+        taken = (self.rows,) * len(lengths) if self.rows else rows_by_limits(lengths, self._limits, without)
+        return taken if self.balance is None else rows_by_cost(lengths, taken[-1], self.balance)
 
     @functools.cached_property
     def _sampler(self) -> BatchSampler:
-        costs = self._costs(np.array(self.bucket_lengths)) * self._taken
-        even = None if self.balance is None else self.rows_of_split.summed(self.balance(self.pieces.size))
-        return BatchSampler(
-            self._rows_in,
-            self._taken,
-            self.microbatches,
-            self.split,
-            self.seed,
-            self.order,
-            costs.tolist(),
-            even,
-        )
+        costs = (self.balance or self._size)(np.array(self.bucket_lengths)) * self._taken
+        rows = [np.flatnonzero(self._bucket_of_row == bucket) for bucket in range(len(costs))]
+        draw = Draw(tuple(map(len, rows)), self._taken, self.microbatches, self.seed)
+        even = self.balance and self.rows_of_split.summed(self.balance(self.pieces.size))
+        return BatchSampler(draw, rows, self.split, self.order, costs.tolist(), even)
 
     @property
     def _limits(self) -> list[int | None]:
         return [getattr(self, name) for name in self.LENGTHS]
 
     @property
-    def _costs(self) -> Costing:
-        return self.balance or self._size
+    def _longest(self) -> tuple[int, ...]:
+        """The most that a row can have in each length, as far as settings tell."""
+        if isinstance(self.lengths, AnyFit):
+            return self.lengths.longest_lengths
+        return tuple(np.reshape(self._given, (-1, len(self.LENGTHS))).max(axis=0).tolist())
+
+    @property
+    def _row(self) -> tuple[int, ...]:
+        """The most that rows are packed to."""
+        return self._longest
 
     @property
     def _dtypes(self) -> Mapping[str, str]:
-        return {**self.FIELDS, **OF_PACKED} if self.packed else self.FIELDS
+        return {**self.FIELDS, **PACKED_FIELDS} if self.packed else self.FIELDS
 
-    def _fields(self, bucket: int) -> Fields:
-        inner = self._shapes(self.bucket_lengths[bucket])
-        return {
-            name: jax.ShapeDtypeStruct((self._taken[bucket], *inner.get(name, inner["tokens"])), dtype)
-            for name, dtype in self._dtypes.items()
-        }
+    @functools.cached_property
+    def _fields(self) -> list[Fields]:
+        """The fields of a microbatch of each bucket."""
+        every: list[Fields] = []
+        for taken, lengths in zip(self._taken, self.bucket_lengths, strict=True):
+            *patches, tokens = np.ravel(lengths).tolist()
+            shapes = {
+                name: (taken, *(patches if name in PATCH_FIELDS else [tokens]), *self._inner(name))
+                for name in self._dtypes
+            }
+            every.append({n: jax.ShapeDtypeStruct(shapes[n], dtype) for n, dtype in self._dtypes.items()})
+        return every
+
+    def _inner(self, field: str) -> tuple[int, ...]:
+        """The shape of one patch or token in a field."""
+        return ()
 
     def _fill_row(self, arrays: Mapping[str, NDArray[Any]], row: int) -> None:
         pieces = self.rows_of_split.pieces(row).tolist()
-        fill_row(arrays, (self._piece(piece, arrays.keys()) for piece in pieces))
-
-    # What depends on how many lengths rows have.
+        fill_row(arrays, (self.corpus.piece(self.pieces, piece, arrays) for piece in pieces))
 
     @property
     @abstractmethod
@@ -214,45 +242,8 @@ class BucketedDocuments(ABC):
 
     @property
     @abstractmethod
-    def _longest(self) -> Any:
-        """The most that a row can have in any length, as far as settings tell."""
-
-    @property
-    @abstractmethod
-    def _row(self) -> Any:
-        """The most that pieces are cut to, and rows packed to."""
-
-    @property
-    @abstractmethod
     def _size(self) -> Costing:
-        """What buckets are ordered by, and rows choose among."""
-
-    @property
-    @abstractmethod
-    def _usable(self) -> NDArray[np.int64]:
-        """Indices of documents that can be in a split."""
-
-    @abstractmethod
-    def _pieces_of(self, documents: NDArray[np.int64], longest: Any) -> Pieces:
-        """Pieces of these documents."""
-
-    @property
-    @abstractmethod
-    def _cuts(self) -> Sequence[NDArray[np.int64]]:
-        """What the fingerprint tells of pieces."""
-
-    @property
-    @abstractmethod
-    def _labels(self) -> NDArray[np.int64]:
-        """Labels of each row of the split, int64[R]."""
-
-    @abstractmethod
-    def _shapes(self, lengths: Any) -> Mapping[str, tuple[int, ...]]:
-        """Shapes in a row of a bucket: that of `tokens`, and of fields that have another one."""
-
-    @abstractmethod
-    def _piece(self, piece: int, fields: Collection[str]) -> TokenizedDocument:
-        """A piece with what these fields need."""
+        """What buckets are ordered by; rows go to the smallest that holds them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,7 +284,7 @@ class Documents(BucketedDocuments):
     balance: Cost | None = None
 
     LENGTHS = ("tokens",)
-    FIELDS = OF_TEXT
+    FIELDS = TEXT_FIELDS
     NOTHING, EITHER = "no token", "one, the size of a microbatch"
 
     @property
@@ -303,53 +294,15 @@ class Documents(BucketedDocuments):
 
     @property
     def _given(self) -> tuple[int, ...]:
-        return fitting.check_lengths(self.lengths)  # type: ignore[arg-type]
+        return check_lengths(self.lengths)  # type: ignore[arg-type]
 
     @property
-    def _longest(self) -> int:
-        return self.lengths.longest if isinstance(self.lengths, Fit) else self._given[-1]
-
-    @property
-    def _row(self) -> int:
-        return self.bucket_lengths[-1]  # type: ignore[no-any-return]
+    def _row(self) -> tuple[int, ...]:
+        return (self.bucket_lengths[-1],)
 
     @property
     def _size(self) -> Costing:
         return Polynomial()
-
-    @functools.cached_property
-    def _predictions(self) -> NDArray[np.int64]:
-        """Predictions of every document, int64[N]."""
-        return np.maximum(self.corpus.lengths - 1, 0)
-
-    @property
-    def _usable(self) -> NDArray[np.int64]:
-        return np.flatnonzero(self._predictions)
-
-    def _pieces_of(self, documents: NDArray[np.int64], longest: int) -> Pieces:
-        own = np.zeros_like(self._predictions)
-        own[documents] = self._predictions[documents]
-        return fitting.cut(own, longest)
-
-    @property
-    def _cuts(self) -> Sequence[NDArray[np.int64]]:
-        return self.pieces.document, self.pieces.begin
-
-    @property
-    def _labels(self) -> NDArray[np.int64]:
-        return self.rows_of_split.size
-
-    def _shapes(self, lengths: int) -> Mapping[str, tuple[int, ...]]:
-        return {"tokens": (lengths,)}
-
-    def _piece(self, piece: int, fields: Collection[str]) -> TokenizedDocument:
-        document, begin, size = (
-            int(each[piece]) for each in (self.pieces.document, self.pieces.begin, self.pieces.size)
-        )
-        tokens = np.zeros(size + 1, np.int64)  # a mask is made without reading
-        if "tokens" in fields or "labels" in fields:
-            tokens = self.corpus.tokens(document, begin, begin + size + 1)
-        return TokenizedDocument(tokens, np.full(size + 1, TEXT))
 
 
 class Padding(NamedTuple):
@@ -402,16 +355,13 @@ class ImageDocuments(BucketedDocuments):
     balance: Costs | None = None
 
     LENGTHS = ("patches", "tokens")
-    FIELDS = OF_BOTH
+    FIELDS = IMAGE_FIELDS
     NOTHING, EITHER = "nothing", "the size of a microbatch, tokens, patches or both, or else rows"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        merged = self.corpus.patches.merge**2
-        if isinstance(self.lengths, FitBoth):
-            given = [self.lengths.patches, self.lengths.patch_multiple]
-        else:
-            given = [patches for patches, _ in self.lengths]
+        merged, fit = self.corpus.patches.merge**2, self.lengths
+        given = [fit.patches, fit.patch_multiple] if isinstance(fit, FitBoth) else [own[0] for own in fit]
         if odd := [patches for patches in given if patches % merged]:
             raise UsageError(
                 f"{odd[0]} patches: {merged} of them are merged to one; make a bucket's patches, or "
@@ -425,42 +375,25 @@ class ImageDocuments(BucketedDocuments):
 
     @property
     def _given(self) -> tuple[Pair, ...]:
-        pairs = fitting.check_pairs(self.lengths)  # type: ignore[arg-type]
-        return tuple(pairs[i] for i in np.argsort(self._costs(np.array(pairs)), kind="stable"))
-
-    @property
-    def _longest(self) -> Pair:
-        if isinstance(self.lengths, FitBoth):
-            return self.lengths.patches, self.lengths.tokens
-        patches, tokens = zip(*fitting.check_pairs(self.lengths), strict=True)
-        return max(patches), max(tokens)
-
-    @property
-    def _row(self) -> Pair:
-        return self._longest
+        pairs = check_pairs(self.lengths)  # type: ignore[arg-type]
+        return tuple(pairs[i] for i in np.argsort(self._size(np.array(pairs)), kind="stable"))
 
     @property
     def _size(self) -> Costing:
         return self.balance or Costs()
 
     @functools.cached_property
-    def _sizes(self) -> NDArray[np.int64]:
-        """Patches and tokens of every document, int64[N, 2]."""
-        return np.stack([self.corpus.lengths.patches, self.corpus.lengths.tokens], axis=1)
-
-    @functools.cached_property
     def _usable(self) -> NDArray[np.int64]:
         """Indices of good documents that a bucket holds; the corpus says what is done with longer ones."""
-        good = np.flatnonzero(self.corpus.lengths.labels)
-        pairs = (self._longest,) if self.packed or isinstance(self.lengths, FitBoth) else self.lengths
-        held = fitting.cheapest(self._sizes[good], pairs, self._costs) >= 0
-        reasons = {d: self._too_long(self._sizes[d]) for d in good[~held].tolist()}
-        if reasons:
+        good, sizes, longest = self.corpus.good, self.corpus.sizes, self._longest
+        pairs = [longest] if self.packed or isinstance(self.lengths, FitBoth) else self._given
+        held = cheapest(sizes[good], pairs, self._size) >= 0
+        if reasons := {d: self._too_long(sizes[d]) for d in good[~held].tolist()}:
             reject_or_warn(self.corpus.source.names, reasons, self.corpus.bad)
         if not held.any():
             raise UsageError(
                 f"{shown(self.corpus.source)}: none of {len(good)} documents fits the longest bucket, "
-                f"{self._longest[0]} patches and {self._longest[1]} tokens: give longer ones"
+                f"{longest[0]} patches and {longest[1]} tokens: give longer ones"
             )
         return good[held]
 
@@ -470,28 +403,8 @@ class ImageDocuments(BucketedDocuments):
                 return f"with more {what} than the {most} of the longest bucket"
         return "with patches and tokens that no bucket holds both"
 
-    def _pieces_of(self, documents: NDArray[np.int64], longest: Pair) -> Pieces:
-        return Pieces(documents, np.zeros_like(documents), self._sizes[documents])
-
-    @property
-    def _cuts(self) -> Sequence[NDArray[np.int64]]:
-        return (self.documents,)
-
-    @functools.cached_property
-    def _labels(self) -> NDArray[np.int64]:
-        return self.rows_of_split.summed(self.corpus.lengths.labels[self.documents])
-
-    def _shapes(self, lengths: Pair) -> Mapping[str, tuple[int, ...]]:
-        patches, tokens = lengths
-        return {
-            "patches": (patches, self.corpus.patches.values),
-            "patch_places": (patches, 2),
-            "images": (patches,),
-            "tokens": (tokens,),
-        }
-
-    def _piece(self, piece: int, fields: Collection[str]) -> TokenizedDocument:
-        return self.corpus.document(int(self.documents[piece]))
+    def _inner(self, field: str) -> tuple[int, ...]:
+        return {"patches": (self.corpus.patches.values,), "patch_places": (2,)}.get(field, ())
 
 
 # Rows filled with documents.
@@ -511,10 +424,10 @@ def fill_row(row: Mapping[str, NDArray[Any]], documents: Iterable[TokenizedDocum
     for segment, document in enumerate(documents, 1):
         patches, tokens = sum(document.counts), document.places
         for name, array in row.items():
-            if name in OF_PATCHES:
+            if name in PATCH_FIELDS:
                 array[patch : patch + patches] = _of_patches(name, document, image)
             else:
-                array[token : token + tokens] = _of_tokens(name, document, segment, patch)
+                array[token : token + tokens] = _of_tokens(name, document, tokens, segment, patch)
         patch, token, image = patch + patches, token + tokens, image + len(document.grids)
 
 
@@ -532,24 +445,22 @@ def _of_patches(name: str, document: TokenizedDocument, image: int) -> NDArray[A
             return np.repeat(np.arange(image + 1, image + len(counts) + 1), counts)
 
 
-def _of_tokens(name: str, document: TokenizedDocument, segment: int, patch: int) -> NDArray[Any]:
-    """A field of tokens, [T] of the document; behind so many patches of the row."""
-    size = document.places
-    following = document.tokens[1 : size + 1]
-    label = np.zeros(size, bool)  # the last token of an image at the end has no next one
-    label[: len(following)] = document.patch[1 : size + 1] == TEXT
+def _of_tokens(name: str, document: TokenizedDocument, size: int, segment: int, patch: int) -> Any:
+    """A field of `size` tokens, or one value for all of the document; behind so many patches of the row."""
+    kinds, following = document.patch, document.tokens[1:]
     match name:
         case "tokens":
             return document.tokens[:size]
         case "labels":
-            return np.where(label, np.append(following, 0)[:size], 0)
+            return (
+                following if kinds is None else np.where(document.is_label, np.append(following, 0)[:size], 0)
+            )
         case "mask":
-            return label
+            return 1 if kinds is None else document.is_label
         case "patch_of_token":
-            assert document.cut is not None
-            own = document.patch[:size]
-            return np.where(own == TEXT, TEXT, own + patch // document.cut.merge**2)
+            assert kinds is not None and document.cut is not None
+            return np.where(kinds[:size] == TEXT, TEXT, kinds[:size] + patch // document.cut.merge**2)
         case "segments":
-            return np.full(size, segment)
+            return segment
         case _:
             return np.arange(size)

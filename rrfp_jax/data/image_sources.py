@@ -255,11 +255,7 @@ class Glyphs:
 
 
 def parts_of(text: str, images: Sequence[Image], marker: str = MARKER) -> Parts:
-    """A text in which each marker is an image; if it has none, all images come before it.
-
-    Raises:
-        BadDocument: there are as many images as markers neither way.
-    """
+    """A text in which each marker is an image; without markers all images come before it."""
     texts = text.split(marker)
     if len(texts) == 1:
         return [*images, text]
@@ -284,11 +280,7 @@ def _fields(given: Any, text: str, images: str) -> tuple[str, Sequence[Any]]:
 
 
 def _within(root: Path, given: Any) -> Path:
-    """The path of an image in a folder.
-
-    Raises:
-        BadDocument: it leads out of the folder, or is no path.
-    """
+    """The path of an image in a folder; `BadDocument` if it leads out of the folder, or is no path."""
     if not isinstance(given, str) or not given or "\0" in given:
         raise BadDocument("with a path that is none")
     path = root / given

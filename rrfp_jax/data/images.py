@@ -121,25 +121,21 @@ class Patches:
 
     def grid_of(self, image: Image) -> tuple[int, int]:
         """Rows and columns of patches; a file is decoded for it only if `strict`; raises as `patches_of`."""
-        with _told(image), _opened(image) as picture:
+        with _opened(image) as picture:
             if self.strict:
                 return self.grid(*_coloured(_upright(picture)).size)
             turned = _orientation(picture) in _TURNED and picture.format != "TIFF"  # whose header is turned
             return self.grid(*(picture.size[::-1] if turned else picture.size))
 
     def patches_of(self, image: Image, known: tuple[int, int] | None = None) -> NDArray[np.uint8]:
-        """uint8[P, 3 * size**2], as many as `count` says.
-
-        Args:
-            image: to be cut.
-            known: its `grid_of`, if that has been asked for before.
+        """uint8[P, 3 * size**2], as many as `count` says of its `grid_of`, which may be known.
 
         Raises:
             BadDocument: the image is missing, broken, too large, of a kind that has no colours, or has not
                 the known grid.
         """
         pillow = _pillow("Image")
-        with _told(image), _opened(image) as picture:
+        with _opened(image) as picture:
             coloured = _coloured(_upright(picture))
             rows, columns = self.grid(*coloured.size)
             if known not in (None, (rows, columns)):
@@ -162,20 +158,32 @@ def name_of(image: Image) -> str:
 
 @contextmanager
 def _opened(image: Image) -> Iterator[Any]:
-    """The picture as Pillow has it, its header read and believable."""
+    """The picture as Pillow has it, its header read and believable.
+
+    What Pillow's decoders raise inside is a `BadDocument`; there are many kinds, of which none is documented.
+    """
     pillow = _pillow("Image")
-    if isinstance(image, pillow.Image):
-        _check(image)
-        yield image
-    elif isinstance(image, np.ndarray):
-        shapes = image.ndim == 2 or (image.ndim == 3 and image.shape[2] in (3, 4))
-        if image.dtype != np.uint8 or not shapes or not image.size:
-            raise BadDocument("with an array that is no image")
-        yield pillow.fromarray(image)
-    else:
-        with _file(image) as file, pillow.open(file, formats=FORMATS) as picture:
-            _check(picture, name_of(image))
-            yield picture
+    try:
+        if isinstance(image, pillow.Image):
+            _check(image)
+            yield image
+        elif isinstance(image, np.ndarray):
+            shapes = image.ndim == 2 or (image.ndim == 3 and image.shape[2] in (3, 4))
+            if image.dtype != np.uint8 or not shapes or not image.size:
+                raise BadDocument("with an array that is no image")
+            yield pillow.fromarray(image)
+        else:
+            with _file(image) as file, pillow.open(file, formats=FORMATS) as picture:
+                _check(picture, name_of(image))
+                yield picture
+    except (BadDocument, UsageError, MemoryError):
+        raise
+    except (pillow.DecompressionBombError, pillow.DecompressionBombWarning) as error:
+        raise BadDocument("with too large an image", name_of(image)) from error
+    except pillow.UnidentifiedImageError as error:
+        raise BadDocument("with a file that is no image", name_of(image)) from error
+    except Exception as error:
+        raise BadDocument("with a broken image", name_of(image)) from error
 
 
 @contextmanager
@@ -196,22 +204,6 @@ def _file(image: Image) -> Iterator[Any]:
         if not 0 < (size := os.fstat(descriptor).st_size) <= LARGEST_FILE:
             raise BadDocument("with too large an image" if size else "with an empty image", image.name)
         yield file
-
-
-@contextmanager
-def _told(image: Image) -> Iterator[None]:
-    """What Pillow's decoders raise as `BadDocument`; there are many kinds, of which none is documented."""
-    pillow = _pillow("Image")
-    try:
-        yield
-    except (BadDocument, UsageError, MemoryError):
-        raise
-    except (pillow.DecompressionBombError, pillow.DecompressionBombWarning) as error:
-        raise BadDocument("with too large an image", name_of(image)) from error
-    except pillow.UnidentifiedImageError as error:
-        raise BadDocument("with a file that is no image", name_of(image)) from error
-    except Exception as error:
-        raise BadDocument("with a broken image", name_of(image)) from error
 
 
 def _check(picture: Any, name: str = "") -> None:

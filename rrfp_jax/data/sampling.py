@@ -13,7 +13,7 @@ up with empty rows.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
@@ -42,33 +42,16 @@ EMPTY = -1
 
 @dataclass(frozen=True)
 class BatchSampler:
-    """The rows of a split by bucket, and how steps take them.
+    """The rows of a split by bucket, and how steps take them."""
 
-    Attributes:
-        rows: by bucket, the indices of its rows among all.
-        taken: by bucket, how many of them a microbatch has.
-        microbatches: of a step.
-        split: "train" takes rows shuffled by (seed, epoch) for ever, "validation" all of them in order.
-        seed: of the order.
-        order: of a step's microbatches, by `costs`.
-        costs: by bucket, of a microbatch of it.
-        even: cost of each row, float64[rows], by which rows of a training step are dealt evenly to the
-            microbatches of their bucket; None leaves rows as drawn.
-    """
-
-    rows: Sequence[NDArray[np.int64]]
-    taken: tuple[int, ...]
-    microbatches: int
-    split: Split
-    seed: int
-    order: Order
-    costs: Sequence[float]
+    draw: Draw  # of positions among each bucket's rows
+    rows: Sequence[NDArray[np.int64]]  # indices of each bucket's rows among all
+    split: Split  # "train" takes rows shuffled by (seed, epoch) for ever, "validation" all of them in order
+    order: Order  # of a step's microbatches, by `costs`
+    costs: Sequence[float]  # of a microbatch of each bucket
     even: NDArray[np.float64] | None
-
-    @property
-    def draw(self) -> Draw:
-        """Positions among each bucket's rows."""
-        return Draw(tuple(len(rows) for rows in self.rows), self.taken, self.microbatches, self.seed)
+    """Cost of each row, by which rows of a training step are dealt evenly to the microbatches of their
+    bucket; None leaves rows as drawn."""
 
     @property
     def steps(self) -> int:
@@ -88,19 +71,15 @@ class BatchSampler:
         return [found[j] for j in ordered([self.costs[bucket] for bucket, _ in found], self.order)]
 
     def plan(
-        self, step: int, fingerprint: int, fields: Callable[[int], Fields], weights: NDArray[np.int64]
+        self, step: int, fingerprint: int, fields: Sequence[Fields], weights: NDArray[np.int64]
     ) -> list[Microbatch]:
-        """The microbatches of `step` as a Trainer wants them; `planned` reads their sources.
+        """The microbatches of `step` as a Trainer wants them, given fields by bucket and weights by row.
 
-        Args:
-            step: at least 0.
-            fingerprint: of the data.
-            fields: of a bucket.
-            weights: of every row, int64[R].
+        Their sources have the data's fingerprint, which `planned` compares.
         """
         return [
             Microbatch(
-                fields(bucket),
+                fields[bucket],
                 source=(fingerprint, bucket, *rows.tolist()),
                 weight=float(weights[rows[rows != EMPTY]].sum()),
             )
@@ -111,11 +90,7 @@ class BatchSampler:
 def planned(
     microbatch: Microbatch, fingerprint: int, fields: Collection[str], known: Collection[str]
 ) -> tuple[int, list[int]]:
-    """The bucket and the rows of a microbatch that `BatchSampler.plan` has planned of this data.
-
-    Raises:
-        UsageError: other data has planned it, or a field is asked for that is not known.
-    """
+    """The bucket and the rows of a microbatch; `UsageError` if other data planned it, or for other fields."""
     if unknown := sorted(set(fields) - set(known)):
         raise UsageError(f"fields {unknown}: documents have none of these; read from {list(known)}")
     planned_from, bucket, *rows = microbatch.source
@@ -216,11 +191,7 @@ class Draw:
 
 
 def check_sampling(split: Split, validation_share: float, order: Order = "drawn") -> None:
-    """Refuse a split or an order that there is not, or a share that leaves one split empty.
-
-    Raises:
-        UsageError: naming the setting.
-    """
+    """Refuse a split or an order that there is not, or a share that leaves one split empty (`UsageError`)."""
     if split not in ("train", "validation"):
         raise UsageError(f"split={split!r}: no such split; give 'train' or 'validation'")
     if not 0 < validation_share < 1:
@@ -239,11 +210,7 @@ def check_counts(nothing: str, **counts: int | None) -> None:
 def documents_of(
     split: Split, usable: NDArray[np.int64], validation_share: float, source: object
 ) -> NDArray[np.int64]:
-    """Usable documents of a split, by index; validation has those whose index hashes lowest.
-
-    Raises:
-        UsageError: training would have none.
-    """
+    """Usable documents of a split: validation has those whose index hashes lowest, training must have one."""
     held = max(1, round(validation_share * len(usable)))
     if held >= len(usable):
         raise UsageError(

@@ -17,8 +17,9 @@ import sysconfig
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
-from typing import IO, Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -59,8 +60,48 @@ class Source(Protocol):
         ...
 
 
+class Span(NamedTuple):
+    """A document's bytes in a file."""
+
+    name: str
+    path: Path
+    first: int
+    size: int  # -1 if the file is unreadable
+
+
+class _PartsOfFiles:
+    """Documents that are parts of files, found at first use."""
+
+    @functools.cached_property
+    def _spans(self) -> list[Span]:
+        raise NotImplementedError
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Paths from the root; behind a colon the part, if there are several."""
+        return [span.name for span in self._spans]
+
+    @property
+    def files(self) -> Iterable[Path]:
+        """The files that are read."""
+        return (span.path for span in self._spans)
+
+    def _bytes(self, document: int, begin: int = 0, end: int | None = None) -> bytes:
+        span = self._spans[document]
+        wanted = (span.size if end is None else end) - begin
+        try:
+            with opened_binary(span.path) as file:
+                file.seek(span.first + begin)
+                data = file.read(wanted)
+        except OSError as error:
+            raise BadDocument(f"unreadable ({error.strerror})") from error
+        if len(data) < wanted:
+            raise BadDocument(f"shorter than the {span.first + span.size} bytes that it had at the start")
+        return data
+
+
 @dataclass(frozen=True)
-class TextFiles:
+class TextFiles(_PartsOfFiles):
     """Text files as documents.
 
     Args:
@@ -79,87 +120,51 @@ class TextFiles:
         if self.document not in ("file", "section"):
             raise UsageError(f"document={self.document!r}: no such unit; give 'file' or 'section'")
 
-    @property
-    def names(self) -> Sequence[str]:
-        """Paths from the root, with the first byte behind a colon if documents are sections."""
-        return [span[0] for span in self._spans]
-
     @functools.cached_property
     def sizes(self) -> NDArray[np.int64]:
         """In bytes."""
-        return np.array([size for *_, size in self._spans], np.int64)
+        return np.array([span.size for span in self._spans], np.int64)
 
     def read(self, document: int, begin: int = 0, end: int | None = None) -> bytes:
         """Bytes; a file that has shrunk since is bad."""
-        _, path, first, size = self._spans[document]
-        wanted = (size if end is None else end) - begin
-        with _readable(path) as file:
-            file.seek(first + begin)
-            data = file.read(wanted)
-        if len(data) < wanted:
-            raise BadDocument(f"shorter than the {first + size} bytes that it had at the start")
-        return data
-
-    @property
-    def files(self) -> Iterable[Path]:
-        """The files that are read."""
-        return (path for _, path, *_ in self._spans)
+        return self._bytes(document, begin, end)
 
     @functools.cached_property
-    def _spans(self) -> list[tuple[str, Path, int, int]]:
-        files = [(name, path, size_of(path)) for name, path in find_files(self.path)]
-        if self.document == "file":
-            return [(name, path, 0, size) for name, path, size in files]
-        return [
-            (f"{name}:{begin}", path, begin, size)
-            for name, path, total in files
-            for begin, size in _sections(path, total)
-        ]
+    def _spans(self) -> list[Span]:
+        files = [Span(name, path, 0, size_of(path)) for name, path in find_files(self.path)]
+        return files if self.document == "file" else [span for file in files for span in _sections(file)]
 
 
 @contextmanager
-def _readable(path: Path) -> Iterator[IO[bytes]]:
-    """A file of documents that is read once more; `BadDocument` if it cannot be."""
+def _looked_through(path: Path) -> Iterator[BufferedReader]:
+    """A file in which documents are looked for; `UsageError` if it cannot be read, or shrinks meanwhile."""
     try:
         with opened_binary(path) as file:
             yield file
-    except OSError as error:
-        raise BadDocument(f"unreadable ({error.strerror})") from error
-
-
-@contextmanager
-def _refused_if_unreadable(path: Path) -> Iterator[None]:
-    """Inside, a file is looked through for documents.
-
-    Raises:
-        UsageError: it cannot be read, or shrinks meanwhile.
-    """
-    try:
-        yield
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"{path}: cannot be read ({reason}): leave the data alone and start again") from None
 
 
-def _sections(path: Path, total: int) -> Iterator[tuple[int, int]]:
-    """(first byte, bytes) of each section of a file of `total` bytes; one of `total`, if that is below 1."""
-    ends = [total]
-    if total > 0:
+def _sections(file: Span) -> Iterator[Span]:
+    """The sections of a file; one without any byte of a file that has none."""
+    ends = [file.size]
+    if file.size > 0:
         with (
-            _refused_if_unreadable(path),
-            opened_binary(path) as file,
-            mmap.mmap(file.fileno(), total, access=mmap.ACCESS_READ) as data,
+            _looked_through(file.path) as opened,
+            mmap.mmap(opened.fileno(), file.size, access=mmap.ACCESS_READ) as data,
         ):
             ends = [match.end() for match in _BLANK_LINES.finditer(data)]  # type: ignore[arg-type]
-        ends += [total] if not ends or ends[-1] < total else []
-    return ((begin, end - begin) for begin, end in zip([0, *ends], ends, strict=False))
+        ends += [file.size] if not ends or ends[-1] < file.size else []
+    for begin, end in zip([0, *ends], ends, strict=False):
+        yield Span(f"{file.name}:{begin}", file.path, begin, end - begin)
 
 
 @dataclass(frozen=True)
-class JsonLines:
+class JsonLines(_PartsOfFiles):
     """Files of one JSON object per line, each a document: its `field`, a string or a list of tokens.
 
-    Lines are found by one pass at first use. Empty lines are passed over.
+    Lines are found by one pass at first use, named `file:line` from 1 on. Empty lines are passed over.
     """
 
     path: str
@@ -170,46 +175,34 @@ class JsonLines:
     def __post_init__(self) -> None:
         check_fields(self)
 
-    @property
-    def names(self) -> Sequence[str]:
-        """`file:line`, counted from 1."""
-        return [f"{name}:{line}" for name, _, line, _ in self._lines]
-
     def read(self, document: int, begin: int = 0, end: int | None = None) -> Raw:
         """The line's field."""
         return _raw(self.parsed(document), self.field)
 
     def parsed(self, document: int) -> Any:
         """What the line is as JSON; `BadDocument` if it is none."""
-        _, path, _, offset = self._lines[document]
-        with _readable(path) as file:
-            file.seek(offset)
-            line = file.readline()
         try:
-            return json.loads(line)
+            return json.loads(self._bytes(document))
+        except BadDocument:
+            raise
         except UnicodeDecodeError as error:
             raise BadDocument("undecodable") from error
         except (ValueError, RecursionError) as error:
             raise BadDocument("not JSON") from error
 
     def file(self, document: int) -> Path:
-        """That the line is in."""
-        return self._lines[document][1]
-
-    @property
-    def files(self) -> Iterable[Path]:
-        """The files that are read."""
-        return (path for _, path, *_ in self._lines)
+        """The file that the line is in."""
+        return self._spans[document].path
 
     @functools.cached_property
-    def _lines(self) -> list[tuple[str, Path, int, int]]:
+    def _spans(self) -> list[Span]:
         found = []
         for name, path in find_files(self.path, (".jsonl", ".ndjson", ".json")):
             offset = 0
-            with _refused_if_unreadable(path), opened_binary(path) as file:
+            with _looked_through(path) as file:
                 for number, line in enumerate(file, 1):
                     if line.strip():
-                        found.append((name, path, number, offset))
+                        found.append(Span(f"{name}:{number}", path, offset, len(line)))
                     offset += len(line)
         return found
 
@@ -267,7 +260,7 @@ class TokenFile:
         return expanded("offsets", self.offsets) if self.offsets else offsets_path(self._path)
 
     @functools.cached_property
-    def _tokens(self) -> Any:  # a np.memmap
+    def _tokens(self) -> Any:
         return _mapped(self._path, self.dtype, "tokens")
 
     @functools.cached_property

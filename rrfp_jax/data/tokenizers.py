@@ -59,12 +59,8 @@ class Bytes:
 
 
 @dataclass(frozen=True)
-class TokenizerFile:
-    """The JSON file of a Hugging Face tokenizer (`tokenizer.json`).
-
-    Raises:
-        UsageError: no such file, or `tokenizers` is not installed or does not understand it; when first used.
-    """
+class _ModelFile:
+    """A tokenizer that is a file of some package."""
 
     path: str
 
@@ -72,14 +68,31 @@ class TokenizerFile:
         check_fields(self)
 
     @functools.cached_property
+    def fingerprint(self) -> str:
+        """Hash of the file."""
+        try:
+            return hashlib.blake2b(read_whole(self.path, LARGEST_TOKENIZER), digest_size=8).hexdigest()
+        except OSError as error:
+            raise UsageError(f"tokenizer {self.path}: cannot be read: {error.strerror}") from error
+
+    def _package(self, name: str) -> Any:
+        """The package that reads the file, which must be there."""
+        package = imported(name, f"the tokenizer {self.path}")
+        assert self.fingerprint
+        return package
+
+
+class TokenizerFile(_ModelFile):
+    """The JSON file of a Hugging Face tokenizer (`tokenizer.json`).
+
+    Raises:
+        UsageError: no such file, or `tokenizers` is not installed or does not understand it; when first used.
+    """
+
+    @functools.cached_property
     def size(self) -> int:
         """With added tokens."""
         return 1 + int(max(self._tokenizer.get_vocab(with_added_tokens=True).values()))
-
-    @functools.cached_property
-    def fingerprint(self) -> str:
-        """Of the file."""
-        return _digest(self.path)
 
     def encode(self, text: str) -> NDArray[np.int32]:
         """Without what its template would add."""
@@ -87,8 +100,7 @@ class TokenizerFile:
 
     @functools.cached_property
     def _tokenizer(self) -> Any:
-        package = imported("tokenizers", f"the tokenizer {self.path}")
-        _digest(self.path)
+        package = self._package("tokenizers")
         try:
             tokenizer = package.Tokenizer.from_file(self.path)
         except Exception as error:  # the package raises no narrower one
@@ -98,24 +110,13 @@ class TokenizerFile:
         return tokenizer
 
 
-@dataclass(frozen=True)
-class SentencePiece:
+class SentencePiece(_ModelFile):
     """A sentencepiece model file. Raises as `TokenizerFile` does."""
-
-    path: str
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @property
     def size(self) -> int:
         """With control tokens."""
         return int(self._model.vocab_size())
-
-    @functools.cached_property
-    def fingerprint(self) -> str:
-        """Of the file."""
-        return _digest(self.path)
 
     def encode(self, text: str) -> NDArray[np.int32]:
         """Without begin and end."""
@@ -123,8 +124,7 @@ class SentencePiece:
 
     @functools.cached_property
     def _model(self) -> Any:
-        package = imported("sentencepiece", f"the tokenizer {self.path}")
-        _digest(self.path)
+        package = self._package("sentencepiece")
         try:
             return package.SentencePieceProcessor(model_file=self.path)
         except (OSError, RuntimeError) as error:
@@ -132,11 +132,7 @@ class SentencePiece:
 
 
 def check_vocabulary(tokenizer: Tokenizer | None, vocabulary: int, end: int | None) -> None:
-    """Refuse a tokenizer, or a token for the ends of documents, beyond a model's vocabulary.
-
-    Raises:
-        UsageError: naming it.
-    """
+    """Refuse a tokenizer, or a token for ends of documents, beyond a model's vocabulary (`UsageError`)."""
     if tokenizer is not None and tokenizer.size > vocabulary:
         raise UsageError(
             f"{tokenizer} has {tokenizer.size} tokens, the model's vocabulary only {vocabulary}: give the "
@@ -144,10 +140,3 @@ def check_vocabulary(tokenizer: Tokenizer | None, vocabulary: int, end: int | No
         )
     if end is not None and not 0 <= end < vocabulary:
         raise UsageError(f"end={end}: not in the model's vocabulary of {vocabulary}")
-
-
-def _digest(path: str) -> str:
-    try:
-        return hashlib.blake2b(read_whole(path, LARGEST_TOKENIZER), digest_size=8).hexdigest()
-    except OSError as error:
-        raise UsageError(f"tokenizer {path}: cannot be read: {error.strerror}") from error

@@ -110,7 +110,7 @@ def test_pieces_cover_every_prediction_once(predictions, longest):
 @PROPERTY
 @given(LENGTHS)
 def test_packing_is_best_fit_decreasing(sizes):
-    rows = pack(sizes, 14)
+    rows = pack(sizes, (14,))
     assert sorted(rows.order) == list(range(len(sizes)))
     assert [int(sizes[rows.pieces(r)].sum()) for r in range(len(rows.size))] == rows.size.tolist()
     assert rows.size.max() <= 14
