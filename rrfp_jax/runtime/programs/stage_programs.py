@@ -55,6 +55,7 @@ class VirtualStageShape:
     cotangents: Sequence[int] | None = None  # the same of the carry that leaves; see `gradient_flow.py`
     sharding: Sharding = field(default_factory=Sharding)  # where the stage has several devices
     ends: WidthChanges = field(default_factory=WidthChanges)
+    metrics: list[Name] = field(default_factory=list, init=False)  # of the loss here, once it is traced
 
     @cached_property
     def params(self) -> Params:
@@ -70,17 +71,6 @@ class VirtualStageShape:
         """The fields in the order of a program's inputs; the numbers for random keys come after them."""
         return sorted(self.fields)
 
-    @cached_property
-    def statistics(self) -> list[Name] | None:
-        """What the statistics vector holds after total and weight: metrics; None if there is no loss here."""
-        params = [self.params[str(i)] for i in self.layers]
-        loss = jax.eval_shape(lambda *a: self._run(*a)[1], params, self.carry_in, dict(self.fields), IDS)
-        return None if loss is None else list(kinds_of([loss.metrics]).items())
-
-    def _run(self, params: Any, carry: Any, fields: Any, ids: Any, training: bool = True) -> Any:
-        how: dict[str, Any] = {"training": training, "remat": self.remat}
-        return run_layers(self.pipe, self.layers, params, carry, fields, ids, **how)
-
     def flat(
         self, params: Sequence[Any], carry: Sequence[Any], inputs: Sequence[Any], training: bool = True
     ) -> tuple[Any, Any, Any]:
@@ -91,12 +81,16 @@ class VirtualStageShape:
         *values, ids = inputs
         named = zip(self.input_names, values, strict=True)
         fields = {name: value.astype(self.fields[name].dtype) for name, value in named}
-        out, loss = self._run([tree[str(i)] for i in self.layers], carry, fields, ids, training)
+        own = [tree[str(i)] for i in self.layers]
+        out, loss = run_layers(
+            self.pipe, self.layers, own, carry, fields, ids, training=training, remat=self.remat
+        )
         leaves = [leaf.astype(on_the_way(leaf).dtype) for leaf in map(jnp.asarray, jax.tree.leaves(out))]
         if loss is None:
             return leaves, None, None
         numbers = [loss.total, loss.weight]
-        for name in sorted(loss.metrics):
+        self.metrics[:] = kinds_of([loss.metrics]).items()
+        for name, _ in self.metrics:
             numbers += numbers_of(loss.metrics[name]).values()
         real = jnp.result_type(jnp.float32, *numbers)
         return leaves, loss.total, jnp.stack([jnp.asarray(n, real) for n in numbers])
@@ -250,6 +244,7 @@ class StagePrograms:
         """
         traced = shape.traced(bool(kinds)) if before is None else before.traced
         row = _Row(shape, traced, by, before)
+        names = list(shape.metrics) if traced.has_statistics else None
         row.lower(KINDS[BACKWARD].parts if halves and kinds else kinds)
         if halves and BACKWARD in kinds:
             first, second = (row.lowered[part] for part in KINDS[BACKWARD].parts)
@@ -261,7 +256,7 @@ class StagePrograms:
             prepare=row.prepare,
             lowered=row.lowered,
             tasks=tasks,
-            statistics=shape.statistics,
+            statistics=names if before is None else before.statistics,
             inputs=frozenset(i - row.inputs[0] for i in row.read_by(FORWARD, *kinds) if i in row.inputs),
             prepared_bytes=nbytes(row.prepared),
             footprint=row.footprint(tasks),
