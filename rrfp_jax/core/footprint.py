@@ -120,13 +120,10 @@ def step_budgets(
     most: int | None = None,
     by_chunk: bool = True,
 ) -> list[Budget | None]:
-    """The budgets of all stages for a step under a hint.
+    """The budgets of all stages for a step under a hint; ValueError if one has less than `least_room`.
 
     `rooms` are bytes of each stage for microbatches, of which `most` may be in flight; None for no limit.
     Footprints are by stage and bucket. With `by_chunk` each chunk is charged by itself.
-
-    Raises:
-        ValueError: a stage has less than `least_room`.
     """
     budgets: list[Budget | None] = []
     ahead = 0  # most microbatches that the stage before may have in flight on its first chunk
@@ -135,7 +132,7 @@ def step_budgets(
         mine = len(buckets) if most is None else min(most * (chunks if by_chunk else 1), len(buckets))
         cap = len(buckets)
         if stage + 1 < len(rooms):
-            cap = _most_before(stage + 1, rooms[stage + 1], footprints[stage + 1], buckets)
+            cap = _most_before(rooms[stage + 1], footprints[stage + 1], buckets)
         if room is None:
             free = [[0] * len(buckets)] * chunks
             budgets.append(None if cap >= mine else Budget(free, 0, cap))
@@ -193,8 +190,8 @@ def _replayed(order: Sequence[Task], microbatches: Sequence[Chunks]) -> tuple[in
     return most, most_held
 
 
-def _most_before(stage: int, room: int | None, own: Sequence[Chunks], buckets: Sequence[int]) -> int:
-    """How many microbatches the stage before may hold, so that this one can hold one of its own."""
+def _most_before(room: int | None, own: Sequence[Chunks], buckets: Sequence[int]) -> int:
+    """How many microbatches the stage before may hold, so that a stage can hold one of its own."""
     if room is None:
         return len(buckets)
     rest = room - max(map(sum, _of_microbatches(map(costs, own), buckets)))

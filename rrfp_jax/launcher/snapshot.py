@@ -19,6 +19,7 @@ from rrfp_jax.runtime.run.recorder import (
     RecordedDispatch,
     Recording,
     counters_of,
+    host_name,
     is_stopped,
     read,
 )
@@ -103,11 +104,8 @@ class RankSnapshot:
 class Look:
     """A look at some ranks of a run on this machine, which have flight recorders in its folder.
 
-    `done` is called again and again until it says that all have answered, or do not.
-
-    Raises:
-        PermissionError: they are another user's.
-        OSError, ValueError: a flight recorder cannot be read.
+    `done` is called again and again until it says that all have answered, or do not. PermissionError says
+    that they are another user's, OSError or ValueError that a flight recorder cannot be read.
     """
 
     def __init__(self, folder: Path, ranks: Iterable[int]) -> None:
@@ -183,7 +181,8 @@ def recorded(folder: Path) -> dict[int, Recording]:
 def living_ranks(folder: Path) -> Sequence[int] | None:
     """The ranks of a run, none if all have ended; None without flight recorders, UsageError if elsewhere."""
     found = recorded(folder)
-    hosts = sorted({recording.host for recording in found.values() if not recording.is_here})
+    here = host_name().decode("utf-8", "ignore")  # as recordings have it
+    hosts = sorted({recording.host for recording in found.values()} - {here})
     if hosts:
         raise UsageError(f"{folder}: the run is on {', '.join(hosts)}; run this command there")
     if not found:

@@ -237,13 +237,10 @@ class Costs(ABC):
 
 @dataclass(frozen=True)
 class WorkloadCosts(Costs):
-    """A workload on a placement.
+    """A workload on a placement with as many stages.
 
     An output takes the workload's time for the link that it crosses: on a looped placement that of the
     sender's row; on a v placement the second chunk's outputs cross the same links the other way.
-
-    Raises:
-        ValueError: the workload has another number of stages than the placement.
     """
 
     workload: Workload

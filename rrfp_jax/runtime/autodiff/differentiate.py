@@ -43,25 +43,17 @@ class Differentiated:
 
         input     what backward reads                          -> carry gradients, crossing
         weight    what backward reads, then input's outputs    -> gradients
-
-    Attributes:
-        out: number of carry leaves that the forward sends on, before a statistics vector if there is one.
-        moving_in: indices of the carry leaves that have a gradient (floating point).
-        moving_out: the same for the carry that leaves the stage; cotangents come in this order.
-        fixed: number of entries at the head of an argument list that all microbatches share.
-        cotangents: index of the first cotangent in the backward's argument list, which ends with the loss
-            scale: the cotangent of the loss.
     """
 
     prepare: Program | None
     forward: Program
     backward: Program
-    out: int
-    moving_in: tuple[int, ...]
-    moving_out: tuple[int, ...]
+    out: int  # number of carry leaves that the forward sends on, before a statistics vector if there is one
+    moving_in: tuple[int, ...]  # indices of the carry leaves that have a gradient
+    moving_out: tuple[int, ...]  # the same for the carry that leaves the stage, in the order of cotangents
     has_statistics: bool
-    fixed: int
-    cotangents: int
+    fixed: int  # number of entries at the head of an argument list that all microbatches share
+    cotangents: int  # index of the first in the backward's argument list, which ends with the loss scale
 
     @cached_property
     def _split(self) -> tuple[Program, Program]:

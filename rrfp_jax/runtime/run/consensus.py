@@ -61,7 +61,6 @@ class Carrier(Protocol):
 
     def forget(self, batches: int) -> None:
         """All partners have so many of this process's batches, which need not be kept any longer."""
-        return None
 
     def close(self) -> None:
         """No step follows; returns at once, and does nothing the second time."""
@@ -115,7 +114,7 @@ BLOCK = 64
 
 
 class StoreCarrier(Carrier):
-    """By the key-value store; a thread writes, and one for each partner reads, but for between steps."""
+    """By the key-value store: a thread writes, one for each partner reads; all rest between steps."""
 
     def __init__(
         self, store: Store, name: str, rank: int, partners: Sequence[int], ring: Ring, silence: float

@@ -223,11 +223,6 @@ class Recording:
         return f"rank {self.rank} ({self.stages})" if self.stages else f"rank {self.rank}"
 
     @property
-    def is_here(self) -> bool:
-        """Whether its process is, or was, on this machine."""
-        return self.host.encode() == host_name()
-
-    @property
     def lives(self) -> bool:
         """Whether its process, which is on this machine, still runs."""
         return self.started is not None and start_of(self.pid) == self.started
