@@ -202,4 +202,4 @@ def test_stacks_are_told_once_and_those_of_the_blamed_first(run):
 def test_a_delivered_message_stays_known_as_sent(run):
     run.runs(0, "F0")
     run.recorders[0].sent(0, task_of("F0"), DELIVERED)
-    assert run.sights()[0].round.sent(0, task_of("F0").input) == OFFERED | PRODUCED | DELIVERED
+    assert run.sights()[0].recording.round.sent(0, task_of("F0").input) == OFFERED | PRODUCED | DELIVERED
