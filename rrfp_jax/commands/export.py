@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rrfp_jax.commands.command_line import Parser, exit_status, interruptible, path_argument, print_whole
 from rrfp_jax.errors import DONE, UsageError
-from rrfp_jax.families.known import FAMILIES
+from rrfp_jax.weights.families import FAMILIES
 
 COMMAND = "rrfp-export"
 
@@ -55,8 +55,8 @@ def _export(arguments: Sequence[str]) -> int:
 
     from rrfp_jax.checkpoint.reading import intact
     from rrfp_jax.errors import TrainingError
-    from rrfp_jax.train.publishing import Parameters, as_family, fields_at, own_names
-    from rrfp_jax.train.tensor_folder import check_absent, write_tensors
+    from rrfp_jax.weights.published_models import Parameters, as_family, fields_at, own_names
+    from rrfp_jax.weights.tensors import check_absent, write_tensors
 
     check_absent(options.to, options.replace)
     folder = _checkpoints(options.run)

@@ -16,9 +16,9 @@ from safetensors.numpy import load_file
 import rrfp_jax as rrfp
 from models.decoder import Block, DecoderConfig, Embed, Head
 from rrfp_jax.commands.export import main
-from rrfp_jax.families.known import FAMILIES
-from rrfp_jax.train.publishing import Parameters, as_family
 from rrfp_jax.weights import architecture, published
+from rrfp_jax.weights.families import FAMILIES
+from rrfp_jax.weights.published_models import Parameters, as_family
 
 PUBLISHED = Path(__file__).parents[1] / "models" / "published"
 TIED = {"0.tokens.embedding": "-1.tokens.embedding"}
@@ -106,7 +106,7 @@ def test_a_disk_that_fails_leaves_nothing(run, tmp_path, capsys, monkeypatch, er
     def full(*_):
         raise error
 
-    monkeypatch.setattr("rrfp_jax.train.tensor_folder.save_file", full)
+    monkeypatch.setattr("rrfp_jax.weights.tensors.save_file", full)
     assert export(run, tmp_path / "out") == 1
     assert re.search("out: cannot be written: .*No space left", capsys.readouterr().err)
     assert not [*tmp_path.iterdir()]

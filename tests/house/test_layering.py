@@ -30,7 +30,6 @@ ARROWS = {
     "printing": set(),
     "progress": set(),
     "random_keys": set(),
-    "families": {"fields"},
     "core": set(),
     "trace": {"core"},
     "sim": {"trace"},
@@ -55,13 +54,13 @@ ARROWS = {
     "forecast": {"runtime.stages", "sim"},
     "checkpoint": {"json_files", "printing", "progress", "random_keys", "runtime.run"},
     "explain": {"sim", "views"},
-    "train": {"checkpoint", "data", "explain", "families", "fields", "forecast", "runtime.engine", "views"},
+    "weights": {"checkpoint", "fields", "files", "runtime.programs"},
+    "train": {"checkpoint", "data", "explain", "fields", "forecast", "runtime.engine", "views"},
     "live": {"json_files", "runtime.run", "trace"},
     "runs": {"live", "train"},
     "launcher": {"progress", "runtime.run"},
-    "commands": {"families", "fields", "launcher", "nixl", "runs"},
+    "commands": {"fields", "launcher", "nixl", "runs", "weights"},
     # What users import.
-    "weights": {"train"},
     "loggers": {"train"},
     "__init__": {"commands", "loggers", "schedules", "weights"},
 }
@@ -77,7 +76,7 @@ LONG_FUNCTIONS: dict[str, str] = {}
 MANY_ARGUMENTS: dict[str, str] = {
     "commands/preflight/surroundings.py:Surroundings": "what was found, one field a finding",
     "data/documents.py:BucketedDocuments": "what users type, flat",
-    "families/family.py:Family": "a record, one field a fact",
+    "weights/families.py:Family": "a record, one field a fact",
     "runtime/engine/device.py:Running": "a record, one field a figure",
     "runtime/run/recorder.py:Recording": "a record, one field a fact",
     "runtime/engine/settings.py:Settings": "what users type, flat",

@@ -128,7 +128,7 @@ def test_classes_of_vit():
 
 
 def test_a_layer_reads_its_own_tensors_only(monkeypatch):
-    import rrfp_jax.train.pretrained as reading
+    import rrfp_jax.weights.tensors as reading
 
     read, own = [], reading._read
     monkeypatch.setattr(reading, "_read", lambda path, name: read.append(name) or own(path, name))

@@ -2,29 +2,82 @@
 
 A table has three parts, for the first layer, for each block and for the last one; "{}" stands for the number
 of the block, "{expert}" for that of each of its experts. Names are those of the files at huggingface.co,
-which its `transformers` reads and writes.
+which its `transformers` reads and writes. An `Arrangement` makes one of our arrays of published ones, and
+takes it apart again, to the bit.
+
+Shapes: I input channels of a matrix product, O output channels, S pixels of a patch's side, C colours, N rows
+of a table, D channels, E experts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from rrfp_jax.families.arrangements import (
-    AS_IS,
-    EXPERTS,
-    FUSED_BIASES,
-    FUSED_KERNELS,
-    KERNEL,
-    PATCHES,
-    ROWS,
-    Arrangement,
-)
+import numpy as np
+
+Array: TypeAlias = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
-class Stored:
+class Arrangement:
+    """One way and back.
+
+    Attributes:
+        ours: of published arrays.
+        theirs: all the published arrays, of ours.
+    """
+
+    ours: Callable[..., Array]
+    theirs: Callable[[Array], Sequence[Array]]
+
+
+def _halves(ours: Array) -> Sequence[Array]:
+    return np.split(ours, 2, axis=-1)
+
+
+AS_IS = Arrangement(lambda theirs: theirs, lambda ours: [ours])
+
+KERNEL = Arrangement(np.transpose, lambda ours: [ours.T])
+"""A matrix product: PyTorch has [O, I], flax [I, O]."""
+
+FUSED_KERNELS = Arrangement(
+    lambda first, second: np.concatenate([first, second]).T,
+    lambda ours: [half.T for half in _halves(ours)],
+)
+"""Two matrix products of as many channels each, side by side: [O, I] twice, and [I, 2 * O]."""
+
+FUSED_BIASES = Arrangement(lambda first, second: np.concatenate([first, second]), _halves)
+"""Their biases: [O] twice, and [2 * O]."""
+
+EXPERTS = Arrangement(
+    lambda *theirs: np.stack([matrix.T for matrix in theirs]), lambda ours: [matrix.T for matrix in ours]
+)
+"""A matrix of every expert: [O, I] each, and [E, I, O]."""
+
+
+def _pixels(theirs: Array) -> Array:
+    return theirs.transpose(2, 3, 1, 0).reshape(-1, len(theirs))
+
+
+def _convolution(ours: Array) -> Sequence[Array]:
+    side = math.isqrt(len(ours) // COLOURS)
+    return [ours.reshape(side, side, COLOURS, -1).transpose(3, 2, 0, 1)]
+
+
+COLOURS = 3
+
+PATCHES = Arrangement(_pixels, _convolution)
+"""Patches projected: a convolution [D, C, S, S], and a product [S * S * C, D] of rows, columns, colours."""
+
+ROWS = Arrangement(lambda theirs: theirs[0], lambda ours: [ours[None]])
+"""A table [N, D], published as [1, N, D]."""
+
+
+@dataclass(frozen=True)
+class TensorNames:
     """The published tensors of one of our parameters.
 
     Attributes:
@@ -36,7 +89,7 @@ class Stored:
     arrangement: Arrangement = AS_IS
 
 
-Part: TypeAlias = Mapping[str, Stored]
+Part: TypeAlias = Mapping[str, TensorNames]
 """By the path of a parameter in its layer, such as "attention.query.kernel"."""
 
 
@@ -54,7 +107,9 @@ class Table:
     last: Part
     computed: tuple[str, ...] = ()
 
-    def of_layers(self, blocks: int, first: int, prefix: str = "", experts: int = 0) -> dict[str, Stored]:
+    def of_layers(
+        self, blocks: int, first: int, prefix: str = "", experts: int = 0
+    ) -> dict[str, TensorNames]:
         """The tensors of every parameter by its path, such as "3.attention.query.kernel".
 
         Args:
@@ -65,7 +120,7 @@ class Table:
         """
         layers = [self.first, *[self.block] * blocks, self.last]
         return {
-            f"{first + i}.{path}": Stored(
+            f"{first + i}.{path}": TensorNames(
                 tuple(prefix + of for name in own.names for of in _numbered(name, i - 1, experts)),
                 own.arrangement,
             )
@@ -84,8 +139,8 @@ def _numbered(name: str, block: int, experts: int) -> list[str]:
     return [name.replace("{expert}", str(e)) for e in range(experts)] if "{expert}" in name else [name]
 
 
-def _one(name: str, arrangement: Arrangement = AS_IS) -> Stored:
-    return Stored((name,), arrangement)
+def _one(name: str, arrangement: Arrangement = AS_IS) -> TensorNames:
+    return TensorNames((name,), arrangement)
 
 
 def _norm(ours: str, theirs: str) -> Part:
@@ -101,8 +156,8 @@ def _linear(ours: str, theirs: str) -> Part:
 def _key_value(key: str, value: str) -> Part:
     """Keys and values with their biases, which are one product here."""
     return {
-        "attention.key_value.kernel": Stored((f"{key}.weight", f"{value}.weight"), FUSED_KERNELS),
-        "attention.key_value.bias": Stored((f"{key}.bias", f"{value}.bias"), FUSED_BIASES),
+        "attention.key_value.kernel": TensorNames((f"{key}.weight", f"{value}.weight"), FUSED_KERNELS),
+        "attention.key_value.bias": TensorNames((f"{key}.bias", f"{value}.bias"), FUSED_BIASES),
     }
 
 
@@ -117,7 +172,7 @@ _LAYER = "model.layers.{}."
 _ATTENTION: Part = {
     "attention_norm.scale": _one(_LAYER + "input_layernorm.weight"),
     "attention.query.kernel": _one(_LAYER + "self_attn.q_proj.weight", KERNEL),
-    "attention.key_value.kernel": Stored(
+    "attention.key_value.kernel": TensorNames(
         (_LAYER + "self_attn.k_proj.weight", _LAYER + "self_attn.v_proj.weight"), FUSED_KERNELS
     ),
     "attention.out.kernel": _one(_LAYER + "self_attn.o_proj.weight", KERNEL),

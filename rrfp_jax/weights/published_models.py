@@ -1,24 +1,28 @@
-"""Initial parameters from published models, by the names of their families."""
+"""Published models: parameters taken from their folders, and checkpoints written under their names."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
-from rrfp_jax.errors import UsageError
-from rrfp_jax.families.family import CONFIG, PIXELS, Family, differences
-from rrfp_jax.families.known import family_of
-from rrfp_jax.families.tables import HEAD, Stored
+from rrfp_jax.checkpoint.leaves import PARAMETERS, Key
+from rrfp_jax.checkpoint.manifest import dtype_of
+from rrfp_jax.checkpoint.orbax_files import Damaged
+from rrfp_jax.checkpoint.reading import Stored as CheckpointView
+from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.fields import path_of, shown
 from rrfp_jax.json_files import Unreadable, read_json
 from rrfp_jax.runtime.programs.initial import InitFunction, ModelCheckedInit
-from rrfp_jax.train.pretrained import TensorFiles
-from rrfp_jax.train.stored import MOST_TOLD, Tensor, some
+from rrfp_jax.weights.families import CONFIG, PIXELS, TIED, Family, differences, family_of
+from rrfp_jax.weights.tables import HEAD, TensorNames
+from rrfp_jax.weights.tensors import MOST_TOLD, Tensor, TensorFiles, TensorSource, converted, some
 
 _PIXELS = {"do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True}
 """The only values that these keys of `preprocessor_config.json` may have, if they are there."""
@@ -131,7 +135,7 @@ class Published:
     """
 
     files: TensorFiles
-    stored: Mapping[str, Stored]
+    stored: Mapping[str, TensorNames]
     layers: range
     elsewhere: tuple[str, ...]
 
@@ -203,3 +207,162 @@ def _pixels(folder: Path) -> dict[str, Any]:
 def _begins(names: Collection[str], prefix: str, family: Family) -> bool:
     """Whether names of tensors have this prefix."""
     return any(prefix + own.names[0] in names for own in family.table.first.values())
+
+
+_LAYERS = "n_layers"
+"""The field by which the config of layers is known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Publication:
+    """What is to be written.
+
+    Attributes:
+        sources: of all tensors.
+        others: JSON files, by name.
+        left_out: paths of parameters that are in none of them.
+    """
+
+    sources: Sequence[TensorSource]
+    others: Mapping[str, Any]
+    left_out: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Those of a checkpoint, read one by one.
+
+    Attributes:
+        checkpoint: that they are in.
+        dtype: in which floating-point values are given; None as they are stored.
+    """
+
+    checkpoint: CheckpointView
+    dtype: np.dtype[Any] | None = None
+
+    @property
+    def keys(self) -> dict[str, Key]:
+        """By path, such as "3.attention.query.kernel", in the order of layers."""
+        keys = [key for key in self.checkpoint.leaves if key[0] == PARAMETERS]
+        return {".".join(key[1:]): key for key in sorted(keys, key=lambda key: (int(key[1]), key[2:]))}
+
+    def read(self, path: str) -> np.ndarray[Any, Any]:
+        """One of them.
+
+        Raises:
+            TrainingError: a file is damaged.
+            UsageError: a value is too large for the dtype.
+        """
+        try:
+            value = self.checkpoint.array(self.keys[path])
+        except Damaged as error:
+            raise TrainingError(f"{error}; give --step= of another checkpoint") from None
+        dtype = self.dtype_of(path)
+        try:
+            return value if value.dtype == dtype else converted(value, dtype)
+        except ValueError as error:
+            raise UsageError(f"--dtype={dtype.name}: too small for {error} of {path}; leave it out") from None
+
+    def dtype_of(self, path: str) -> np.dtype[Any]:
+        """In which a parameter is given."""
+        stored = dtype_of(self.checkpoint.leaves[self.keys[path]].dtype)
+        assert stored is not None  # the manifest's schema has seen to that
+        floating = stored.kind in "fV"  # V: bfloat16 and float8
+        return self.dtype if floating and self.dtype is not None else stored
+
+    def source(self, path: str, stored: TensorNames) -> TensorSource:
+        """What makes the public tensors of one of them."""
+        shape = self.checkpoint.leaves[self.keys[path]].shape
+        nbytes = math.prod(shape) * self.dtype_of(path).itemsize
+        return TensorSource(stored.names, nbytes, lambda: stored.arrangement.theirs(self.read(path)))
+
+
+def own_names(params: Parameters) -> Publication:
+    """All parameters under the names that they have here."""
+    return Publication(
+        sources=[params.source(path, TensorNames((path,))) for path in params.keys], others={}, left_out=[]
+    )
+
+
+def as_family(
+    params: Parameters, family: Family, first: int | None, fields: Mapping[str, Any]
+) -> Publication:
+    """The parameters of a published family's layers under its names, and its JSON files.
+
+    Args:
+        params: of the whole model.
+        family: whose names are wanted.
+        first: the number of the first of these layers; None if the model has no others.
+        fields: of the config of these layers.
+
+    Raises:
+        UsageError: the layers' parameters or their config are not the family's.
+    """
+    files, blocks = family.files_of(fields), int(fields["n_layers"])
+    begin = first or 0
+    table = family.stored(fields, begin, family.prefixes[0], tied=False)
+    head, embedding = f"{begin + blocks + 1}.{TIED}", f"{begin}.{TIED}"
+    paths = params.keys
+    if missing := [path for path in table if path not in paths]:
+        raise UsageError(
+            f"{params.checkpoint.folder} lacks {len(missing)} parameters of {family.name} with {blocks} "
+            f"blocks from layer {begin} on: {some(missing[:MOST_TOLD], len(missing))}"
+        )
+    layers = range(begin, begin + blocks + 2)
+    left_out = [path for path in paths if path not in table]
+    kept = tuple(f"{layers[-1]}.{beginning}" for beginning in family.elsewhere)
+    wrong = [path for path in left_out if _layer(path) in layers and not path.startswith(kept)]
+    outside = [path for path in left_out if _layer(path) not in layers] if first is None else []
+    if others := wrong or outside:
+        raise UsageError(
+            f"{params.checkpoint.folder} has parameters besides those of {family.name}: "
+            f"{some(others[:MOST_TOLD], len(others))}"
+            + ("" if wrong else "; for a part of a model give --first=, the number of the part's first layer")
+        )
+    if head in table:
+        files[CONFIG]["tie_word_embeddings"] = tied = _equal(params.read(embedding), params.read(head))
+        if tied:
+            del table[head]
+    files[CONFIG]["torch_dtype"] = params.dtype_of(next(iter(table))).name
+    sources = [params.source(path, stored) for path, stored in table.items()]
+    return Publication(sources=sources, others=files, left_out=[p for p in left_out if p != head])
+
+
+def fields_at(checkpoint: CheckpointView, place: str) -> Mapping[str, Any]:
+    """The fields of the layers' config, in the config that is kept with a checkpoint.
+
+    Args:
+        checkpoint: of a run.
+        place: such as "model", or "model.decoder".
+
+    Raises:
+        UsageError: there is none.
+    """
+    found = checkpoint.run.config
+    for name in place.split("."):
+        found = found.get(name) if isinstance(found, dict) else None
+    if not isinstance(found, dict) or _LAYERS not in found:
+        there = ", ".join(_places(checkpoint.run.config)) or "none"
+        raise UsageError(
+            f"{checkpoint.folder}: the config that is kept with it has no object {place!r} with the sizes of "
+            f"the layers; give its name with --model= (it has: {there}). A script keeps one with "
+            f'trainer.save(folder, config={{"model": dataclasses.asdict(cfg)}})'
+        )
+    return found
+
+
+def _places(config: Any, prefix: str = "") -> Iterator[str]:
+    """Names of all objects in a config that have the sizes of layers."""
+    for name, value in config.items() if isinstance(config, dict) else ():
+        if isinstance(value, dict) and _LAYERS in value:
+            yield prefix + name
+        yield from _places(value, f"{prefix}{name}.")
+
+
+def _layer(path: str) -> int:
+    return int(path.partition(".")[0])
+
+
+def _equal(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
+    """To the bit."""
+    return one.dtype == other.dtype and one.tobytes() == other.tobytes()

@@ -17,7 +17,7 @@ from rrfp_jax.checkpoint.reading import intact
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.fields import path_of
 from rrfp_jax.runtime.programs.initial import InitFunction
-from rrfp_jax.train.stored import FromTensors, NameMap, check_names
+from rrfp_jax.weights.tensors import FromTensors, NameMap, check_names
 
 VALUE = ".value"
 """What the names of an `nnx.State`'s arrays end in, as orbax stores it; they may be given without it."""

@@ -1,0 +1,413 @@
+"""Published families of models: what their `config.json` says, in the terms of the layers of `models/`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from rrfp_jax.errors import UsageError
+from rrfp_jax.fields import shown
+from rrfp_jax.weights.tables import (
+    LLAMA_TABLE,
+    MIXTRAL_TABLE,
+    QWEN3_TABLE,
+    SIGLIP_TABLE,
+    VIT_TABLE,
+    Table,
+    TensorNames,
+)
+
+CONFIG, PIXELS = "config.json", "preprocessor_config.json"
+"""The files of a model; the second says how images become its input."""
+
+Json: TypeAlias = Mapping[str, Any]
+"""An object of `config.json`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """What is known of one.
+
+    Attributes:
+        name: as `rrfp-export --as` has it.
+        model_types, architecture: in `config.json`; the first is written.
+        table: of its tensors.
+        sizes: the key of each field of our config that may differ between its models, see `completed`.
+        fixed: the other fields of our config, and the value that they have in all its models.
+        understood: the only value that a key may have, if it is there: with another one a model computes
+            what our layers do not. They are written, too.
+        inner: the key of the object that says it all, where a `config.json` has one.
+        defaults: of keys that a `config.json` may leave out.
+        completed: of a `config.json`, all keys of `sizes`, whichever form the file has; raises UsageError.
+        reduced: of these keys, those of a file.
+        processor: of these keys, what `preprocessor_config.json` says of images; empty for other models.
+        prefixes: what the names of all tensors may begin with; that of files we write is the first.
+        extra: beginnings of the names of tensors that our layers have no use for.
+        elsewhere: beginnings of the paths of parameters in the last layer that are not of the family.
+    """
+
+    name: str
+    model_types: tuple[str, ...]
+    architecture: str
+    table: Table
+    sizes: Mapping[str, str]
+    fixed: Mapping[str, Any]
+    understood: Json
+    completed: Callable[[Json], Json]
+    reduced: Callable[[Json], Json]
+    processor: Callable[[Json], Json] = lambda config: {}
+    inner: str = ""
+    defaults: Json = field(default_factory=dict)
+    prefixes: tuple[str, ...] = ("",)
+    extra: tuple[str, ...] = ()
+    elsewhere: tuple[str, ...] = ()
+
+    def fields_of(self, config: Json) -> dict[str, Any]:
+        """The fields of our config, by its `config.json`.
+
+        Raises:
+            UsageError: it lacks a key, or says something that our layers do not compute.
+        """
+        inner = config.get(self.inner)
+        config = {**self.defaults, **config, **(inner if isinstance(inner, dict) else {})}
+        for key, value in self.understood.items():
+            if config.get(key, value) != value:
+                raise UsageError(
+                    f"{key}={shown(config[key])}: of {self.name} only {key}={value!r} is computed here"
+                )
+        found = self.completed(config)
+        return {ours: found[key] for ours, key in self.sizes.items()} | dict(self.fixed)
+
+    def files_of(self, fields: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """What `config.json` says of a model with these fields, and the file beside it; see `fields_of`.
+
+        Raises:
+            UsageError: no model of the family has such fields; names them.
+        """
+        wrong = differences(dict(self.fixed), fields)
+        if not wrong:
+            absent = [ours for ours in self.sizes if ours not in fields]
+            if absent:
+                raise UsageError(f"no model of {self.name} is so: there is no {', '.join(absent)}")
+            sizes = {key: fields[ours] for ours, key in self.sizes.items()}
+            named = {"architectures": [self.architecture], "model_type": self.model_types[0]}
+            config, pixels = {**named, **self.understood, **self.reduced(sizes)}, dict(self.processor(sizes))
+            wrong = differences(self.fields_of(pixels | config), fields)
+        if wrong:
+            raise UsageError(f"no model of {self.name} is so: {'; '.join(wrong)}")
+        return {CONFIG: config, PIXELS: pixels} if pixels else {CONFIG: config}
+
+    def stored(
+        self, fields: Mapping[str, Any], first: int, prefix: str, tied: bool
+    ) -> dict[str, TensorNames]:
+        """The tensors of every parameter, see `Table.of_layers`; a tied head has the embedding's."""
+        blocks = fields["n_layers"]
+        found = self.table.of_layers(blocks, first, prefix, fields.get("n_experts", 0))
+        if tied and TIED in self.table.last:
+            found[f"{first + blocks + 1}.{TIED}"] = found[f"{first}.{TIED}"]
+        return found
+
+
+TIED = "tokens.embedding"
+"""The parameter that is one in the first and the last layer of a model that ties them."""
+
+
+def differences(published: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
+    """Where fields of our config are not what they are in a published model; a sentence each."""
+    return [
+        f"{name}={shown(ours[name])}, not {shown(value)}" if name in ours else f"there is no {name}"
+        for name, value in published.items()
+        if name not in ours or _plain(ours[name]) != _plain(value)
+    ]
+
+
+def _plain(value: Any) -> Any:
+    """Lists as tuples, which JSON makes lists of."""
+    return tuple(map(_plain, value)) if isinstance(value, (list, tuple)) else value
+
+
+_LARGEST = 2**53
+"""What sizes and wavelengths are below."""
+
+_SIZES = {
+    "d_model": "hidden_size",
+    "n_layers": "num_hidden_layers",
+    "n_heads": "num_attention_heads",
+    "n_kv_heads": "num_key_value_heads",
+    "head_size": "head_dim",
+    "d_ff": "intermediate_size",
+}
+"""The key of each field of our config."""
+
+
+def _sizes(config: Json) -> dict[str, Any]:
+    """All keys of `_SIZES`; files may leave out what follows from others."""
+    width, heads = _number(config, "hidden_size"), _number(config, "num_attention_heads")
+    derived = {"num_key_value_heads": heads, "head_dim": width // heads}
+    return {key: _whole(config, key, derived.get(key)) for key in _SIZES.values()}
+
+
+def _whole(config: Json, key: str, default: float | None = None) -> int:
+    """What a key says, at least 1; raises as `number` does, and where it is no whole number."""
+    value = _number(config, key, default=default)
+    if value != int(value):
+        raise UsageError(f"{key}={shown(value)}: is no whole number")
+    return int(value)
+
+
+def _object(config: Json, key: str) -> Json:
+    """The object at a key; an empty one if there is none.
+
+    Raises:
+        UsageError: something else is there.
+    """
+    found = config.get(key) or {}
+    if not isinstance(found, dict):
+        raise UsageError(f"{key}={shown(found)}: is no object")
+    return found
+
+
+def _number(config: Json, key: str, least: float = 1, default: float | None = None) -> Any:
+    """What a key says; None there is as if it were not there.
+
+    Raises:
+        UsageError: it is not there, or no number of at least `least`.
+    """
+    value = config.get(key)
+    value = default if value is None else value
+    if value is None:
+        raise UsageError(f"{key} is not there")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value < _LARGEST:
+        raise UsageError(f"{key}={shown(value)}: is no number from {least} on that a model can have")
+    return value
+
+
+_DECODER_SIZES = {
+    **_SIZES,
+    "vocab_size": "vocab_size",
+    "norm_epsilon": "rms_norm_eps",
+    "rope_base": "rope_theta",
+    "rope_stretch": "rope_scaling",
+}
+
+_DECODER_FIXED = {
+    "norm": "rms",
+    "gated": True,
+    "biases": False,
+    "positions": "rotary",
+    "parallel": False,
+    "causal": True,
+}
+
+_STRETCH = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+"""Of `rope_scaling`, in the order of `rope_stretch` in `models/decoder.py`."""
+
+
+def _decoder_config(config: Json) -> dict[str, Any]:
+    rope = _object(config, "rope_parameters")  # transformers 5 writes it for rope_theta and rope_scaling
+    theta = _number(rope, "rope_theta", 0, _number(config, "rope_theta", 0, 10_000.0))
+    return _sizes(config) | {
+        "vocab_size": _number(config, "vocab_size"),
+        "rms_norm_eps": _number(config, "rms_norm_eps", 0),
+        "rope_theta": float(theta),
+        "rope_scaling": _stretch(_object(config, "rope_scaling") or rope),
+    }
+
+
+def _stretch(scaling: Json) -> tuple[float, ...]:
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    if kind not in ("default", "llama3"):
+        raise UsageError(f"rope_scaling is of the type {shown(kind)}: only 'llama3' is computed here")
+    return () if kind == "default" else tuple(float(_number(scaling, key, 0)) for key in _STRETCH)
+
+
+def _decoder_file(config: Json) -> dict[str, Any]:
+    stretch: dict[str, Any] = dict(zip(_STRETCH, config["rope_scaling"], strict=False))
+    if stretch:
+        stretch |= {"rope_type": "llama3", _STRETCH[-1]: int(stretch[_STRETCH[-1]])}
+    return dict(config) | {"rope_scaling": stretch or None}
+
+
+LLAMA3 = Family(
+    name="llama3",
+    model_types=("llama",),
+    architecture="LlamaForCausalLM",
+    table=LLAMA_TABLE,
+    sizes=_DECODER_SIZES,
+    fixed=_DECODER_FIXED | {"qk_norm": False},
+    understood={"hidden_act": "silu", "attention_bias": False, "mlp_bias": False},
+    completed=_decoder_config,
+    reduced=_decoder_file,
+)
+
+QWEN3 = Family(
+    name="qwen3",
+    model_types=("qwen3",),
+    architecture="Qwen3ForCausalLM",
+    table=QWEN3_TABLE,
+    sizes=_DECODER_SIZES,
+    fixed=_DECODER_FIXED | {"qk_norm": True},
+    understood={"hidden_act": "silu", "attention_bias": False, "use_sliding_window": False},
+    completed=_decoder_config,
+    reduced=_decoder_file,
+)
+
+_EXPERTS = {"n_experts": "num_local_experts", "top_k": "num_experts_per_tok"}
+
+MIXTRAL = Family(
+    name="mixtral",
+    model_types=("mixtral",),
+    architecture="MixtralForCausalLM",
+    table=MIXTRAL_TABLE,
+    sizes=_DECODER_SIZES | _EXPERTS,
+    fixed=_DECODER_FIXED | {"qk_norm": False},
+    understood={"hidden_act": "silu", "sliding_window": None},
+    completed=lambda config: (
+        _decoder_config(config) | {key: _whole(config, key) for key in _EXPERTS.values()}
+    ),
+    reduced=_decoder_file,
+)
+
+
+_ENCODER_SIZES = {
+    **_SIZES,
+    "patch_size": "patch_size",
+    "grid": "grid",
+    "norm_epsilon": "layer_norm_eps",
+    "mean": "image_mean",
+    "std": "image_std",
+}
+
+_ENCODER_FIXED = {
+    "norm": "layer",
+    "gated": False,
+    "biases": True,
+    "qk_norm": False,
+    "positions": "learned",
+    "parallel": False,
+    "causal": False,
+}
+
+_DEFAULTS = {
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "image_size": 224,
+    "patch_size": 16,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+}
+"""Of both families in `transformers`, the last two in its processors; SigLIP leaves out what is so."""
+
+_LEAST = 1e-6
+"""Of what pixels are divided by."""
+
+_BICUBIC = 3
+"""Pillow's number of how `rrfp.data` scales images."""
+
+
+def _encoder_config(config: Json) -> dict[str, Any]:
+    side = _number(config, "image_size") // _number(config, "patch_size")
+    return _sizes(config) | {
+        "patch_size": config["patch_size"],
+        "grid": (side, side),
+        "layer_norm_eps": _number(config, "layer_norm_eps", 0),
+        "image_mean": _colours(config, "image_mean", 0),
+        "image_std": _colours(config, "image_std", _LEAST),
+    }
+
+
+def _colours(config: Json, key: str, least: float) -> tuple[float, ...]:
+    values = config[key]
+    if not isinstance(values, (list, tuple)) or len(values) != 3:
+        raise UsageError(f"{key}={values!r}: give three numbers")
+    return tuple(float(_number({key: value}, key, least)) for value in values)
+
+
+def _encoder_file(config: Json) -> dict[str, Any]:
+    derived = ("num_key_value_heads", "head_dim", "grid", "image_mean", "image_std")
+    kept = {key: value for key, value in config.items() if key not in derived}
+    return kept | {"image_size": _side(config)}
+
+
+def _side(config: Json) -> int:
+    """Pixels of an image's side; a grid that is no square is told as a difference from the one read again."""
+    return int(config["grid"][0] * config["patch_size"])
+
+
+def _processor(kind: str) -> Callable[[Json], Json]:
+    """For a class of image processors."""
+    return lambda config: {
+        "image_processor_type": kind,
+        "do_resize": True,
+        "size": {"height": _side(config), "width": _side(config)},
+        "resample": _BICUBIC,
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": list(config["image_mean"]),
+        "image_std": list(config["image_std"]),
+    }
+
+
+VIT = Family(
+    name="vit",
+    model_types=("vit",),
+    architecture="ViTModel",
+    table=VIT_TABLE,
+    sizes=_ENCODER_SIZES,
+    fixed=_ENCODER_FIXED | {"class_token": True, "exact_gelu": True},
+    understood={"hidden_act": "gelu", "qkv_bias": True, "num_channels": 3},
+    defaults=_DEFAULTS | {"layer_norm_eps": 1e-12},
+    completed=_encoder_config,
+    reduced=_encoder_file,
+    processor=_processor("ViTImageProcessor"),
+    prefixes=("", "vit."),
+    extra=("classifier.", "pooler.", "vit.pooler."),
+    elsewhere=("hidden.", "out."),
+)
+
+SIGLIP = Family(
+    name="siglip",
+    model_types=("siglip_vision_model", "siglip"),
+    architecture="SiglipVisionModel",
+    table=SIGLIP_TABLE,
+    sizes=_ENCODER_SIZES,
+    fixed=_ENCODER_FIXED | {"class_token": False, "exact_gelu": False},
+    understood={"hidden_act": "gelu_pytorch_tanh", "num_channels": 3},
+    inner="vision_config",
+    defaults=_DEFAULTS | {"layer_norm_eps": 1e-6},
+    completed=_encoder_config,
+    reduced=lambda config: {
+        **_encoder_file(config),
+        "vision_use_head": False,
+    },  # that head is not of our layers
+    processor=_processor("SiglipImageProcessor"),
+    prefixes=("vision_model.", ""),
+    extra=("text_model.", "vision_model.head.", "head.", "logit_scale", "logit_bias"),
+    elsewhere=("hidden.", "out."),
+)
+
+
+FAMILIES = {family.name: family for family in (LLAMA3, QWEN3, MIXTRAL, VIT, SIGLIP)}
+"""By name."""
+
+
+def family_of(config: Json) -> Family:
+    """The family of a model, by its `config.json`.
+
+    Raises:
+        UsageError: it is not known here, or its tensors are not plain numbers.
+    """
+    found = [family for family in FAMILIES.values() if config.get("model_type") in family.model_types]
+    if not found:
+        known = ", ".join(repr(kind) for family in FAMILIES.values() for kind in family.model_types)
+        raise UsageError(
+            f"model_type={shown(config.get('model_type'))}: known are {known}; for others give "
+            f"weights.pretrained a map of names"
+        )
+    if config.get("quantization_config"):
+        raise UsageError("quantization_config: the tensors are quantized; take the model that is not")
+    return found[0]
