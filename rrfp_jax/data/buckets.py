@@ -166,7 +166,7 @@ def check_pairs(pairs: Sequence[Pair]) -> tuple[Pair, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnyFit:
+class BaseFit:
     """How many buckets to choose, and how much padding; of rows with any number of lengths."""
 
     buckets: int | None = None
@@ -217,7 +217,7 @@ class AnyFit:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fit(AnyFit):
+class Fit(BaseFit):
     """How to choose bucket lengths from the lengths of the data; give one of the first two, or both.
 
     Args:
@@ -246,7 +246,7 @@ class Fit(AnyFit):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FitBoth(AnyFit):
+class FitBoth(BaseFit):
     """How to choose buckets, pairs of patches and tokens, from those of the data; see `Fit`.
 
     The share of padding is of what rows cost with it: in `Costs` where given, else of patches and tokens

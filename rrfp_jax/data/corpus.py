@@ -91,7 +91,7 @@ class TokenizedDocument:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnyCorpus:
+class BaseCorpus:
     """What corpora of text and of text and images share; see `Corpus`."""
 
     source: Source | ImageSource
@@ -131,7 +131,7 @@ class AnyCorpus:
         return f"{self.end} {self.tokenizer and self.tokenizer.fingerprint}"
 
     def _measured_by(self, lengths: NDArray[np.int64], measure: Callable[[int], Any]) -> NDArray[np.int64]:
-        """Fill in the lengths of every document, [N] or [N, K]; raises as `_good` does."""
+        """Fill in the lengths of every document, [N] or [N, K]; raises as `_without_bad` does."""
         names, reasons = list(self.source.names), dict[int, str]()
         for document in range(len(names)):
             try:
@@ -139,9 +139,9 @@ class AnyCorpus:
             except BadDocument as error:
                 reasons[document], *part = error.args
                 names[document] += "".join(f" ({printable(name)})" for name in part if name)
-        return self._good(lengths, names, reasons)
+        return self._without_bad(lengths, names, reasons)
 
-    def _good(
+    def _without_bad(
         self, lengths: NDArray[np.int64], names: Sequence[str], reasons: Mapping[int, str]
     ) -> NDArray[np.int64]:
         """Lengths with 0 for documents that are skipped; `UsageError` if any is refused, or none is good."""
@@ -172,7 +172,7 @@ class AnyCorpus:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Corpus(AnyCorpus):
+class Corpus(BaseCorpus):
     """Documents as tokens.
 
     Lengths are needed before the first step. They are known from sizes if documents are bytes or tokens
@@ -200,7 +200,7 @@ class Corpus(AnyCorpus):
         lengths = np.maximum(self._sizes, 0) + (self.end is not None)
         reasons = dict.fromkeys(np.flatnonzero(lengths < 2).tolist(), "too short")
         reasons |= dict.fromkeys(np.flatnonzero(self._sizes < 0).tolist(), "unreadable")
-        return self._good(lengths, self.source.names, reasons)
+        return self._without_bad(lengths, self.source.names, reasons)
 
     @property
     def _all_lengths(self) -> Sequence[NDArray[np.int64]]:
@@ -281,7 +281,7 @@ class Corpus(AnyCorpus):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageCorpus(AnyCorpus):
+class ImageCorpus(BaseCorpus):
     """Documents of text and images as tokens and patches.
 
     Lengths are needed before the first step, so every process reads all text once, and the images or, with

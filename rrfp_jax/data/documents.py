@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rrfp_jax.data.buckets import (
-    AnyFit,
+    BaseFit,
     Cost,
     Costing,
     Costs,
@@ -139,7 +139,7 @@ class BucketedDocuments(ABC):
     @functools.cached_property
     def bucket_lengths(self) -> tuple[Any, ...]:
         """Lengths of buckets by ascending size, given or fitted; pairs (patches, tokens) with images."""
-        if not isinstance(self.lengths, AnyFit):
+        if not isinstance(self.lengths, BaseFit):
             return self._given
         every = self.corpus.pieces(self._usable, self._longest).size
         return self.lengths.lengths(pack(every, self._longest).size if self.packed else every, self._size)
@@ -201,7 +201,7 @@ class BucketedDocuments(ABC):
     @property
     def _longest(self) -> tuple[int, ...]:
         """The most that a row can have in each length, as far as settings tell."""
-        if isinstance(self.lengths, AnyFit):
+        if isinstance(self.lengths, BaseFit):
             return self.lengths.longest_lengths
         return tuple(np.reshape(self._given, (-1, len(self.LENGTHS))).max(axis=0).tolist())
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from rrfp_jax.data.images import IMAGE_SUFFIXES, Image
 from rrfp_jax.data.sampling import shuffled
-from rrfp_jax.data.sources import BadDocument, Examples, JsonLines, find_files
+from rrfp_jax.data.sources import BadDocument, Examples, JsonSpans, find_files
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import check_fields, expanded
 from rrfp_jax.files import read_whole
@@ -102,7 +102,7 @@ class ImageFolder:
 
 
 @dataclass(frozen=True)
-class ImageLines:
+class ImageLines(JsonSpans):
     """Files of one JSON object per line, each a document: `{"text": "<image> and that", "images": [path]}`.
 
     The images take the markers' places. A text without markers comes behind all of them. Paths are relative
@@ -128,21 +128,11 @@ class ImageLines:
         if not self.marker:
             raise UsageError("marker='': give the text that an image stands for")
 
-    @property
-    def names(self) -> Sequence[str]:
-        """`file:line`, counted from 1."""
-        return self._lines.names
-
     def read(self, document: int) -> Parts:
         """The line's text, with its images where they stand."""
-        given = self._lines.parsed(document)
-        text, images = _fields(given, self.text, self.images)
-        root = expanded("folder", self.folder) if self.folder else self._lines.file(document).parent
+        text, images = _fields(self.parsed(document), self.text, self.images)
+        root = expanded("folder", self.folder) if self.folder else self._spans[document].path.parent
         return parts_of(text, [_within(root, image) for image in images], self.marker)
-
-    @functools.cached_property
-    def _lines(self) -> JsonLines:
-        return JsonLines(self.path)
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ class Span(NamedTuple):
     size: int  # -1 if the file is unreadable
 
 
-class _PartsOfFiles:
+class FileSpans:
     """Documents that are parts of files, found at first use."""
 
     @functools.cached_property
@@ -101,7 +101,7 @@ class _PartsOfFiles:
 
 
 @dataclass(frozen=True)
-class TextFiles(_PartsOfFiles):
+class TextFiles(FileSpans):
     """Text files as documents.
 
     Args:
@@ -160,8 +160,36 @@ def _sections(file: Span) -> Iterator[Span]:
         yield Span(f"{file.name}:{begin}", file.path, begin, end - begin)
 
 
+class JsonSpans(FileSpans):
+    """Lines of JSON in files, found by one pass; named `file:line`, from 1 on."""
+
+    path: str
+
+    def parsed(self, document: int) -> Any:
+        """What the line is as JSON; `BadDocument` if it is none."""
+        line = self._bytes(document)
+        try:
+            return json.loads(line)
+        except UnicodeDecodeError as error:
+            raise BadDocument("undecodable") from error
+        except (ValueError, RecursionError) as error:
+            raise BadDocument("not JSON") from error
+
+    @functools.cached_property
+    def _spans(self) -> list[Span]:
+        found = []
+        for name, path in find_files(self.path, (".jsonl", ".ndjson", ".json")):
+            offset = 0
+            with _looked_through(path) as file:
+                for number, line in enumerate(file, 1):
+                    if line.strip():
+                        found.append(Span(f"{name}:{number}", path, offset, len(line)))
+                    offset += len(line)
+        return found
+
+
 @dataclass(frozen=True)
-class JsonLines(_PartsOfFiles):
+class JsonLines(JsonSpans):
     """Files of one JSON object per line, each a document: its `field`, a string or a list of tokens.
 
     Lines are found by one pass at first use, named `file:line` from 1 on. Empty lines are passed over.
@@ -178,33 +206,6 @@ class JsonLines(_PartsOfFiles):
     def read(self, document: int, begin: int = 0, end: int | None = None) -> Raw:
         """The line's field."""
         return _raw(self.parsed(document), self.field)
-
-    def parsed(self, document: int) -> Any:
-        """What the line is as JSON; `BadDocument` if it is none."""
-        try:
-            return json.loads(self._bytes(document))
-        except BadDocument:
-            raise
-        except UnicodeDecodeError as error:
-            raise BadDocument("undecodable") from error
-        except (ValueError, RecursionError) as error:
-            raise BadDocument("not JSON") from error
-
-    def file(self, document: int) -> Path:
-        """The file that the line is in."""
-        return self._spans[document].path
-
-    @functools.cached_property
-    def _spans(self) -> list[Span]:
-        found = []
-        for name, path in find_files(self.path, (".jsonl", ".ndjson", ".json")):
-            offset = 0
-            with _looked_through(path) as file:
-                for number, line in enumerate(file, 1):
-                    if line.strip():
-                        found.append(Span(f"{name}:{number}", path, offset, len(line)))
-                    offset += len(line)
-        return found
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ class Bytes:
 
 
 @dataclass(frozen=True)
-class _ModelFile:
+class ModelFile:
     """A tokenizer that is a file of some package."""
 
     path: str
@@ -82,7 +82,7 @@ class _ModelFile:
         return package
 
 
-class TokenizerFile(_ModelFile):
+class TokenizerFile(ModelFile):
     """The JSON file of a Hugging Face tokenizer (`tokenizer.json`).
 
     Raises:
@@ -110,7 +110,7 @@ class TokenizerFile(_ModelFile):
         return tokenizer
 
 
-class SentencePiece(_ModelFile):
+class SentencePiece(ModelFile):
     """A sentencepiece model file. Raises as `TokenizerFile` does."""
 
     @property
