@@ -28,7 +28,7 @@ from benchmarks.paced_queue import paced
 from rrfp_jax.commands.command_line import exit_status
 from rrfp_jax.commands.config_line import read_config_line
 from rrfp_jax.commands.overrides import configured
-from rrfp_jax.core.footprint import Footprint, Meter
+from rrfp_jax.core.footprint import Footprint
 from rrfp_jax.core.hints import Hint
 from rrfp_jax.core.schedules import name_of
 from rrfp_jax.core.tasks import Task
@@ -46,6 +46,7 @@ from rrfp_jax.runtime.mesh.topology import Mesh
 from rrfp_jax.runtime.run.join import join
 from rrfp_jax.runtime.run.recorder import RunPhase
 from rrfp_jax.runtime.run.world import START_SECONDS
+from rrfp_jax.runtime.stages.step import Meter
 from rrfp_jax.sim.choice import Auto, Candidate, choose
 from rrfp_jax.sim.planned import Planned, base_of
 from rrfp_jax.trace.costs import Workload, WorkloadCosts
@@ -262,7 +263,7 @@ class PacedRun:
             began = perf_counter()
             self._world.recorder.phase(RunPhase("step", step))
             records = self._driver.run(self._rules, step, self._parts)
-            told = self._member, Part.of(records, *self._world.clock).plain()
+            told = self._member, Part.of(records, *self._world.clock)
             gathered = self._driver.gather(f"the end of step {step}", told, records, step)
             parts = [Part(*plain) for member, plain in gathered if member == 0]
             trace = StepTrace(step, self._rules.placement, parts)

@@ -23,7 +23,7 @@ from rrfp_jax.runtime.programs.compiler import Compiler
 from rrfp_jax.runtime.programs.gradients import wide
 from rrfp_jax.runtime.programs.stage_programs import OnDevices, StagePrograms, VirtualStageShape
 from rrfp_jax.runtime.sizes import nbytes
-from rrfp_jax.runtime.stages.step import ModelStep
+from rrfp_jax.runtime.stages.step import ModelStep, StagePart
 
 T = TypeVar("T")
 
@@ -92,7 +92,7 @@ class Run:
         leaves = [random_array(spec, 2 + i, spec.shape[0] ** -0.5) for i, spec in enumerate(specs)]
         sums = [jnp.zeros(spec.shape, wide(spec).dtype) for spec in specs]
         own = _Leaves([leaves], jax.device_put(np.float32(1.0)), StageMesh((jax.local_devices()[0],)), [sums])
-        self._step = ModelStep(own, "train", [[stage.programs]], [0], [[]])  # type: ignore[arg-type]
+        self._step = ModelStep(own, "train", StagePart([0], [[stage.programs]], [0], [0]), [[]])  # type: ignore[arg-type]
         self._sums = own.sums
         jax.block_until_ready([self._x, self._cotangent, leaves, sums])
         jax.block_until_ready([head for _, head, _ in self._step._bound.values()])

@@ -85,7 +85,7 @@ class Tasks:
     def step_seconds(self, lead: float) -> float:
         """Median seconds of a step's tasks in the driver with this lead (s)."""
         engine = self._trainer._engine
-        engine._driver = Driver(
+        engine.driver = Driver(
             engine.layout.devices,
             engine.world,
             queue=lambda name, ring: DeviceQueue(name, ring, lead),

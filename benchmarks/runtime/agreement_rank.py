@@ -94,7 +94,7 @@ def run(case: AgreementCase, layout: Layout, remote: Transport | None) -> dict[s
         busy = thread_time() - busy
         offset = world.clock[0]
         known = [at + offset for at in watched.known(records)]
-        part = Part.of(records, *world.clock).plain()
+        part = Part.of(records, *world.clock)
         calls_here = agreement.carrier.calls - before
         told = [part, known, calls_here, busy / len(records)]
         gathered = driver.gather(f"the end of step {step}", told, records, step)

@@ -18,7 +18,7 @@ from rrfp_jax.core.tasks import BACKWARD, FORWARD
 from rrfp_jax.runtime.engine.loop import StepExecution
 from rrfp_jax.runtime.stages.step import ModelStep
 from rrfp_jax.runtime.transport.choice import TransportName
-from rrfp_jax.runtime.transport.local import LocalTransport
+from rrfp_jax.runtime.transport.protocol import LocalTransport
 
 WIDTH, STAGES, STEPS, WARMUP = 8, 4, 40, 5
 

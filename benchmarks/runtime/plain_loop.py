@@ -20,14 +20,12 @@ def load_step(trainer: rrfp.Trainer, data: Sequence[Mapping[str, Any]]) -> list[
         data: of the step.
     """
     engine, count = trainer._engine, len(data)
-    (programs,) = engine.library.all_programs("train")
     bucket, _ = engine.library.first
-    inputs = engine._inputs.load(0, [bucket] * count, [programs] * count, lambda fields: data)
+    known = engine._programs_of(trainer._stepper.rules(count, "train"), [bucket] * count)
+    inputs = engine._inputs.load(0, known, lambda fields: data)
     engine.reset_gradients()
     engine._has_gradients = True  # so that the trainer's next step starts from zero
-    return [
-        ModelStep(stage, "train", [programs[s]], [0] * count, inputs[s]) for s, stage in engine.stages.items()
-    ]
+    return [ModelStep(stage, "train", known.stages[s], inputs[s]) for s, stage in engine.stages.items()]
 
 
 def run_plainly(parts: Sequence[ModelStep]) -> list[jax.Array]:

@@ -23,7 +23,7 @@ from benchmarks.paced_run import Pace, PacedRun
 from configs import quickstart
 from rrfp_jax.runs.config import RunConfig
 from rrfp_jax.runs.files import RunFiles
-from rrfp_jax.runtime.engine import engine, loop
+from rrfp_jax.runtime.engine import loop
 from rrfp_jax.runtime.run.join import join
 from rrfp_jax.runtime.run.recorder import FlightRecorder
 from rrfp_jax.trace.costs import constant
@@ -41,7 +41,6 @@ RECORDING: dict[tuple[Any, str], Callable[..., Any]] = {
     (loop, "TaskRecord"): lambda *_: None,
     (Part, "of"): lambda *_: NOTHING,
     (StepTrace, "bubble"): lambda *_: [],
-    (engine, "busy_of"): lambda *_: 0.0,
 }
 """What records, and what stands there instead; beside it rank 0 writes files. Without what `Part.of` packs,
 nothing of it is sent.

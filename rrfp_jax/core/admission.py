@@ -54,7 +54,7 @@ class Admission(ABC):
     """
 
     def __init__(self, costs: Sequence[Sequence[int]], limit: int | None) -> None:
-        totals: list[int] = [sum(own) for own in zip(*costs, strict=True)]
+        totals = list(map(sum, zip(*costs, strict=True)))
         if limit is not None:
             dearest = max(range(len(totals)), key=totals.__getitem__)
             if totals[dearest] > limit:

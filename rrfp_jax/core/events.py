@@ -40,8 +40,8 @@ class Dispatch(NamedTuple):
     """The one instruction: run the program of `task`, and add gradients to its chunk's gradient sums.
 
     `additions` are the microbatches whose gradients are added, in this order: that of this task, which its
-    program adds, then those parked before it. `ready` are the tasks of this stage that the dispatch makes
-    ready; they follow from the rest, and are left out of comparisons.
+    program adds, then those parked before it; none if it is parked itself. `ready` are the tasks of this
+    stage that the dispatch makes ready; they follow from the rest, and are left out of comparisons.
     """
 
     task: Task
@@ -56,11 +56,6 @@ class Dispatch(NamedTuple):
 
     def __hash__(self) -> int:
         return hash(self[:2])
-
-    @property
-    def in_turn(self) -> bool:
-        """Whether the task's own gradient is the first of the additions; else it is parked, if it has one."""
-        return bool(self.additions)
 
 
 Event: TypeAlias = Arrived | Room | Chosen

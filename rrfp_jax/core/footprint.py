@@ -30,11 +30,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import accumulate
 from typing import TypeAlias, TypeVar
 
 from rrfp_jax.core.step_rules import Budget
-from rrfp_jax.core.tasks import FORWARD, KINDS, Input, Kind, Output, Task
+from rrfp_jax.core.tasks import FORWARD, KINDS, Kind, Task
 
 T = TypeVar("T")
 
@@ -71,13 +72,17 @@ class Footprint:
         whole = max(self.activation_out_bytes, self.gradient_in_bytes)
         return self._held_after(kind) + (whole if KINDS[kind].flow > 0 else self.gradient_out_bytes)
 
-    def effect(self, kind: Kind) -> tuple[int, int, int, int]:
-        """What arrives for a task, what leaves, and what its dispatch adds: to stay, and while it runs."""
-        before, flow = KINDS[kind].after, KINDS[kind].flow
-        arrives = self.activation_in_bytes if flow > 0 else self.gradient_in_bytes if flow else 0
-        leaves = self.activation_out_bytes if flow > 0 else self.gradient_out_bytes if flow else 0
-        held = self._held_after(kind) - (0 if before is None else self._held_after(before))
-        return arrives, leaves, held + leaves - arrives, self.transient_bytes(kind)
+    @cached_property
+    def effects(self) -> Sequence[tuple[int, int, int, int]]:
+        """By kind: what a task gets, what it sends, and what its dispatch adds, to stay and while it runs."""
+        activation = self.activation_in_bytes, self.activation_out_bytes
+        messages = {1: activation, 0: (0, 0), -1: (self.gradient_in_bytes, self.gradient_out_bytes)}
+        found = []
+        for kind, row in zip(Kind, KINDS, strict=True):
+            arrives, leaves = messages[row.flow]
+            held = self._held_after(kind) - (0 if row.after is None else self._held_after(row.after))
+            found.append((arrives, leaves, held + leaves - arrives, self.transient_bytes(kind)))
+        return found
 
     def _held_after(self, kind: Kind) -> int:
         holds = KINDS[kind].holds
@@ -203,35 +208,3 @@ def _most_before(room: int | None, own: Sequence[Chunks], buckets: Sequence[int]
 def _of_microbatches(by_bucket: Iterable[T], buckets: Sequence[int]) -> list[T]:
     known = list(by_bucket)
     return [known[bucket] for bucket in buckets]
-
-
-class Meter:
-    """Counts bytes held for microbatches: arriving, kept between programs, sent and not delivered."""
-
-    def __init__(self, footprints: Sequence[Chunks], buckets: Sequence[int]) -> None:
-        self._buckets = buckets
-        # By bucket, chunk and kind: what arrives, what leaves, what there is more, and more for a while.
-        self._effects = [[[*map(chunk.effect, Kind)] for chunk in chunks] for chunks in footprints]
-        self.begin()
-
-    def begin(self) -> None:
-        """A step begins: nothing is there."""
-        self.now = self.peak = 0  # the peak is with what each program needs while it runs
-
-    def coming(self, awaited: Input) -> None:
-        """The memory of an input from another virtual stage is taken from now on."""
-        direction, chunk, microbatch = awaited
-        self.now += self._effects[self._buckets[microbatch]][chunk][direction][0]
-        self.peak = max(self.peak, self.now)
-
-    def dispatched(self, task: Task) -> None:
-        """A task's program is dispatched: its results are there, its input and what else it drops is not."""
-        kind, chunk, microbatch = task
-        _, _, change, transient = self._effects[self._buckets[microbatch]][chunk][kind]
-        self.now += change
-        self.peak = max(self.peak, self.now + transient)
-
-    def delivered(self, sent: Output) -> None:
-        """What was sent is at its destination."""
-        direction, chunk, microbatch = sent
-        self.now -= self._effects[self._buckets[microbatch]][chunk][direction][1]

@@ -144,7 +144,7 @@ def _sizes(placement: Placement, microbatches: int) -> str:
 
 def planned_order(
     schedule: FixedOrder, stage: int, placement: Placement, microbatches: int, forward_only: bool = False
-) -> Sequence[Task]:
+) -> list[Task]:
     """A stage's fixed order, checked to hold each task once, after what it needs there."""
     order = list(schedule.order(stage, placement, microbatches))
     if forward_only:

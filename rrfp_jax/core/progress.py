@@ -13,6 +13,7 @@ from enum import Enum
 
 from rrfp_jax.core.tasks import (
     BACKWARD,
+    CHARGES,
     FORWARD,
     INPUT,
     KINDS,
@@ -60,21 +61,63 @@ def all_tasks(chunks: int, microbatches: int) -> TaskIndex:
     return {kind: [[Task(kind, c, j) for j in range(microbatches)] for c in range(chunks)] for kind in Kind}
 
 
+class StageTasks:
+    """The tasks of a stage and what makes them ready: the same in every step by the same rules.
+
+    Attributes:
+        rows: by direction and then chunk, its tasks by microbatch, what makes them ready, and whether both
+            B's and I's are among them.
+        backward_kinds: by chunk, whether there are B's among its tasks, I's and W's, or both.
+        count: of the tasks that run, of which I and W are two.
+    """
+
+    def __init__(
+        self,
+        stage: int,
+        placement: Placement,
+        names: TaskIndex,
+        split: Collection[tuple[int, int]],
+        forward_only: bool,
+    ) -> None:
+        backwards, splits = [list(tasks) for tasks in names[BACKWARD]], [0] * placement.chunks
+        for chunk, microbatch in split:
+            splits[chunk] += backwards[chunk][microbatch].kind is BACKWARD
+            backwards[chunk][microbatch] = names[INPUT][chunk][microbatch]
+        self.chunks, self.microbatches = placement.chunks, len(names[FORWARD][0])
+        self.forward_only = forward_only
+        self.backward_kinds: list[frozenset[Kind]] = []
+        for count in splits:
+            fused = () if count == self.microbatches else (BACKWARD,)
+            apart = KINDS[BACKWARD].parts if count else ()
+            self.backward_kinds.append(frozenset(() if forward_only else (*fused, *apart)))
+        self.count = self.microbatches * self.chunks * (1 if forward_only else 2) + sum(splits)
+        self.rows: list[tuple[Sequence[Task], ReadyBy, bool]] = []
+        for way, tasks in zip(Direction, (names[FORWARD], backwards, names[WEIGHT]), strict=True):
+            for c, own in enumerate(tasks):
+                by = ready_by(Kind(way), placement.needs_arrival(stage, Task(Kind(way), c, 0)))
+                self.rows.append((own, by, tasks is backwards and 0 < splits[c] < len(own)))
+
+
 class ReadyQueue:
     """The tasks of one direction and chunk by microbatch.
 
-    `ready` of them are ready, at `lowest` and above (-1: none). `by` says what makes them so, `predecessor`
-    has the tasks that are dispatched before them, and `mixed` whether both B's and I's are among them.
+    `ready` of them are ready, at `lowest` and above (-1: none). `by` says what makes them so, and `mixed`
+    whether both B's and I's are among them. `predecessor` has the tasks that are dispatched before them,
+    `successor` those that these make ready, if they do.
     """
 
-    __slots__ = ("by", "lowest", "mixed", "predecessor", "ready", "states", "tasks")
+    __slots__ = ("by", "lowest", "mixed", "predecessor", "ready", "states", "successor", "tasks")
 
     def __init__(
-        self, tasks: Sequence[Task], by: ReadyBy, predecessor: ReadyQueue | None = None, mixed: bool = False
+        self, tasks: Sequence[Task], by: ReadyBy, mixed: bool, predecessor: ReadyQueue | None
     ) -> None:
-        self.tasks, self.by, self.predecessor, self.mixed = tasks, by, predecessor, mixed
+        self.tasks, self.by, self.mixed, self.predecessor = tasks, by, mixed, predecessor
+        self.successor: ReadyQueue | None = None
         self.states = bytearray(len(tasks))
         self.ready, self.lowest = 0, -1
+        if by is ReadyBy.BEGINNING:
+            self.states = bytearray([READY]) * len(tasks)
+            self.ready, self.lowest = len(tasks), 0
 
     def make_ready(self, microbatch: int) -> Task:
         """Note that a waiting task can run; the task."""
@@ -93,51 +136,22 @@ class ReadyQueue:
 
 
 class Progress:
-    """The states of one stage's tasks, in rows by kind and chunk; `splits` backwards run as I and W."""
+    """The states of one stage's tasks, in rows by kind or direction, and chunk."""
 
-    def __init__(
-        self,
-        stage: int,
-        placement: Placement,
-        names: TaskIndex,
-        split: Collection[tuple[int, int]],
-        forward_only: bool,
-    ) -> None:
-        backwards, splits = [list(tasks) for tasks in names[BACKWARD]], [0] * placement.chunks
-        for chunk, microbatch in split:
-            splits[chunk] += backwards[chunk][microbatch].kind is BACKWARD
-            backwards[chunk][microbatch] = names[INPUT][chunk][microbatch]
-        self.splits = sum(splits)
-        self._chunks, self._microbatches = placement.chunks, len(names[FORWARD][0])
-        self._forward_only = forward_only
-        self._of: dict[Direction, list[ReadyQueue]] = {}
-        before: Sequence[ReadyQueue | None] = [None] * placement.chunks
-        for way, tasks in zip(Direction, (names[FORWARD], backwards, names[WEIGHT]), strict=True):
-            kind, rows = Kind(way), []
-            for c, own in enumerate(tasks):
-                by = ready_by(kind, placement.needs_arrival(stage, Task(kind, c, 0)))
-                mixed = kind is BACKWARD and 0 < splits[c] < len(own)
-                rows.append(ReadyQueue(own, by, before[c], mixed))
-            self._of[way] = before = rows
-        self.all_rows = [row for rows in self._of.values() for row in rows]
-        self.rows = {kind: self._of[kind.direction] for kind in Kind}
+    def __init__(self, own: StageTasks) -> None:
+        self._chunks, self._microbatches, self._forward_only = own.chunks, own.microbatches, own.forward_only
+        self.all_rows: list[ReadyQueue] = []
+        for tasks, by, mixed in own.rows:
+            earlier = len(self.all_rows) - own.chunks
+            before = self.all_rows[earlier] if earlier >= 0 else None
+            self.all_rows.append(row := ReadyQueue(tasks, by, mixed, before))
+            if before is not None and by is ReadyBy.PREDECESSOR and not own.forward_only:
+                before.successor = row
+        first, rest = self.all_rows[: own.chunks], self.all_rows[own.chunks :]
+        forwards, backwards, weights = first, rest[: own.chunks], rest[own.chunks :]
+        self.rows = forwards, backwards, backwards, weights  # by kind; a direction has the number of one
         # Best first by the paper's tie order: the lowest chunk's forwards, of the others the highest chunk's.
-        self.ranked = {
-            way: rows if way is Direction.FORWARD else rows[::-1] for way, rows in self._of.items()
-        }
-        self._dispatches = [  # by kind and chunk: the task's row, and that in which another becomes ready
-            [(row, self._unlocked(kind, c)) for c, row in enumerate(self.rows[kind])] for kind in Kind
-        ]
-        for row in self._of[Direction.FORWARD]:
-            if row.by is ReadyBy.BEGINNING:
-                for j in range(self._microbatches):
-                    row.make_ready(j)
-
-    def _unlocked(self, kind: Kind, chunk: int) -> ReadyQueue | None:
-        """The row in which the dispatch of a task makes that of the same microbatch ready."""
-        rows = (self.rows[later][chunk] for later in Kind if KINDS[later].after is kind)
-        row = None if self._forward_only else next(rows, None)
-        return row if row is not None and row.by is ReadyBy.PREDECESSOR else None
+        self.ranked = forwards, backwards[::-1], (), weights[::-1]  # by direction
 
     def state(self, task: Task) -> int:
         """WAITING, READY or DISPATCHED; WAITING for a B that is an I here, and for an I that is a B."""
@@ -152,16 +166,12 @@ class Progress:
         """The states of all tasks; two stages that differ in nothing else are as far as each other."""
         return b"".join(row.states for row in self.all_rows)
 
-    def task_for(self, direction: Direction, chunk: int, microbatch: int) -> Task:
-        """The task that runs here for a direction: for BACKWARD, B or I."""
-        return self._of[direction][chunk].tasks[microbatch]
-
     def arrive(self, arrived: Input) -> str | None:
         """File the arrival of an input; what was expected instead, if it cannot happen now."""
         expected = self.refusal(arrived)
         if expected is None:
             direction, chunk, microbatch = arrived
-            self._of[direction][chunk].make_ready(microbatch)
+            self.rows[direction][chunk].make_ready(microbatch)
         return expected
 
     def refusal(self, arrived: Input, coming: Task | None = None) -> str | None:
@@ -169,7 +179,7 @@ class Progress:
         direction, chunk, microbatch = arrived
         if not (0 <= chunk < self._chunks and 0 <= microbatch < self._microbatches):
             return f"chunk < {self._chunks} and microbatch < {self._microbatches}"
-        row = self._of[direction][chunk]
+        row = self.rows[direction][chunk]
         if row.by is not ReadyBy.ARRIVAL:
             return ArrivalError.ELSEWHERE.value
         if row.states[microbatch] != WAITING:
@@ -184,24 +194,25 @@ class Progress:
 
     def dispatch(self, kind: Kind, chunk: int, microbatch: int) -> tuple[Task, ...]:
         """Note that a ready task runs; the tasks of this stage that become ready by that."""
-        row, unlocked = self._dispatches[kind][chunk]
+        row = self.rows[kind][chunk]
         row.states[microbatch] = DISPATCHED
         row.ready -= 1
         if microbatch == row.lowest:
             row.lowest = row.states.find(READY, microbatch + 1) if row.ready else -1
-        return () if unlocked is None else (unlocked.make_ready(microbatch),)
+        if row.successor is None or CHARGES[kind] < 0:  # a B or W is the last of its chunk
+            return ()
+        return (row.successor.make_ready(microbatch),)
 
     def ready_tasks(self) -> list[Task]:
         """The ready tasks in tie order: forwards, then backwards, then weight gradients."""
-        return [task for rows in self.ranked.values() for row in rows for task in row]
+        return [task for rows in self.ranked for row in rows for task in row]
 
     def missing(self) -> list[Task]:
         """The tasks whose inputs have not arrived, though nothing on this stage stands in their way."""
-        ways = list(Direction)[: 1 if self._forward_only else 2]
+        rows = self.all_rows[: self._chunks * (1 if self._forward_only else 2)]
         return [
             task
-            for way in ways
-            for row in self._of[way]
+            for row in rows
             for j, task in enumerate(row.tasks)
             if row.states[j] == WAITING
             and (row.predecessor is None or row.predecessor.states[j] == DISPATCHED)

@@ -32,8 +32,8 @@ from rrfp_jax.core.events import (
     Wait,
     WaitCause,
 )
-from rrfp_jax.core.hints import Only
-from rrfp_jax.core.orders import FixedOrder, planned_order, split_of
+from rrfp_jax.core.hints import DIRECTIONS, Only
+from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.progress import DISPATCHED, READY, Progress, ReadyQueue
 from rrfp_jax.core.step_rules import Budget, StepRules, charges_of
 from rrfp_jax.core.tasks import CHARGES, Direction, Kind, Task
@@ -155,7 +155,10 @@ class RunnableTasks:
 
     def anything(self) -> Task | None:
         """Some runnable task, or None."""
-        return next((task for way in Direction if (task := self.first(way)) is not None), None)
+        for direction in DIRECTIONS:
+            if (task := self.first(direction)) is not None:
+                return task
+        return None
 
     def _permits(self, kind: Kind, chunk: int, microbatch: int) -> bool:
         """Whether a ready task is also admitted, or has a place for its gradient."""
@@ -202,30 +205,19 @@ class StageScheduler:
     kept: ClassVar[int | None] = KEPT
 
     def __init__(self, stage: int, rules: StepRules, budget: Budget | None = None) -> None:
-        placement, microbatches = rules.placement, rules.microbatches
+        own, chunks = rules.of_stages[stage], rules.placement.chunks
         self.stage, self.rules, self.budget = stage, rules, budget
-        self._hint = hint = rules.hint
-        self._state: Any = None
-        self._order: Sequence[Task] = ()
-        split: Collection[tuple[int, int]] = ()
-        if hint is None:
-            assert isinstance(rules.schedule, FixedOrder)
-            self._order = planned_order(rules.schedule, stage, placement, microbatches, rules.forward_only)
-            split = split_of(self._order)
-        else:
-            self._state = hint.start(stage, placement, microbatches)
-            if not rules.forward_only:
-                split = hint.split(stage, placement, microbatches)
-        self._progress = Progress(stage, placement, rules.names, split, rules.forward_only)
-        charges = charges_of(rules, budget)
-        rule = self.by_chunk if rules.charges_by_chunk else self.whole
-        self._admissions = [rule(costs, limit) for costs, limit in charges]
-        self._accumulator = Accumulator(placement.chunks, rules.accumulation, rules.spare_gradients)
+        self._hint, self._state, self._waits, self._order = own.hint, own.state, own.waits, own.order
+        self._progress = Progress(own.tasks)
+        rule = self.by_chunk if own.by_chunk else self.whole
+        self._admissions: list[Admission] = []
+        for costs, limit in own.charges if budget is None else charges_of(rules, budget):
+            self._admissions.append(rule(costs, limit))
+        self._accumulator = Accumulator(chunks, rules.accumulation, rules.spare_gradients)
         self.view = RunnableTasks(self._progress, self._admissions, self._accumulator)
         self._forward_only = rules.forward_only
-        self._to_run = [placement.chunks] * microbatches  # in a forward-only pass
-        own = 1 if rules.forward_only else 2
-        self.tasks = self._remaining = microbatches * placement.chunks * own + self._progress.splits
+        self._to_run = [chunks] * rules.microbatches  # in a forward-only pass
+        self.tasks = self._remaining = own.tasks.count
         self.log = EventLog(self.kept)
         self._note = self.log.entries.append
 
@@ -248,25 +240,24 @@ class StageScheduler:
 
         To name the tasks takes a look at all of the step's; otherwise they are left out.
         """
-        if self.finished:
+        if not self._remaining:
             return Wait(WaitCause.DONE)
         if self._hint is None:
             return Wait(WaitCause.ORDER, (self._order[self.tasks - self._remaining],))
-        view = RunnableTasks(
-            self._progress, self._admissions, self._accumulator
-        )  # own: asking one is noted there
+        # A view of its own: asking one is noted there.
+        view = RunnableTasks(self._progress, self._admissions, self._accumulator)
         if (task := view.anything()) is not None:
-            reserves = self._hint.waits and self._hint.choose(self._state, view) is None
+            reserves = self._waits and self._hint.choose(self._state, view) is None
             return Wait(WaitCause.RESERVED if reserves else WaitCause.RUNNABLE, (task,))
-        ready = [way for way, rows in self._progress.ranked.items() if any(row.ready for row in rows)]
-        if not ready:
-            return Wait(WaitCause.INPUT, tuple(self._progress.missing()) if named else ())
-        return Wait(
-            WaitCause.ROOM if ready[0] is Direction.FORWARD else WaitCause.TURN,
-            tuple(self.ready_tasks()) if named else (),
-            in_flight=self.in_flight,
-            by_chunk=self.rules.placement.chunks > 1,
-        )
+        for row in self._progress.all_rows:
+            if row.ready:
+                return Wait(
+                    WaitCause.ROOM if CHARGES[row.tasks[0].kind] > 0 else WaitCause.TURN,
+                    tuple(self.ready_tasks()) if named else (),
+                    in_flight=self.in_flight,
+                    by_chunk=self.rules.placement.chunks > 1,
+                )
+        return Wait(WaitCause.INPUT, tuple(self._progress.missing()) if named else ())
 
     def handle(self, event: Event) -> Dispatch | None:
         """Take in one event; what the driver must do now, if anything.
@@ -316,7 +307,7 @@ class StageScheduler:
 
     def task_for(self, direction: Direction, chunk: int, microbatch: int) -> Task:
         """The task that runs here for a direction: for BACKWARD, B or I."""
-        return self._progress.task_for(direction, chunk, microbatch)
+        return self._progress.rows[direction][chunk].tasks[microbatch]
 
     def _choose(self, late: Collection[Task] = ()) -> tuple[Task, Any] | None:
         """The task to run now and the hint's state after it, late ones only if it chooses no other."""
@@ -329,7 +320,7 @@ class StageScheduler:
         if choice is None:
             choice = self._hint.choose(self._state, self.view)
         if choice is None:
-            if not self._hint.waits and (waiting := self.view.anything()) is not None:
+            if not self._waits and (waiting := self.view.anything()) is not None:
                 raise ScheduleError(
                     f"{self._hint} chose nothing on stage {self.stage} while {waiting} can run"
                 )

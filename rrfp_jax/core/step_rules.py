@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
 
 from rrfp_jax.core.admission import SPARE_GRADIENTS, Accumulation, most_parked
 from rrfp_jax.core.hints import Hint
-from rrfp_jax.core.orders import FixedOrder, split_of
-from rrfp_jax.core.progress import TaskIndex, all_tasks
-from rrfp_jax.core.schedules import Schedule
-from rrfp_jax.core.tasks import BACKWARD, KINDS, Kind, Placement
+from rrfp_jax.core.orders import FixedOrder, planned_order, split_of
+from rrfp_jax.core.progress import StageTasks, TaskIndex, all_tasks
+from rrfp_jax.core.schedules import Schedule, name_of
+from rrfp_jax.core.tasks import Kind, Placement, Task
 
 MOST_QUEUED = 2
 """Programs on a device at once, the running one and the next, unless a group of processes decides ahead."""
@@ -33,6 +33,10 @@ class Budget:
     costs: Sequence[Sequence[int]]
     limit: int
     most: int | None = None
+
+
+Charges: TypeAlias = tuple[Sequence[Sequence[int]], int | None]
+"""What microbatches cost, `[chunk][microbatch]`, and the limit on the sum."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,15 +72,19 @@ class StepRules:
         return None if isinstance(self.schedule, FixedOrder) else self.schedule
 
     @cached_property
+    def name(self) -> str:
+        """The schedule's; see `name_of`."""
+        return name_of(self.schedule)
+
+    @cached_property
     def unadded_gradients(self) -> int:
         """Most gradients that a stage has beside its sums: those that wait for their turn."""
         if self.forward_only or self.accumulation == "arrival":
             return 0
         if not isinstance(self.schedule, FixedOrder):
             return self.spare_gradients
-        stages, order_of = range(self.placement.stages), self.schedule.order
-        orders = [order_of(stage, self.placement, self.microbatches) for stage in stages]
-        return min(max(most_parked(order, self.placement.chunks) for order in orders), self.spare_gradients)
+        most = max(most_parked(own.order, self.placement.chunks) for own in self.of_stages)
+        return min(most, self.spare_gradients)
 
     @property
     def admission_limit(self) -> int | None:
@@ -90,28 +98,42 @@ class StepRules:
 
     def backward_kinds(self, stage: int) -> list[frozenset[Kind]]:
         """For each chunk of a stage, whether there are B's among its tasks, I's and W's, or both."""
-        if self.forward_only:
-            return [frozenset()] * self.placement.chunks
-        schedule, sizes = self.schedule, (stage, self.placement, self.microbatches)
-        if isinstance(schedule, FixedOrder):
-            split = split_of(schedule.order(*sizes))
-        else:
-            split = set(schedule.split(*sizes))
-        fused, apart = frozenset([BACKWARD]), frozenset(KINDS[BACKWARD].parts)
-        found = []
-        for c in range(self.placement.chunks):
-            count = sum((c, j) in split for j in range(self.microbatches))
-            found.append(fused if not count else apart if count == self.microbatches else fused | apart)
-        return found
+        return self.of_stages[stage].tasks.backward_kinds
 
     @cached_property
     def names(self) -> TaskIndex:
         """All tasks that there may be in the step."""
         return all_tasks(self.placement.chunks, self.microbatches)
 
+    @cached_property
+    def of_stages(self) -> Sequence[StageRules]:
+        """What they say of each stage; ValueError for a fixed order that does not hold every task once."""
+        return [StageRules(self, stage) for stage in range(self.placement.stages)]
 
-Charges: TypeAlias = tuple[Sequence[Sequence[int]], int | None]
-"""What microbatches cost, `[chunk][microbatch]`, and the limit on the sum."""
+
+class StageRules:
+    """What the rules of a step say of one stage.
+
+    Attributes:
+        hint: ranks its tasks, from `state` on at the beginning of a step; None for a fixed order.
+        waits: whether the hint may choose nothing though a task can run.
+        order: without a hint.
+        charges: what admission keeps count of if there is no budget in bytes.
+        by_chunk: see `StepRules.charges_by_chunk`.
+    """
+
+    def __init__(self, rules: StepRules, stage: int) -> None:
+        sizes = stage, rules.placement, rules.microbatches
+        self.hint, self.order, self.state, self.waits = rules.hint, list[Task](), None, False
+        split: Collection[tuple[int, int]] = ()
+        if isinstance(rules.schedule, FixedOrder):
+            self.order = planned_order(rules.schedule, *sizes, rules.forward_only)
+            split = split_of(self.order)
+        else:
+            self.state, self.waits = rules.schedule.start(*sizes), rules.schedule.waits
+            split = () if rules.forward_only else rules.schedule.split(*sizes)
+        self.tasks = StageTasks(stage, rules.placement, rules.names, split, rules.forward_only)
+        self.charges, self.by_chunk = charges_of(rules, None), rules.charges_by_chunk
 
 
 def charges_of(rules: StepRules, budget: Budget | None) -> list[Charges]:

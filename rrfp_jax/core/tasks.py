@@ -20,8 +20,10 @@ Where virtual stage v runs is the placement's business:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 from typing import Literal, NamedTuple, TypeAlias
 
 
@@ -215,30 +217,33 @@ class Placement:
         chunk, position = divmod(v, self.stages)
         return self.stages - 1 - position if self._reversed(chunk) else position, chunk
 
+    @cached_property
+    def _places(self) -> Mapping[tuple[int, int, int], tuple[int, int]]:
+        """By stage, chunk and 1 or -1, the stage and chunk of the virtual stage after it or before it."""
+        order = [self.place(v) for v in range(self.last + 1)]
+        return {
+            (*order[v], way): order[v + way]
+            for v in range(len(order))
+            for way in (1, -1)
+            if 0 <= v + way < len(order)
+        }
+
     def needs_arrival(self, stage: int, task: Task) -> bool:
         """Whether the task's input comes from another virtual stage, not from data or its own F or I."""
-        flow = KINDS[task.kind].flow
-        return flow != 0 and 0 <= self.virtual_stage(stage, task.chunk) - flow <= self.last
+        return (stage, task.chunk, -KINDS[task.kind].flow) in self._places
 
     def destination(self, stage: int, task: Task) -> tuple[int, Input] | None:
         """The stage that needs this task's output, and what it is there; None if no virtual stage does."""
         kind, chunk, microbatch = task
-        flow = KINDS[kind].flow
-        v = self.virtual_stage(stage, chunk) + flow
-        if not flow or not 0 <= v <= self.last:
-            return None
-        to, chunk = self.place(v)
-        return to, Input(KINDS[kind].direction, chunk, microbatch)
+        row = KINDS[kind]
+        place = self._places.get((stage, chunk, row.flow))
+        return None if place is None else (place[0], Input(row.direction, place[1], microbatch))
 
     def source(self, stage: int, wanted: Input) -> tuple[int, Output] | None:
         """The stage that sends an input, and what it is there; None at the ends of the model."""
         direction, chunk, microbatch = wanted
-        flow = KINDS[direction].flow
-        v = self.virtual_stage(stage, chunk) - flow
-        if not flow or not 0 <= v <= self.last:
-            return None
-        sender, chunk = self.place(v)
-        return sender, Output(direction, chunk, microbatch)
+        place = self._places.get((stage, chunk, -KINDS[direction].flow))
+        return None if place is None else (place[0], Output(direction, place[1], microbatch))
 
     def _reversed(self, chunk: int) -> bool:
         return self.shape == "v" and chunk % 2 == 1

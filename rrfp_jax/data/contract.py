@@ -86,8 +86,10 @@ class InMemory:
     def load(self, microbatch: Microbatch, fields: Collection[str]) -> Arrays:
         """See `Data.load`."""
         step, position = microbatch.source
-        self.plan(step)
-        return {name: self._current[position][name] for name in fields}
+        if self._source is not None and step != self._step:
+            self.plan(step)
+        arrays = self._current[position]
+        return {name: arrays[name] for name in fields}
 
 
 class Stream:

@@ -12,7 +12,7 @@ from statistics import fmean, median
 from typing import NamedTuple, TypeAlias
 
 from rrfp_jax.core.orders import FixedOrder
-from rrfp_jax.core.schedules import by_name, name_of
+from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.tasks import Kind, Task
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.sim.splits import Layers
@@ -67,7 +67,7 @@ def _variants(
 
 def _schedules(step: RecordedStep, costs: TableCosts, names: Sequence[str]) -> Iterator[Variant]:
     """Other schedules on the same placement; in place of a fixed order, hints that hold as much as it did."""
-    rules, own = step.rules, name_of(step.rules.schedule)
+    rules, own = step.rules, step.rules.name
     placement, held = rules.placement, max(peak_in_flight(step.trace))
     for name in names:
         schedule = by_name(name)

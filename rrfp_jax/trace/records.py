@@ -10,7 +10,8 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from math import inf
+from typing import TYPE_CHECKING, NamedTuple
 
 from rrfp_jax.core.events import WaitCause
 from rrfp_jax.core.orders import FixedOrder
@@ -79,8 +80,7 @@ BY_NUMBER = (None, *WaitCause)
 NUMBERS = {cause: number for number, cause in enumerate(BY_NUMBER)}
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """What one process recorded of a step, packed: it is sent every step and looked at seldom.
 
     From the dispatch of its first task to the end of its last; `busy` is the time in which each of its stages
@@ -97,24 +97,15 @@ class Part:
     def of(cls, records: Sequence[TaskRecord], offset: float = 0.0, precision: float = 0.0) -> Part:
         """Pack records, at least one, all times moved by `offset` seconds, known to within `precision`."""
         busy: dict[int, float] = {}
-        packed = []
+        first, last, packed = inf, -inf, []
         for stage, task, bucket, ready, dispatched, start, end, *injected, held in records:
             kind, chunk, microbatch = task
             code = kind + 16 * NUMBERS[held]
             busy[stage] = busy.get(stage, 0.0) + end - start
+            first, last = min(first, dispatched), max(last, end)
             times = (ready + offset, dispatched + offset, start + offset, end + offset)
             packed.append(RECORD.pack(stage, code, chunk, microbatch, bucket, *times, *injected))
-        return cls(
-            start=min(record.dispatched for record in records) + offset,
-            end=max(record.end for record in records) + offset,
-            busy=busy,
-            packed=b"".join(packed),
-            precision=precision,
-        )
-
-    def plain(self) -> list[Any]:
-        """The part as plain data, from which `Part(*plain)` makes it again."""
-        return [self.start, self.end, dict(self.busy), self.packed, self.precision]
+        return cls(first + offset, last + offset, busy, b"".join(packed), precision)
 
     def records(self) -> list[TaskRecord]:
         """The records, in order of their end."""
@@ -126,11 +117,6 @@ class Part:
             held = BY_NUMBER[number]
             found.append(TaskRecord(stage, task, bucket, *times)._replace(held=held))
         return found
-
-
-def busy_of(parts: Iterable[Part], stage: int) -> float:
-    """Time in which a stage computed, or was kept busy by injected delays, by these records (s)."""
-    return sum(part.busy.get(stage, 0.0) for part in parts)
 
 
 @dataclass(frozen=True)
@@ -156,20 +142,31 @@ class StepTrace:
         """The records of all stages, in order of their end."""
         return sorted((r for part in self.parts for r in part.records()), key=lambda r: r.end)
 
+    @cached_property
+    def _extent(self) -> tuple[float, float, Mapping[int, float]]:
+        """Dispatch of the first task and end of the last (s), and by stage the time in which it computed."""
+        start, end, busy = inf, -inf, dict[int, float]()
+        for part in self.parts:
+            start, end = min(start, part.start), max(end, part.end)
+            for stage, seconds in part.busy.items():
+                busy[stage] = busy.get(stage, 0.0) + seconds
+        return start, end, busy
+
     @property
     def start(self) -> float:
         """Dispatch of the first task (s)."""
-        return min(part.start for part in self.parts)
+        return self._extent[0]
 
     @property
     def end(self) -> float:
         """End of the last task (s)."""
-        return max(part.end for part in self.parts)
+        return self._extent[1]
 
     @property
     def makespan(self) -> float:
         """From the first task's dispatch to the end of the last, over all stages (s)."""
-        return self.end - self.start
+        start, end, _ = self._extent
+        return end - start
 
     @cached_property
     def _by_task(self) -> Mapping[tuple[int, Task], TaskRecord]:
@@ -220,7 +217,7 @@ class StepTrace:
 
     def busy(self, stage: int) -> float:
         """Time in which the stage computed, or was kept busy by injected delays (s)."""
-        return busy_of(self.parts, stage)
+        return self._extent[2].get(stage, 0.0)
 
     @property
     def busy_seconds(self) -> Sequence[Sequence[float]]:
@@ -233,8 +230,9 @@ class StepTrace:
 
     def bubble(self) -> list[float]:
         """Per stage, the share of the makespan in which it did not compute."""
-        span = self.makespan
-        return [1.0 - self.busy(stage) / span if span > 0 else 0.0 for stage in range(self.stages)]
+        start, end, busy = self._extent
+        span, stages = end - start, range(self.placement.stages)
+        return [1.0 - busy.get(stage, 0.0) / span if span > 0 else 0.0 for stage in stages]
 
     def gaps(self, stage: int, shortest: float = 0.0) -> list[Gap]:
         """The stage's idle times longer than `shortest` seconds, from the step's start on."""

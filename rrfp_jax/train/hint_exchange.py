@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from time import perf_counter
 
-from rrfp_jax.core.schedules import Schedule, name_of
+from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.core.step_rules import Bucket, StepRules, bucket_name
 from rrfp_jax.errors import UsageError
 from rrfp_jax.printing import say
@@ -67,7 +67,7 @@ class HintExchange:
             earlier: steps that have run.
             engine: that ran them.
         """
-        world, present, told = engine.world, name_of(rules.schedule), None
+        world, present, told = engine.world, rules.name, None
         engine.prepare(buckets, rules)  # the budgets follow from the programs
         began = perf_counter()
         candidates = self._candidates(rules, buckets, earlier, engine)
@@ -96,7 +96,7 @@ class HintExchange:
         costs = WorkloadCosts(table.workload([bucket_name(bucket) for bucket in buckets]), rules.placement)
         splits = _splits(rules)
         found: dict[str, Candidate | str] = {}
-        for name, hint in ({name_of(rules.schedule): rules.schedule} | self._auto.hints).items():
+        for name, hint in ({rules.name: rules.schedule} | self._auto.hints).items():
             own = replace(rules, schedule=hint)
             try:
                 if _splits(own) != splits:

@@ -31,7 +31,9 @@ class Standing:
 
     def after(self, finite: bool) -> Standing:
         """After one more step."""
-        scale = self.loss_scale.after(finite)
+        scale = self.loss_scale
+        if scale.dynamic:
+            scale = scale.after(finite)
         if finite:
             return replace(self, loss_scale=scale, in_vain=0)
         in_vain = self.in_vain + 1 if scale.value == self.loss_scale.value else 0

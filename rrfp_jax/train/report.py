@@ -9,8 +9,7 @@ from typing import Any
 
 from rrfp_jax.errors import UsageError
 from rrfp_jax.explain.explanation import Explanation, TimedStep, explain
-from rrfp_jax.runtime.model.metrics import Reduced, figures
-from rrfp_jax.runtime.stages.step import Sums
+from rrfp_jax.runtime.stages.step import Reduced, Sums, figures
 from rrfp_jax.trace.records import RecordedStep, StepTrace
 from rrfp_jax.views.picture import Panel
 from rrfp_jax.views.timeline import Timeline

@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import Any
 
 from rrfp_jax.checkpoint.manifest import RunState
-from rrfp_jax.core.schedules import Schedule, name_of
+from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.core.step_rules import Bucket, StepRules
 from rrfp_jax.data.contract import Data, Microbatch, buckets_of, declared_buckets, plan_hash
 from rrfp_jax.errors import TrainingError, UsageError
@@ -79,6 +79,7 @@ class Stepper:
         self.recorded: deque[RecordedStep] = deque(maxlen=TRACED_STEPS)
         self.loader = Loader(self._reads, engine.world)
         self._last_rules: dict[Phase, StepRules] = {}  # of training first
+        self._rules: dict[Phase, tuple[Any, int, StepRules]] = {}  # by schedule and number of microbatches
         self._latest_plan: Sequence[Microbatch] = ()
         self._work = self._work_of(engine.split)
 
@@ -147,7 +148,7 @@ class Stepper:
         self.last_plan = ran.plan_hash
         return Report.of(
             sums,
-            schedule="planned" if ran.ahead else name_of(base_of(self.schedule)),
+            schedule="planned" if ran.ahead else recorded.rules.name,
             wall_seconds=perf_counter() - began,
             planning_seconds=ran.ahead and ran.ahead.planning_seconds,
             predicted_seconds=ran.ahead and ran.ahead.predicted_seconds,
@@ -180,10 +181,10 @@ class Stepper:
             ahead = plan_ahead(self.schedule, step, rules, buckets, self.recorded, engine)
         if ahead is not None:
             rules = ahead.rules
-        if rules != (before := self._last_rules.get(phase)):  # the schedule may be set between steps
+        if rules != self._last_rules.get(phase):  # the schedule may be set between steps
             check_order(rules)
-            self._last_rules[phase] = before = rules
-        rules = before  # which know already what follows from them
+            self._last_rules[phase] = rules
+        rules = self._last_rules[phase]  # which know already what follows from them
 
         def load(fields: Sequence[frozenset[str]]) -> Sequence[Mapping[str, Any]]:
             arrays = self.loader.load(data, step, plan, fields)
@@ -273,14 +274,19 @@ class Stepper:
 
     def rules(self, microbatches: int, phase: Phase) -> StepRules:
         """The rules of a step by the present schedule, or by its base if orders are planned."""
-        schedule, forward_only = base_of(self.schedule), phase == "evaluate"
-        if isinstance(self.schedule, Planned) and self.engine.layout.replicas > 1:
+        schedule, count, rules = self._rules.get(phase, (None, 0, None))
+        if rules is not None and schedule is self.schedule and count == microbatches:
+            return rules
+        layout = self.engine.layout
+        if isinstance(self.schedule, Planned) and layout.replicas > 1:
             raise UsageError(
-                f"a planned order with dp={self.engine.layout.replicas}: replicas have other microbatches, "
+                f"a planned order with dp={layout.replicas}: replicas have other microbatches, "
                 f"and one order is planned for all; take a hint such as bfw"
             )
-        count = self.engine.layout.count_of(microbatches)
-        return self._settings.rules(self.engine.placement, count, schedule, forward_only)
+        base, share = base_of(self.schedule), layout.count_of(microbatches)
+        rules = self._settings.rules(self.engine.placement, share, base, forward_only=phase == "evaluate")
+        self._rules[phase] = self.schedule, microbatches, rules
+        return rules
 
     def state(self, config: Any) -> RunState:
         """What is kept of it with a checkpoint; the position in the data is the number of the next step."""

@@ -10,7 +10,7 @@ import msgspec
 
 from rrfp_jax.core.admission import Accumulation
 from rrfp_jax.core.orders import ListedOrder
-from rrfp_jax.core.schedules import NAMED, RANKED, Schedule, by_name, name_of
+from rrfp_jax.core.schedules import NAMED, RANKED, Schedule, by_name
 from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.json_files import Count, Seconds
@@ -111,7 +111,7 @@ class RulesText(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 def rules_text(step: RecordedStep) -> dict[str, Any]:
     """A step but for its tasks, as `RulesText` reads it."""
-    rules, name = step.rules, name_of(step.rules.schedule)
+    rules, name = step.rules, step.rules.name
     known = name.removeprefix(RANKED) in NAMED
     return {
         "schedule": name if known else RECORDED,

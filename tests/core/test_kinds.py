@@ -9,7 +9,7 @@ import rrfp_jax.core
 from rrfp_jax.core.events import ROOM, Arrived, Chosen, IllegalEvent
 from rrfp_jax.core.hints import BF, BFW
 from rrfp_jax.core.orders import OneFOneB
-from rrfp_jax.core.progress import ArrivalError, Progress, ReadyBy, all_tasks, ready_by
+from rrfp_jax.core.progress import ArrivalError, Progress, ReadyBy, StageTasks, all_tasks, ready_by
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import (
@@ -67,7 +67,8 @@ def test_what_makes_each_task_ready(placement):
             splits = [(c, 0) for c in range(placement.chunks)] if split else []
             for kind in SPLIT if split else FUSED:
                 for chunk in range(placement.chunks):
-                    progress = Progress(stage, placement, all_tasks(placement.chunks, 1), splits, False)
+                    names = all_tasks(placement.chunks, 1)
+                    progress = Progress(StageTasks(stage, placement, names, splits, False))
                     task = Task(kind, chunk, 0)
                     why = ready_by(kind, placement.needs_arrival(stage, task))
                     seen = [progress.state(task)]

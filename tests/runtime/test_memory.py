@@ -241,7 +241,7 @@ def trainer(compiled):
     before = engine.memory, driver.local
     yield compiled
     engine.memory, driver.local = before
-    driver.delays = None
+    engine._known = driver.delays = None
     driver.scheduler = StageScheduler
     vars(driver).pop("run", None)
 
@@ -249,7 +249,7 @@ def trainer(compiled):
 def budgeted_by(trainer, setting):
     """A trainer from now on within a budget."""
     engine = trainer._engine
-    engine.memory = Memory(setting, engine.layout, engine.library)
+    engine.memory, engine._known = Memory(setting, engine.layout, engine.library), None
     rules = trainer._stepper.rules(1, "train")
     engine.memory.start(list(engine.stages.values()), engine.optimizers, rules)
 

@@ -13,7 +13,7 @@ from rrfp_jax.core.events import WaitCause
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, Task
-from rrfp_jax.runtime.transport.local import LocalTransport
+from rrfp_jax.runtime.transport.protocol import LocalTransport
 from rrfp_jax.trace.records import Part
 from tests.support import toy
 from tests.support.replay import ReplayError, replay

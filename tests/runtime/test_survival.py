@@ -8,7 +8,7 @@ import optax
 import pytest
 
 import rrfp_jax as rrfp
-from rrfp_jax.runtime.transport.local import LocalTransport
+from rrfp_jax.runtime.transport.protocol import LocalTransport
 from tests.support import toy
 from tests.support.refusals import BATCH, copied, refused, same
 

@@ -23,8 +23,7 @@ from rrfp_jax.errors import TrainingError
 from rrfp_jax.runtime.run.coordinator import reserved_port
 from rrfp_jax.runtime.run.mailbox import Mailbox
 from rrfp_jax.runtime.run.world import World
-from rrfp_jax.runtime.transport.local import LocalTransport
-from rrfp_jax.runtime.transport.protocol import Endpoints, Key
+from rrfp_jax.runtime.transport.protocol import Endpoints, Key, LocalTransport
 from rrfp_jax.runtime.transport.socket import SocketTransport
 from tests.support import dying_peer, toy, transport_ends
 from tests.support import transport_conformance as conformance

@@ -123,8 +123,9 @@ def test_a_split_that_cannot_be_is_not_proposed_again():
 def test_a_recording_that_the_simulator_does_not_repeat_is_not_gone_by():
     machine = Machine([0.01] * 16, always(1, 1, 1.5, 1))
     steps = [machine.step(number, EVEN) for number in range(FIRST)]
-    for step in steps:
-        object.__setattr__(step.trace.parts[0], "end", 1.5 * step.trace.end)
+    for at, step in enumerate(steps):
+        longer = [step.trace.parts[0]._replace(end=1.5 * step.trace.end)]
+        steps[at] = replace(step, trace=replace(step.trace, parts=longer))
     look = Balance(0.1).look(steps, 1000)
     assert look.move is None and look.distrusted > 0.1
 

@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import rrfp_jax as rrfp
-from rrfp_jax.runtime.model.metrics import Reduced, figures
+from rrfp_jax.runtime.stages.step import Reduced, figures
 from rrfp_jax.train.report import Evaluation
 
 ROWS, WIDTH = 4, 6

@@ -14,7 +14,7 @@ from rrfp_jax.runtime.engine.loop import Driver
 from rrfp_jax.runtime.model.roles import leaf_paths
 from rrfp_jax.runtime.run.world import World
 from rrfp_jax.runtime.stages.stage import Stage
-from rrfp_jax.runtime.transport.local import LocalTransport
+from rrfp_jax.runtime.transport.protocol import LocalTransport
 from tests.support import toy
 
 STEPS = 3

@@ -9,7 +9,7 @@ import pytest
 
 import rrfp_jax as rrfp
 from rrfp_jax.runtime.stages.step import ModelStep
-from rrfp_jax.runtime.transport.local import LocalTransport
+from rrfp_jax.runtime.transport.protocol import LocalTransport
 from tests.support import toy
 
 SPLITS = [(1, None), (2, None), (2, (1, 7)), (4, None), (4, (1, 4, 2, 1))]

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from benchmarks.paced_queue import PacedQueue
-from rrfp_jax.core.footprint import Chunks, Meter, least_room, step_budgets
+from rrfp_jax.core.footprint import Chunks, least_room, step_budgets
 from rrfp_jax.core.hints import BF, BFW, BPriority, FPriority, Ranked
 from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import FORWARD, WEIGHT, Placement, Task
@@ -19,6 +19,7 @@ from rrfp_jax.runtime.engine.device import Running
 from rrfp_jax.runtime.engine.loop import Driver
 from rrfp_jax.runtime.engine.pacing import ArrivalDelays
 from rrfp_jax.runtime.run.world import World
+from rrfp_jax.runtime.stages.step import Meter
 from rrfp_jax.trace.records import TaskRecord
 from tests.verification.exploration.cases import schedules
 from tests.verification.exploration.memory import footprints_of

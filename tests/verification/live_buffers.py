@@ -23,8 +23,7 @@ from rrfp_jax.runtime.engine.loop import Driver
 from rrfp_jax.runtime.stages.memory import StageLedger
 from rrfp_jax.runtime.stages.optimizer import Optimizer
 from rrfp_jax.runtime.stages.stage import Stage
-from rrfp_jax.runtime.transport.local import LocalTransport
-from rrfp_jax.runtime.transport.protocol import Arrival, Devices, Key
+from rrfp_jax.runtime.transport.protocol import Arrival, Devices, Key, LocalTransport
 from rrfp_jax.trace.records import TaskRecord
 
 

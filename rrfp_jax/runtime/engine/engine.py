@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
+from math import inf
 from time import perf_counter
 from typing import Any
 
@@ -14,7 +16,7 @@ import numpy as np
 import optax
 
 from rrfp_jax.core.group import GroupProtocol
-from rrfp_jax.core.step_rules import Bucket, Budget, StepRules, bucket_name
+from rrfp_jax.core.step_rules import Bucket, StepRules, bucket_name
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.printing import say
 from rrfp_jax.runtime.engine.device import LEAD_SECONDS
@@ -29,7 +31,7 @@ from rrfp_jax.runtime.programs.compiler import Compiler, compile_pool, compiled_
 from rrfp_jax.runtime.programs.executables import Executables
 from rrfp_jax.runtime.programs.gradients import Reduction
 from rrfp_jax.runtime.programs.initial import InitFunction
-from rrfp_jax.runtime.programs.library import Library, Phase, RankPrograms, phase_of
+from rrfp_jax.runtime.programs.library import Library, phase_of
 from rrfp_jax.runtime.run.consensus import Agreement, CarrierName
 from rrfp_jax.runtime.run.recorder import COMPILING
 from rrfp_jax.runtime.stages import leaves as ties
@@ -38,10 +40,19 @@ from rrfp_jax.runtime.stages.memory import Memory
 from rrfp_jax.runtime.stages.optimizer import Optimizer
 from rrfp_jax.runtime.stages.stage import Stage
 from rrfp_jax.runtime.stages.staging import BuiltStages, Staging
-from rrfp_jax.runtime.stages.step import Inputs, Load, ModelStep, Sums, add_up, not_finite
+from rrfp_jax.runtime.stages.step import (
+    Inputs,
+    Load,
+    ModelStep,
+    StagePart,
+    StepPrograms,
+    Sums,
+    add_up,
+    not_finite,
+)
 from rrfp_jax.runtime.transport.choice import TransportName, between_processes
 from rrfp_jax.runtime.transport.protocol import Endpoints, OneArrayCompiler, Transport, by_jit
-from rrfp_jax.trace.records import Part, RecordedStep, StepTrace, TaskRecord, busy_of
+from rrfp_jax.trace.records import Part, RecordedStep, StepTrace, TaskRecord
 
 
 def as_text(engine: Engine) -> dict[str, str]:
@@ -149,20 +160,15 @@ class Engine:
         )
         self.stages: Mapping[int, Stage] = {}  # by stage replica
         self.optimizers: Sequence[Optimizer] = ()
+        self._without_optimizer: Sequence[Stage] = ()  # stages that own no parameter
         self._reductions: Mapping[int, Reduction] = {}
         self._has_gradients = False  # whether the stages' sums may be other than zero
         self._numbers: dict[Bucket, int] = {}  # of every bucket that a step has had
+        self._known: StepPrograms | None = None  # of the latest step
         self._ties: Sequence[ties.LeafTransfer] = ()
-        self._driver: Driver | None = None
+        self.driver: Driver  # once started
         self._closing: weakref.finalize[..., Any]  # of `run_on`
         self.given_up = False
-
-    @property
-    def driver(self) -> Driver:
-        """The driver, once started."""
-        if self._driver is None:
-            raise RuntimeError("the engine has not been started")
-        return self._driver
 
     @property
     def split(self) -> list[int]:
@@ -215,8 +221,10 @@ class Engine:
         self, driver: Driver, made: BuiltStages, tied: Sequence[ties.LeafTransfer], rules: Sequence[StepRules]
     ) -> None:
         """Take what a start or a move has made; `rules` are of steps that there may be, first of training."""
-        self._driver, self._ties = driver, tied
+        self.driver, self._ties = driver, tied
         self.optimizers, self._reductions = made.optimizers, made.reductions
+        updated = {stage.index for optimizer in made.optimizers for stage in optimizer.stages}
+        self._without_optimizer = [stage for s, stage in sorted(made.stages.items()) if s not in updated]
         self._closing = weakref.finalize(self, driver.close)
         self._closing.atexit = False  # the mailbox knows its parts until then
         driver.reserve(ties.arrivals(tied, made.stages))
@@ -228,12 +236,13 @@ class Engine:
         """What another engine goes on with: this one has nothing any more, and must not be used."""
         driver, held = self.driver, self.staging.held(self.stages, self.optimizers)
         self._closing.detach()
-        self.stages, self.optimizers, self.given_up = {}, (), True
+        self.stages, self.optimizers, self._without_optimizer, self.given_up = {}, (), (), True
         self.memory.forget()
         return driver, held
 
     def prepare(self, buckets: Sequence[Bucket], rules: StepRules) -> None:
         """Compile what a step with these buckets needs and is not there yet; see `Library.prepare`."""
+        self._known = None  # what may be held depends on all steps that there may be
         if self.library.prepare(buckets, rules):
             self.driver.reserve(self.library.arrivals(phase_of(rules)))
 
@@ -261,105 +270,126 @@ class Engine:
         Raises:
             TrainingError: see `Driver.run`.
         """
-        phase, layout = phase_of(rules), self.layout
+        known = self._known
+        if known is None or (known.rules, known.buckets) != (rules, buckets):
+            known = self._known = self._programs_of(rules, buckets)
         for stage in self.stages.values():
             stage.scale_loss(loss_scale)
-        self.prepare(buckets, rules)
-        memory = self.memory.of_step(rules, buckets)
-        distinct = list(dict.fromkeys(buckets))
-        numbers = [distinct.index(bucket) for bucket in buckets]
-        lasting = [self._numbers.setdefault(bucket, len(self._numbers)) for bucket in buckets]
-        of_bucket = [self.library.programs(bucket, phase) for bucket in distinct]
-        programs = [of_bucket[number] for number in numbers]
         began = perf_counter()
-        inputs = self._inputs.load(step, buckets, programs, load)  # kept to the end, which ledgers count
+        inputs = self._inputs.load(step, known, load)  # kept to the end, which ledgers count
         load_seconds = waited_seconds + perf_counter() - began
-        parts = {}
+        parts, params, phase = {}, list[jax.Array](), known.phase
         for s, stage in self.stages.items():
-            own, shapes = [of[s] for of in of_bucket], layout.share(s, lasting)
-            parts[s] = ModelStep(stage, phase, own, layout.share(s, numbers), inputs[s], shapes)
-        params = jax.tree.leaves([stage.leaves for stage in self.stages.values()])
+            parts[s] = ModelStep(stage, phase, known.stages[s], inputs[s])
+            params.extend(chain.from_iterable(stage.leaves))
         self.world.await_ready("the last update", params)  # which is neither idle time nor compute
         if phase == "train":
             if self._has_gradients:  # of a step that was broken off, or not applied
                 self.reset_gradients()
             self._has_gradients = True
-        records = self.driver.run(rules, step, parts, memory.budgets)
+        records = self.driver.run(rules, step, parts, known.memory.budgets)
         if phase == "train":
             if self._reductions:
                 self._add_replicas()
             if self._ties:
                 ties.collect_gradients(self._ties, self.stages, self.driver.exchange)
-        mine = self._results(step, phase, parts, programs, records) | {"load_seconds": load_seconds}
-        told = mine if layout.reported else None  # of every stage replica once
+        mine = self._results(step, known, parts, records) | {"load_seconds": load_seconds}
+        told = mine if self.layout.reported else None  # of every stage replica once
         gathered = self.driver.gather(f"the results of {phase} step {step}", told, records, step)
-        results = [result for result in gathered if result is not None]
-        recorded = self._recorded(step, rules, buckets, memory.budgets, results)
-        return add_up(results, len(programs), recorded, memory.totals)
+        results = [*filter(None, gathered)]
+        return add_up(results, len(buckets), self._recorded(step, known, results), known.memory.totals)
+
+    def _programs_of(self, rules: StepRules, buckets: Sequence[Bucket]) -> StepPrograms:
+        """What steps with these rules and buckets run, compiled first if it has not been."""
+        self.prepare(buckets, rules)
+        layout, placement, phase = self.layout, self.placement, phase_of(rules)
+        distinct = list(dict.fromkeys(buckets))
+        numbers = [distinct.index(bucket) for bucket in buckets]
+        shapes = [self._numbers.setdefault(bucket, len(self._numbers)) for bucket in buckets]
+        of_bucket = [self.library.programs(bucket, phase) for bucket in distinct]
+        programs = [of_bucket[number] for number in numbers]
+        stages = {}
+        for s in self.stages:
+            places = [placement.virtual_stage(s % layout.stages, c) for c in range(placement.chunks)]
+            own = [of[s] for of in of_bucket]
+            stages[s] = StagePart(places, own, layout.share(s, numbers), layout.share(s, shapes))
+        here = [layout.stages_of(replica) for replica in range(layout.replicas)]
+        return StepPrograms(
+            phase=phase,
+            rules=rules,
+            buckets=buckets,
+            names=[bucket_name(bucket) for bucket in buckets],
+            memory=self.memory.of_step(rules, buckets),
+            programs=programs,
+            fields=[self._inputs.reads(bucket, j, programs[j]) for j, bucket in enumerate(buckets)],
+            readers=[{s: own.reads[s] for s in here[j % len(here)]} for j, own in enumerate(programs)],
+            stages=stages,
+        )
 
     def _results(
         self,
         step: int,
-        phase: Phase,
+        known: StepPrograms,
         parts: Mapping[int, ModelStep],
-        programs: Sequence[RankPrograms],
         records: Sequence[TaskRecord],
     ) -> dict[str, Any]:
         """What this process has found, as plain data that `add_up` takes; replicas are alike."""
-        layout, training = self.layout, phase == "train"
-        first = {s: stage for s, stage in self.stages.items() if training and s < layout.stages}
-        norms = {s: stage.norms() for s, stage in first.items()}
-        told = [(of, own.state) for own in self.optimizers if training and (of := own.hyperparams)][:1]
-        numbers = {s: part.statistics for s, part in parts.items()}, norms, [of(state) for of, state in told]
-        self.world.await_ready(f"the results of step {step}", jax.tree.leaves(numbers))
-        vectors, norms, values = on_host(numbers)
-        statistics = []
-        for stage_replica, own in vectors.items():
-            replica, stage = layout.place(stage_replica)
-            for (chunk, i), vector in own.items():
+        layout, training = self.layout, known.phase == "train"
+        statistics, norms, peaks, hyperparams = [], [], [], list[list[Any]]()
+        for s, part in parts.items():
+            replica, stage = divmod(s, layout.stages)
+            for (chunk, i), vector in part.statistics.items():
                 microbatch = i * layout.replicas + replica
-                names = programs[microbatch][stage_replica][chunk].statistics
-                virtual_stage = self.placement.virtual_stage(stage, chunk)
-                statistics.append((virtual_stage, microbatch, names, vector.tolist()))
+                names = known.programs[microbatch][s][chunk].statistics
+                statistics.append([known.stages[s].virtual_stages[chunk], microbatch, names, vector])
+            if training and not replica:
+                norms.append([stage, self.stages[s].norms()])
+            peaks.append([s, part.meter.peak])
+        for optimizer in self.optimizers if training else ():
+            if not hyperparams and (of := optimizer.hyperparams):
+                hyperparams.append([of.names, of(optimizer.state)])
+        rows: list[list[Any]] = [*statistics, *norms, *hyperparams]  # whose last column is on the devices
+        arrays = [row[-1] for row in rows]
+        self.world.await_ready(f"the results of step {step}", arrays)
+        for row, array in zip(rows, on_host(arrays), strict=True):
+            row[-1] = array.tolist()
         return {
-            "hyperparams": dict(zip(told[0][0].names, values[0].tolist(), strict=True)) if told else {},
-            "norms": [(stage, found.tolist()) for stage, found in norms.items()],
-            "peaks": [(stage_replica, part.meter.peak) for stage_replica, part in parts.items()],
+            "hyperparams": dict(zip(*hyperparams[0], strict=True)) if hyperparams else {},
+            "norms": norms,
+            "peaks": peaks,
             "virtual_stages": statistics,
             "parts": self._by_replica(records),
         }
 
-    def _by_replica(self, records: Sequence[TaskRecord]) -> list[tuple[int, Any]]:
-        """This process's records by replica, as plain data."""
-        own: dict[int, list[TaskRecord]] = {0: [*records]} if self.layout.replicas == 1 else {}
-        for record in () if own else records:
+    def _by_replica(self, records: Sequence[TaskRecord]) -> list[tuple[int, Part]]:
+        """This process's records by replica."""
+        clock, own = self.world.clock, dict[int, list[TaskRecord]]()
+        if self.layout.replicas == 1:
+            return [(0, Part.of(records, *clock))]
+        for record in records:
             replica, stage = self.layout.place(record.stage)
             own.setdefault(replica, []).append(record._replace(stage=stage))
-        clock = self.world.clock
-        return [(replica, Part.of(found, *clock).plain()) for replica, found in own.items()]
+        return [(replica, Part.of(found, *clock)) for replica, found in own.items()]
 
-    def _recorded(
-        self,
-        step: int,
-        rules: StepRules,
-        buckets: Sequence[Bucket],
-        budgets: Sequence[Budget | None],
-        results: Sequence[Mapping[str, Any]],
-    ) -> RecordedStep:
+    def _recorded(self, step: int, known: StepPrograms, results: Sequence[Mapping[str, Any]]) -> RecordedStep:
         """The step of the replica that ended last, and how busy all were, from all processes' results."""
-        layout = self.layout
-        parts = [(replica, Part(*plain)) for result in results for replica, plain in result["parts"]]
-        last, _ = max(parts, key=lambda pair: pair[1].end)
-        own = [part for replica, part in parts if replica == last]
-        several = range(layout.replicas) if layout.replicas > 1 else ()
-        of = [[part for found, part in parts if found == replica] for replica in several]
-        busy = [[busy_of(found, stage) for stage in range(layout.stages)] for found in of]
+        layout, parts, last, end = self.layout, dict[int, list[Part]](), 0, -inf
+        for result in results:
+            for replica, plain in result["parts"]:
+                part = Part(*plain)
+                parts.setdefault(replica, []).append(part)
+                if part.end > end:
+                    last, end = replica, part.end
+        trace, replicas = StepTrace(step, known.rules.placement, parts[last], last), range(layout.replicas)
+        if len(replicas) > 1:
+            busy = [replace(trace, parts=parts[replica]).busy_seconds[0] for replica in replicas]
+            trace = replace(trace, busy_by_replica=busy)
         first = last * layout.stages  # of its stage replicas
         return RecordedStep(
-            trace=StepTrace(step, rules.placement, own, last, busy),
-            rules=rules,
-            budgets=budgets[first : first + layout.stages] or None,
-            buckets=layout.share(first, [bucket_name(bucket) for bucket in buckets]),
+            trace=trace,
+            rules=known.rules,
+            budgets=known.memory.budgets[first : first + layout.stages] or None,
+            buckets=known.names[last :: layout.replicas],
             grouped=layout.grouped,
             lead=LEAD_SECONDS,
         )
@@ -385,9 +415,8 @@ class Engine:
         self.world.recorder.enters("the optimizer's update")
         for optimizer in self.optimizers:
             optimizer.update(scale)
-        updated = {stage.index for optimizer in self.optimizers for stage in optimizer.stages}
-        for stage_replica in sorted(self.stages.keys() - updated):  # they own no parameter
-            self.stages[stage_replica].reset_gradients()
+        for stage in self._without_optimizer:
+            stage.reset_gradients()
         self._has_gradients = False
         if self._ties:
             ties.spread_values(self._ties, self.stages, self.driver.exchange)

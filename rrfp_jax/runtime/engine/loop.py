@@ -11,6 +11,7 @@ and the transport for each step, and hands them to the loop.
 from __future__ import annotations
 
 import gc
+import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -20,7 +21,6 @@ from typing import Any, Protocol, TypeAlias
 import jax
 
 from rrfp_jax.core.events import ROOM, Arrived, Dispatch, WaitCause
-from rrfp_jax.core.footprint import Meter
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.step_rules import MOST_QUEUED, Budget, StepRules
 from rrfp_jax.core.tasks import Direction, Input, Task
@@ -29,11 +29,9 @@ from rrfp_jax.runtime.engine.device import DEEPEST, DeviceQueue, Running, precis
 from rrfp_jax.runtime.engine.pacing import ArrivalDelays
 from rrfp_jax.runtime.mesh.topology import taking_turns
 from rrfp_jax.runtime.run.consensus import Agreement
-from rrfp_jax.runtime.run.mailbox import EventWakeup
 from rrfp_jax.runtime.run.recorder import ARRIVED, COMING, DELIVERED, OFFERED, PRODUCED
 from rrfp_jax.runtime.run.signals import interrupts_held
 from rrfp_jax.runtime.run.waits import (
-    LONGEST_SLEEP_SECONDS,
     AnyAwaited,
     ForProgram,
     ForTask,
@@ -41,10 +39,12 @@ from rrfp_jax.runtime.run.waits import (
     LimitedWait,
 )
 from rrfp_jax.runtime.run.world import World
-from rrfp_jax.runtime.transport.local import LocalTransport
+from rrfp_jax.runtime.stages.step import Meter
 from rrfp_jax.runtime.transport.protocol import (
+    Arrival,
     Devices,
     Key,
+    LocalTransport,
     Messages,
     Place,
     Shards,
@@ -101,6 +101,18 @@ def no_collections() -> Iterator[None]:
         yield
     finally:
         gc.enable()
+
+
+class EventWakeup:
+    """Wakes one sleeper of a process that is alone. Among several the mailbox does, as messages ring it."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self.ring = self._event.set
+
+    def sleep(self, seconds: float) -> None:
+        if self._event.wait(seconds):
+            self._event.clear()
 
 
 class Driver:
@@ -233,9 +245,7 @@ class Driver:
                         wait.progressed()
                     else:
                         wait.check()
-                        seconds = soonest_poll(transports)
-                        most = LONGEST_SLEEP_SECONDS if seconds is None else seconds
-                        self._bell.sleep(wait.shortened(most))
+                        self._bell.sleep(wait.shortened(soonest_poll(transports)))
                 broken = False
             finally:
                 for transport in transports:
@@ -286,9 +296,13 @@ class StepExecution(TransferObserver):
         self._recorder = driver._world.recorder
         self._rules, self._step, self._round, self._parts = rules, step, round, parts
         self._stages = rules.placement.stages
-        self._schedulers = {
-            s: driver.scheduler(s % self._stages, rules, budgets[s] if budgets else None) for s in parts
-        }
+        self._schedulers: dict[int, StageScheduler] = {}
+        self._ready: dict[int, dict[Task, float]] = {}  # since when
+        self._total = 0  # tasks
+        for s in parts:
+            scheduler = driver.scheduler(s % self._stages, rules, budgets[s] if budgets else None)
+            self._schedulers[s], self._ready[s] = scheduler, {}
+            self._total += scheduler.tasks
         self._machines: dict[int, StageScheduler | Agreement] = {**self._schedulers}
         self._recorder.begin_round(round, step, rules, list(parts))
         shared = driver.agreement is not None and not driver.agreement.alone
@@ -301,38 +315,31 @@ class StepExecution(TransferObserver):
             self._queues[0].decide_ahead(self._agreement.lead, MOST_QUEUED if limited else DEEPEST)
         if self._delays is not None:
             self._delays.clear()
-        for part in parts.values():
-            part.meter.begin()
         self._began = perf_counter()
         self._wait: LimitedWait  # of `run`
-        self._ready: dict[int, dict[Task, float]] = {stage: {} for stage in parts}  # since when
         self._late: dict[tuple[int, Task], float] = {}  # of that, how much was injected; by stage and task
         self._idle = dict.fromkeys(parts, False)  # had nothing to run when last asked, and nothing came since
         self._held: dict[int, WaitCause] = {}  # what it waited for when last asked, since its last dispatch
         self._records: list[TaskRecord] = []
-        self._total = sum(scheduler.tasks for scheduler in self._schedulers.values())
 
     def run(self, interrupted: Callable[[], bool]) -> list[TaskRecord]:
         """To the end of this process's part; `interrupted` tells whether to break it off."""
         try:
             with self._driver._world.waits_for(self._waiting, self._driver._stall_seconds) as self._wait:
-                self._run(interrupted)
+                while len(self._records) < self._total:
+                    if interrupted():
+                        raise KeyboardInterrupt
+                    moved = self._collect()
+                    moved |= self._fill()
+                    if moved:
+                        self._wait.progressed()
+                    elif self._wait.reached():
+                        raise TrainingError(self._stalled())
+                    if len(self._records) < self._total:
+                        self._sleep()
         finally:
             del self._wait  # it knows this step: both, and all arrays, would stay until garbage is collected
         return self._records
-
-    def _run(self, interrupted: Callable[[], bool]) -> None:
-        while len(self._records) < self._total:
-            if interrupted():
-                raise KeyboardInterrupt
-            moved = self._collect()
-            moved |= self._fill()
-            if moved:
-                self._wait.progressed()
-            elif self._wait.reached():
-                raise TrainingError(self._stalled())
-            if len(self._records) < self._total:
-                self._sleep()
 
     def _collect(self) -> bool:
         """Note the programs that have ended and the inputs that have arrived."""
@@ -344,12 +351,14 @@ class StepExecution(TransferObserver):
                 if running.error is not None:
                     raise self._failed(running.task, running.stage, running.error) from running.error
                 if running.sends is not None:
-                    transport = self._local if running.sends.stage in self._parts else self._remote
-                    transport.produced(running.sends, running.end)
+                    carrier = self._local if running.sends.stage in self._parts else self._remote
+                    carrier.produced(running.sends, running.end)
                     self._recorder.sent(running.stage, running.task, PRODUCED)
                 late = self._late.pop((running.stage, running.task), 0.0) if self._late else 0.0
                 self._records.append(running.record(late))
-        arrivals = [arrival for transport in self._transports for arrival in transport.poll()]
+        arrivals: list[Arrival] = []
+        for transport in self._transports:
+            arrivals += transport.poll()
         if self._delays is not None:
             arrivals = self._delays.hold(arrivals)
         for key, arrays, _, late in arrivals:
@@ -386,7 +395,7 @@ class StepExecution(TransferObserver):
         # Noted before: a collective out of order may end the process.
         self._recorder.dispatched(self._step, of_model, task)
         try:
-            outputs, token = part.run(task, dispatch.in_turn)
+            outputs, token = part.run(task, bool(dispatch.additions))
         except Exception as error:
             raise self._failed(task, stage, error) from error
         ready = self._ready[stage].pop(task, self._began)
@@ -426,15 +435,14 @@ class StepExecution(TransferObserver):
     def _sleep(self) -> None:
         seconds = soonest_poll(self._transports)
         now = perf_counter()
-        until = min(queue.next_event(now) for queue in self._queues)
+        until = now + seconds
+        for queue in self._queues:
+            until = min(until, queue.next_event(now))
+            if seconds > SHORT_SLEEP_SECONDS:
+                queue.watch()
         if self._delays is not None:
             until = min(until, self._delays.next_release())
-        if seconds is None:
-            seconds = LONGEST_SLEEP_SECONDS
-        if seconds > SHORT_SLEEP_SECONDS:
-            for queue in self._queues:
-                queue.watch()
-        self._driver._bell.sleep(max(0.0, min(seconds, until - now)))
+        self._driver._bell.sleep(max(0.0, until - now))
 
     def _waiting(self) -> list[AnyAwaited]:
         """What this process waits for just now."""

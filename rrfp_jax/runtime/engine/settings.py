@@ -70,9 +70,7 @@ class LossScale:
             raise UsageError(f"growth_interval={self.growth_interval}: give at least one step")
 
     def after(self, finite: bool) -> LossScale:
-        """The scale of the next step, after one whose loss and gradient were all finite or not."""
-        if not self.dynamic:
-            return self
+        """The dynamic scale of the next step, after one whose loss and gradient were all finite or not."""
         if not finite:
             return replace(self, value=max(self.value / 2, self.smallest), good_steps=0)
         if self.good_steps + 1 < self.growth_interval:

@@ -14,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDev
 
 from rrfp_jax.runtime._jax import DeviceCopier, HostCopier, shards_of
 from rrfp_jax.runtime.model.sharding import WHOLE
+from rrfp_jax.runtime.sizes import as_sent
 
 AXES = ("dp", "tp")
 """Axes of every stage's mesh: its replicas, and the devices that share one replica's tensors."""
@@ -79,7 +80,7 @@ class StageMesh:
 
     @cached_property
     def _host_copier(self) -> HostCopier:
-        return HostCopier(self.device)
+        return HostCopier(self.device, as_sent)
 
     @cached_property
     def device(self) -> jax.Device:
@@ -122,7 +123,7 @@ class StageMesh:
 
     def put_whole(self, values: Sequence[Any]) -> Sequence[jax.Array]:
         """Puts a list of host arrays whole on every device; see `put`."""
-        return self._host_copier(values) if self.single else self.put(values)
+        return self._host_copier(values) if self.single else self.put([*map(as_sent, values)])
 
     def shards(self, arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
         """What this process's devices have of arrays, array by array, in the order of `own`."""

@@ -1,21 +1,18 @@
 """A microbatch's loss and its metrics: how each is added up over layers, microbatches, replicas and steps.
 
 On the devices a metric is one or two numbers in the vector of statistics that a forward gives. On the host
-they are brought together in microbatch order, in float64 (`Reduced`).
+they are brought together in microbatch order, in float64 (`Reduced`, in `stages/step.py`).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial, reduce
-from itertools import islice
 from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.model.user_errors import NUMBERS, short
@@ -154,38 +151,3 @@ def _sum(values: Sequence[Any]) -> Any:
 
 def _largest(values: Sequence[Any]) -> Any:
     return reduce(jnp.maximum, (_sum([value]) for value in values))
-
-
-@dataclass(frozen=True)
-class Reduced:
-    """What has been found of a metric so far, in float64; of a mean its total and weight."""
-
-    kind: Kind
-    numbers: Sequence[float]
-
-    def __add__(self, other: Reduced) -> Reduced:
-        """The reduction of both; numbers are added in the order of the calls."""
-        pairs = zip(self.numbers, other.numbers, strict=True)
-        return Reduced(
-            self.kind, [float(np.maximum(a, b)) if self.kind == "max" else a + b for a, b in pairs]
-        )
-
-    def figure(self, weight: float) -> float:
-        """What is reported, where the loss has this weight."""
-        if self.kind in ("sum", "max"):
-            return self.numbers[0]
-        total, by = self.numbers if self.kind == "mean" else (self.numbers[0], weight)
-        return total / by if by else math.nan
-
-
-def add_to(metrics: dict[str, Reduced], names: Iterable[Name], numbers: Sequence[float]) -> None:
-    """Add what a vector of statistics holds of metrics to what was found before."""
-    rest = iter(numbers)
-    for name, kind in names:
-        own = Reduced(kind, [*islice(rest, 1 + (kind == "mean"))])
-        metrics[name] = metrics[name] + own if name in metrics else own
-
-
-def figures(metrics: Mapping[str, Reduced], weight: float) -> dict[str, float]:
-    """What is reported of all metrics, in the order of their names."""
-    return {name: metrics[name].figure(weight) for name in sorted(metrics)}

@@ -107,18 +107,6 @@ def whole(parts: Sequence[bytes]) -> Any:
     return msgspec.msgpack.decode(b"".join(parts))
 
 
-class EventWakeup:
-    """Wakes one sleeper of a process that is alone. Among several the mailbox does, as messages ring it."""
-
-    def __init__(self) -> None:
-        self._event = threading.Event()
-        self.ring = self._event.set
-
-    def sleep(self, seconds: float) -> None:
-        if self._event.wait(seconds):
-            self._event.clear()
-
-
 class Connection:
     """The connection to one process. One thread at a time: see `Mailbox`."""
 

@@ -75,22 +75,14 @@ class PeerClock:
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, float]] = deque(maxlen=SAMPLES)  # round trip, offset
-        self._best = 0.0, 0.0  # kept apart, because one thread samples while another reads
+        # What to add to a time of this process, and how wrong that may be (s); other threads read both.
+        self.offset = self.precision = 0.0
 
     def sample(self, sent: float, theirs: float, back: float) -> None:
         """Note one round trip: `theirs` is on rank 0's clock, the other times on this process's."""
         self._samples.append((back - sent, theirs - (sent + back) / 2))
-        self._best = min(self._samples)
-
-    @property
-    def offset(self) -> float:
-        """Add this to a time of this process to have it on rank 0's clock (s); 0 before any sample."""
-        return self._best[1]
-
-    @property
-    def precision(self) -> float:
-        """Largest possible error of the offset (s)."""
-        return self._best[0] / 2
+        round_trip, self.offset = min(self._samples)
+        self.precision = round_trip / 2
 
     @property
     def samples(self) -> int:

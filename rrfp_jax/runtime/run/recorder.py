@@ -305,7 +305,7 @@ class FlightRecorder:
         self._chunks, self._microbatches = placement.chunks, rules.microbatches
         each = 2 * self._chunks * self._microbatches
         fits = len(own) <= MOST_OWN and each * len(own) <= MOST_MESSAGES
-        self._first = {stage: i * each for i, stage in enumerate(own)} if fits else {}
+        self._first = dict(zip(own, range(0, each * len(own), each), strict=True)) if fits else {}
         self._told, self._ended = 0, self._position
         # The number at the end comes first, that at the front last: who reads meanwhile finds them differ.
         board.again += 1

@@ -100,10 +100,6 @@ class Stop:
         """Ask this process to stop; from any thread."""
         self.requested = max(self.requested, why)
 
-    def hear(self, requested: int) -> None:
-        """Take in what all processes have just told each other."""
-        self.agreed = max(self.agreed, StopReason(requested))
-
 
 _given_up: list[Callable[[], object]] = []
 

@@ -22,7 +22,7 @@ from rrfp_jax.errors import Disagreement, TrainingError
 from rrfp_jax.runtime.run.mailbox import Mailbox, Message, pieces, whole
 from rrfp_jax.runtime.run.membership import Membership
 from rrfp_jax.runtime.run.recorder import FlightRecorder
-from rrfp_jax.runtime.run.signals import Stop
+from rrfp_jax.runtime.run.signals import Stop, StopReason
 from rrfp_jax.runtime.run.token import Store
 from rrfp_jax.runtime.run.waits import LONGEST_SLEEP_SECONDS, ForDevices, ForGather, Waits, pause
 
@@ -127,15 +127,19 @@ class World:
                 self.mailbox.post_all(Gathered(number, what, piece, index == len(parts)))
             self._await(self.mailbox, what, values, limit)
         del self._values[number]
-        for rank, (theirs, _, _) in sorted(values.items()):
+        found = []
+        for rank in range(self.size):
+            theirs, own, wanted = values[rank]
             if theirs != what:
                 raise Disagreement(
                     f"{self.describe(self.rank)} is at {what}, {self.describe(rank)} at {theirs}: every "
                     f"process must run the same program with the same arguments",
                     rank,
                 )
-        self.stop.hear(max(requested for _, _, requested in values.values()))
-        return [values[rank][1] for rank in range(self.size)]
+            found.append(own)
+            requested = max(requested, wanted)
+        self.stop.agreed = max(self.stop.agreed, StopReason(requested))
+        return found
 
     def agree(self, what: str, value: str | Mapping[str, str]) -> None:
         """Compare a value, or several by name, with the other ranks' without waiting for theirs.

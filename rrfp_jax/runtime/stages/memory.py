@@ -263,7 +263,6 @@ class Memory:
         self._slot_bytes: Callable[[], Mapping[int, int]] = dict
         self._ledgers: Sequence[StageLedger] = ()
         self._known: set[Any] = set()  # what the ledgers have programs for
-        self._latest: tuple[Any, StepMemory] = None, StepMemory((), ())
 
     @cached_property
     def limited(self) -> bool:
@@ -319,17 +318,13 @@ class Memory:
         if rules.forward_only or not self.limited:
             nothing = [None] * len(self._layout.groups)
             return StepMemory(nothing, nothing)
-        step = rules, tuple(buckets)
-        if step != self._latest[0]:
-            # Which programs there are follows from these everywhere.
-            kinds = tuple(tuple(rules.backward_kinds(stage)) for stage in range(rules.placement.stages))
-            needed = kinds, frozenset(buckets), self._unadded_gradients
-            if needed not in self._known:
-                self._ledgers = self.ledgers()
-                self._known.add(needed)
-            names, dp = [bucket_name(bucket) for bucket in buckets], self._layout.replicas
-            parts = [memory_of_step(self._setting, self._ledgers, rules, names[d::dp]) for d in range(dp)]
-            totals = [total for part in parts for total in part.totals]
-            budgets = [budget for part in parts for budget in part.budgets]
-            self._latest = step, StepMemory(totals, budgets)
-        return self._latest[1]
+        # Which programs there are follows from these everywhere.
+        kinds = tuple(tuple(rules.backward_kinds(stage)) for stage in range(rules.placement.stages))
+        needed = kinds, frozenset(buckets), self._unadded_gradients
+        if needed not in self._known:
+            self._ledgers = self.ledgers()
+            self._known.add(needed)
+        names, dp = [bucket_name(bucket) for bucket in buckets], self._layout.replicas
+        parts = [memory_of_step(self._setting, self._ledgers, rules, names[d::dp]) for d in range(dp)]
+        totals = [total for part in parts for total in part.totals]
+        return StepMemory(totals, [budget for part in parts for budget in part.budgets])

@@ -124,8 +124,9 @@ class Stage:
         """Take new values of those; aliases of what is owned elsewhere wait for theirs, with zeroed sums."""
         for (chunk, place, number), leaf, zero in zip(self._owned, params, sums, strict=True):
             self.leaves[chunk][place], self._sums[chunk][number] = leaf, zero
-        for (chunk, number), zero in zip(self._aliases, self._programs.zero_aliases(), strict=True):
-            self._sums[chunk][number] = zero
+        if self._aliases:
+            for (chunk, number), zero in zip(self._aliases, self._programs.zero_aliases(), strict=True):
+                self._sums[chunk][number] = zero
 
     def not_finite(self) -> list[str]:
         """The paths of gradient sums that are not finite; looks at all of them on the host."""

@@ -5,25 +5,50 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
 
-from rrfp_jax.core.footprint import Meter
-from rrfp_jax.core.step_rules import Bucket
-from rrfp_jax.core.tasks import KINDS, Kind, Task
+from rrfp_jax.core.footprint import Chunks, Footprint
+from rrfp_jax.core.step_rules import Bucket, StepRules
+from rrfp_jax.core.tasks import KINDS, Input, Kind, Output, Task
 from rrfp_jax.runtime.mesh.topology import Layout
-from rrfp_jax.runtime.model.metrics import Reduced, add_to
+from rrfp_jax.runtime.model.metrics import Kind as MetricKind
 from rrfp_jax.runtime.model.pipeline import IDS
-from rrfp_jax.runtime.programs.library import RankPrograms
+from rrfp_jax.runtime.programs.library import Phase, RankPrograms
 from rrfp_jax.runtime.programs.stage_programs import StagePrograms, TaskProgram
-from rrfp_jax.runtime.sizes import as_sent
+from rrfp_jax.runtime.stages.memory import StepMemory
 from rrfp_jax.runtime.stages.stage import Arrays, Stage
 from rrfp_jax.trace.records import RecordedStep
 
 Load: TypeAlias = Callable[[Sequence[frozenset[str]]], Sequence[Mapping[str, Any]]]
 """The fields wanted of each microbatch -> their arrays by name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepPrograms:
+    """What follows from the rules and buckets of a step alone, for all steps with the same."""
+
+    phase: Phase
+    rules: StepRules
+    buckets: Sequence[Bucket]
+    names: Sequence[str]  # of the buckets
+    memory: StepMemory
+    programs: Sequence[RankPrograms]  # of each microbatch
+    fields: Sequence[frozenset[str]]  # of each microbatch, what is read here
+    readers: Sequence[Mapping[int, Sequence[int]]]  # of each, by stage replica what it reads: `RankPrograms`
+    stages: Mapping[int, StagePart]
+
+
+class StagePart(NamedTuple):
+    """A stage replica's part of a step."""
+
+    virtual_stages: Sequence[int]  # of each chunk, its place in the model
+    programs: Sequence[Sequence[StagePrograms]]  # of each bucket, those of each chunk
+    buckets: Sequence[int]  # the bucket of each of its microbatches
+    shapes: Sequence[int]  # its number among those of all steps
 
 
 class Inputs:
@@ -40,37 +65,55 @@ class Inputs:
             programs.fields[replica] = frozenset(name for i, (name, *_) in enumerate(bucket) if i in used)
         return programs.fields[replica]
 
-    def load(
-        self, step: int, buckets: Sequence[Bucket], programs: Sequence[RankPrograms], load: Load
-    ) -> dict[int, list[list[jax.Array | None]]]:
+    def load(self, step: int, known: StepPrograms, load: Load) -> dict[int, list[list[jax.Array | None]]]:
         """Per stage replica and microbatch of its replica, what its programs read: fields, then numbers."""
-        layout, arrived = self._layout, dict[int, list[list[jax.Array | None]]]()
-        for number in layout.stage_meshes:
+        meshes, arrived = self._layout.stage_meshes, dict[int, list[list[jax.Array | None]]]()
+        for number in meshes:
             arrived[number] = []
-        wanted = [self.reads(bucket, j, programs[j]) for j, bucket in enumerate(buckets)]
-        seen_by = [layout.stages_of(replica) for replica in range(layout.replicas)]
-        for j, arrays in enumerate(load(wanted)):
-            given = {name: as_sent(array) for name, array in arrays.items()}
-            values = [given.get(name) for name, *_ in buckets[j]]
+        for j, arrays in enumerate(load(known.fields)):
+            values = [arrays.get(name) for name, *_ in known.buckets[j]]
             values.append(np.array([self._seed, step, j], IDS.dtype))
-            for number in seen_by[j % layout.replicas]:
-                used = programs[j].reads[number]
-                there = layout.stage_meshes[number].put_whole([values[i] for i in used])
+            for number, used in known.readers[j].items():
                 placed: list[jax.Array | None] = [None] * len(values)
+                there = meshes[number].put_whole([*map(values.__getitem__, used)])
                 for i, array in zip(used, there, strict=True):
                     placed[i] = array
                 arrived[number].append(placed)
         return arrived
 
 
+class Meter:
+    """Counts bytes held for microbatches: arriving, kept between programs, sent and not delivered."""
+
+    def __init__(self, footprints: Sequence[Chunks], buckets: Sequence[int]) -> None:
+        self._footprints, self._buckets = footprints, buckets
+        self.now = self.peak = 0  # the peak is with what each program needs while it runs
+
+    def coming(self, awaited: Input) -> None:
+        """The memory of an input from another virtual stage is taken from now on."""
+        direction, chunk, microbatch = awaited
+        self.now += self._footprints[self._buckets[microbatch]][chunk].effects[direction][0]
+        self.peak = max(self.peak, self.now)
+
+    def dispatched(self, task: Task) -> None:
+        """A task's program is dispatched: its results are there, its input and what else it drops is not."""
+        kind, chunk, microbatch = task
+        _, _, change, transient = self._footprints[self._buckets[microbatch]][chunk].effects[kind]
+        self.now += change
+        self.peak = max(self.peak, self.now + transient)
+
+    def delivered(self, sent: Output) -> None:
+        """What was sent is at its destination."""
+        direction, chunk, microbatch = sent
+        self.now -= self._footprints[self._buckets[microbatch]][chunk].effects[direction][1]
+
+
 class ModelStep:
     """The tasks of every microbatch on one stage: of training, or forwards only.
 
     Args:
-        programs: of each bucket, those of each chunk.
-        buckets: the bucket of each microbatch.
+        part: what follows from the step's rules and buckets.
         inputs: per microbatch, what its programs read: fields, then numbers; None where none reads it.
-        shapes: the number of each microbatch's bucket among those of all steps; None for `buckets`.
 
     Attributes:
         meter: counts what the stage holds for microbatches.
@@ -81,24 +124,25 @@ class ModelStep:
         self,
         stage: Stage,
         phase: str,
-        programs: Sequence[Sequence[StagePrograms]],
-        buckets: Sequence[int],
+        part: StagePart,
         inputs: Sequence[Sequence[jax.Array | None]],
-        shapes: Sequence[int] | None = None,
     ) -> None:
-        self.stage, self.phase, self.buckets = stage, phase, buckets
-        self.shapes = buckets if shapes is None else shapes
-        self.meter = Meter([[chunk.footprint for chunk in chunks] for chunks in programs], buckets)
+        self.stage, self.phase, self.buckets, self.shapes = stage, phase, part.buckets, part.shapes
         self.statistics: dict[tuple[int, int], jax.Array] = {}
         self._bound: dict[tuple[int, int, Kind], tuple[TaskProgram, Arrays, bool]] = {}
-        for bucket, virtual_stages in enumerate(programs):
+        footprints: list[list[Footprint]] = []
+        for bucket, virtual_stages in enumerate(part.programs):
+            footprints.append([])
             for chunk, virtual_stage in enumerate(virtual_stages):
                 self._bind(bucket, chunk, virtual_stage, stage.leaves[chunk])
+                footprints[bucket].append(virtual_stage.footprint)
+        self.meter = Meter(footprints, part.buckets)
         self._arrived: dict[Task, Arrays] = {}
         # values of a microbatch on a chunk; `programs/stage_programs.py` decides which, and in which order
-        self._held: dict[tuple[int, int], list[Any]] = {
-            (chunk, j): list(values) for j, values in enumerate(inputs) for chunk in range(len(stage.leaves))
-        }
+        self._held: dict[tuple[int, int], list[Any]] = {}
+        for j, values in enumerate(inputs):
+            for chunk in range(len(stage.leaves)):
+                self._held[chunk, j] = list(values)
         self._parked: dict[tuple[int, int], Arrays] = {}
 
     def receive(self, task: Task, arrays: Arrays) -> None:
@@ -122,7 +166,9 @@ class ModelStep:
         sums: list[jax.Array] = []
         if ends:
             sums = self.stage.sums_of(chunk) if in_turn else self.stage.zeros(chunk)
-        outputs = program(*sums, *head, *[at_hand[i] for i in how.takes]) if program is not None else []
+        outputs = []
+        if program is not None:
+            outputs = program(*sums, *head, *map(at_hand.__getitem__, how.takes))
         if ends:
             added = outputs[how.sends : how.sends + len(sums)]
             if in_turn:
@@ -131,7 +177,7 @@ class ModelStep:
                 self._parked[chunk, microbatch] = added
         else:
             at_hand += outputs
-            self._held[chunk, microbatch] = [at_hand[i] for i in how.keeps]
+            self._held[chunk, microbatch] = [*map(at_hand.__getitem__, how.keeps)]
             if counts:
                 self.statistics[chunk, microbatch] = outputs[how.sends]
         sent = (stage_mesh.copies if how.sends_once else stage_mesh.shards)(outputs[: how.sends])
@@ -148,7 +194,29 @@ class ModelStep:
             fixed += virtual_stage.prepare(*[leaves[i] for i in program.reads])
         for kind, how in virtual_stage.tasks.items():
             counts = KINDS[kind].flow > 0 and virtual_stage.statistics is not None
-            self._bound[bucket, chunk, kind] = how, [fixed[i] for i in how.head], counts
+            self._bound[bucket, chunk, kind] = how, [*map(fixed.__getitem__, how.head)], counts
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """What has been found of a metric so far, in float64; of a mean its total and weight."""
+
+    kind: MetricKind
+    numbers: Sequence[float]
+
+    def __add__(self, other: Reduced) -> Reduced:
+        """The reduction of both; numbers are added in the order of the calls."""
+        pairs = zip(self.numbers, other.numbers, strict=True)
+        return Reduced(
+            self.kind, [float(np.maximum(a, b)) if self.kind == "max" else a + b for a, b in pairs]
+        )
+
+    def figure(self, weight: float) -> float:
+        """What is reported, where the loss has this weight."""
+        if self.kind in ("sum", "max"):
+            return self.numbers[0]
+        total, by = self.numbers if self.kind == "mean" else (self.numbers[0], weight)
+        return total / by if by else math.nan
 
 
 class Norms(NamedTuple):
@@ -163,6 +231,7 @@ class Norms(NamedTuple):
 class Sums:
     """Sums over a step's microbatches, added in microbatch order in float64."""
 
+    total: float  # the step's summed loss
     totals: Sequence[float]  # per microbatch
     weight: float
     metrics: Mapping[str, Reduced]
@@ -172,11 +241,6 @@ class Sums:
     peak_bytes: Sequence[int]  # by stage, the most that was there for microbatches, of any replica
     budget_bytes: Sequence[int | None]  # by stage, for that
     load_seconds: float  # of the process that waited longest for the step's data
-
-    @property
-    def total(self) -> float:
-        """The step's summed loss."""
-        return float(np.sum(np.asarray(self.totals, np.float64)))
 
 
 def add_up(
@@ -188,37 +252,45 @@ def add_up(
     """Sum what all virtual stages found of every microbatch, in the model's order, and that in theirs.
 
     Args:
-        results: of each process: `virtual_stages`, tuples of virtual stage, microbatch, metrics and numbers
-            of statistics; `norms`, tuples of stage and what `SumPrograms.norms` gives; `hyperparams`, by
-            name; `peaks`, of stage replica and bytes; `load_seconds`.
+        results: of each process: `virtual_stages`, lists of virtual stage, microbatch, metrics and numbers of
+            statistics; `norms`, lists of stage and what `SumPrograms.norms` gives; `hyperparams`, by name;
+            `peaks`, of stage replica and bytes; `load_seconds`.
         budgets: bytes for microbatches, by stage replica.
     """
-
-    def told(name: str) -> list[tuple[Any, ...]]:
-        return sorted(tuple(own) for result in results for own in result[name])
-
+    stages, hyperparams, seconds = recorded.trace.placement.stages, dict[str, float](), 0.0
+    found: dict[str, list[Any]] = {"virtual_stages": [], "norms": [], "peaks": []}
+    for result in results:
+        hyperparams = hyperparams or result["hyperparams"]
+        seconds = max(seconds, result["load_seconds"])
+        for name, rows in found.items():
+            rows.extend(result[name])
     totals, weight, metrics = [0.0] * microbatches, 0.0, dict[str, Reduced]()
-    for _, j, names, (total, counted, *numbers) in told("virtual_stages"):
+    for _, j, names, (total, counted, *numbers) in sorted(found["virtual_stages"]):
         totals[j] += total
         weight += counted
-        add_to(metrics, names, numbers)
+        rest = iter(numbers)
+        for name, kind in names:
+            reduced = Reduced(kind, [*islice(rest, 1 + (kind == "mean"))])
+            metrics[name] = metrics[name] + reduced if name in metrics else reduced
     finite, squared, squared_of_parameters = True, 0.0, 0.0
-    for _, (largest, share, squares) in told("norms"):
+    for _, (largest, share, squares) in sorted(found["norms"]):
         finite &= math.isfinite(largest)
         squared += largest**2 * share
         squared_of_parameters += squares
-    stages, hyperparams, seconds = recorded.trace.stages, dict[str, float](), 0.0
     peaks, least = [0] * stages, list[int | None]([None] * stages)
-    for number, peak in told("peaks"):
+    for number, peak in found["peaks"]:
         peaks[number % stages] = max(peaks[number % stages], peak)
     for number, budget in enumerate(budgets):
         known = least[number % stages]
         least[number % stages] = budget if known is None or budget is None else min(known, budget)
-    for result in results:
-        hyperparams = hyperparams or result["hyperparams"]
-        seconds = max(seconds, result["load_seconds"])
     norms = Norms(finite, squared, squared_of_parameters)
-    return Sums(totals, weight, metrics, hyperparams, norms, recorded, peaks, least, seconds)
+    total = float(np.sum(np.asarray(totals, np.float64)))
+    return Sums(total, totals, weight, metrics, hyperparams, norms, recorded, peaks, least, seconds)
+
+
+def figures(metrics: Mapping[str, Reduced], weight: float) -> dict[str, float]:
+    """What is reported of all metrics, in the order of their names."""
+    return {name: metrics[name].figure(weight) for name in sorted(metrics)}
 
 
 def not_finite(stages: Mapping[int, Stage], layout: Layout) -> str:

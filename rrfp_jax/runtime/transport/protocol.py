@@ -5,19 +5,22 @@ as soon as it can. `poll` gives what has arrived, in any order.
 
 `Transport` is what a step needs of a transport, `BetweenProcesses` what the start of a run needs besides.
 `Offers` and `Rounds` keep what every transport must remember: each message is offered once, it is delivered
-when its last receiver has it, and a message for a later round waits until that round begins.
+when its last receiver has it, and a message for a later round waits until that round begins. `LocalTransport`
+is the simplest one, between the devices of one process.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import jax
 import numpy as np
 
 from rrfp_jax.core.tasks import Input
+from rrfp_jax.runtime._jax import DeviceCopier
+from rrfp_jax.runtime.run.waits import LONGEST_SLEEP_SECONDS, SHORTEST_PAUSE
 from rrfp_jax.runtime.run.world import World
 
 Specs: TypeAlias = tuple[tuple[tuple[int, ...], str], ...]
@@ -133,10 +136,13 @@ class Transport(Protocol):
         """No round follows; returns at once, and does nothing the second time."""
 
 
-def soonest_poll(transports: Iterable[Transport]) -> float | None:
-    """See `Transport.seconds_until_poll`, for the first of several."""
-    known = [seconds for one in transports if (seconds := one.seconds_until_poll()) is not None]
-    return min(known, default=None)
+def soonest_poll(transports: Iterable[Transport]) -> float:
+    """How long one may sleep (s) before `poll` of any is worth calling, at most `LONGEST_SLEEP_SECONDS`."""
+    soonest = LONGEST_SLEEP_SECONDS
+    for transport in transports:
+        if (seconds := transport.seconds_until_poll()) is not None:
+            soonest = min(soonest, seconds)
+    return soonest
 
 
 def by_jit(device: jax.Device, function: Callable[..., Any], spec: jax.ShapeDtypeStruct) -> Program:
@@ -261,3 +267,53 @@ class Rounds:
             self.early.append(message)
             return False
         return not self.is_over(key)
+
+
+class LocalTransport(Transport):
+    """Between the devices of one process: a transfer is a copy, or nothing at all on one device."""
+
+    def __init__(self, devices: Devices) -> None:
+        self._devices, self._offers = devices, Offers()
+        self._waiting: dict[Key, Sequence[jax.Array]] = {}  # copied; the producer is still running
+        self._moving: dict[Key, Arrival] = {}  # the producer has ended
+        self._here: list[Arrival] = []
+        self._copier = cache(DeviceCopier)
+
+    def begin(self, round: int, observer: TransferObserver = UNOBSERVED) -> None:
+        self._offers.begin(round, observer)
+
+    def offer(self, key: Key, arrays: Sequence[jax.Array]) -> None:
+        """On the producer's own device data is there once it is dispatched."""
+        self._offers.add(key)
+        devices = self._devices[key.stage]
+        if all(a.device == devices[i % len(devices)] for i, a in enumerate(arrays)):
+            self._here.append(Arrival(key, arrays, 0.0))
+            self._offers.delivered(key)
+        else:
+            self._waiting[key] = self._copier(devices)(arrays)
+        self._offers.observer.coming(key)
+
+    def produced(self, key: Key, at: float) -> None:
+        if key in self._waiting:
+            self._moving[key] = Arrival(key, self._waiting.pop(key), at)
+
+    def poll(self) -> list[Arrival]:
+        arrived, self._here = self._here, []
+        for key, arrival in [*self._moving.items()]:
+            if all(array.is_ready() for array in arrival.arrays):  # type: ignore[attr-defined]
+                del self._moving[key]
+                self._offers.delivered(key)
+                arrived.append(arrival)
+        return arrived
+
+    def seconds_until_poll(self) -> float | None:
+        return SHORTEST_PAUSE if self._moving or self._here else None
+
+    def finish(self, *, broken: bool = False) -> None:
+        self._offers.finish()
+        if broken:
+            for pending in (self._waiting, self._moving, self._here):
+                pending.clear()
+
+    def close(self) -> None:
+        """Nothing is to be ended."""

@@ -174,7 +174,7 @@ def one_replicas_weight_ignored(original: Any) -> Any:
     def results(self: Any, *given: Any) -> Any:
         found, replicas = original(self, *given), self.layout.replicas
         statistics = [
-            (v, j, names, [total, 16.0, *rest] if j % replicas else [total, weight, *rest])
+            [v, j, names, [total, 16.0, *rest] if j % replicas else [total, weight, *rest]]
             for v, j, names, (total, weight, *rest) in found["virtual_stages"]
         ]
         return found | {"virtual_stages": statistics}

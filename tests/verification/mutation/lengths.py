@@ -53,8 +53,8 @@ def cut_to_the_first_length(original: Any) -> Any:
     tests=[LENGTHS],
 )
 def programs_of_the_first_shape(original: Any) -> Any:
-    return lambda self, stage, phase, programs, buckets, *rest: original(
-        self, stage, phase, programs, [0] * len(buckets), *rest
+    return lambda self, stage, phase, part, inputs: original(
+        self, stage, phase, part._replace(buckets=[0] * len(part.buckets)), inputs
     )
 
 
@@ -80,7 +80,7 @@ def received_in_the_first_shape(original: Any) -> Any:
 @row(
     bug="With varying lengths all stages sent their shapes first, and waited for each other.",
     source="NVIDIA/Megatron-LM#5100",
-    target="rrfp_jax.runtime.transport.local:LocalTransport.poll",
+    target="rrfp_jax.runtime.transport.protocol:LocalTransport.poll",
     here="Shapes travel with the offer of a message, nobody waits to send, and all take what comes.",
     tests=["tests/runtime/test_transport.py::test_in_one_process[LocalTransport-both_ways]"],
 )

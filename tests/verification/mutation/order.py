@@ -19,7 +19,7 @@ DELAYS = "tests/runtime/test_readiness.py::test_other_delays_other_orders_same_g
     bug="A stage kept only the result of its latest backward, so a message sent later had the wrong "
     "gradient.",
     source="pytorch/pytorch#139404",
-    target="rrfp_jax.runtime.transport.local:LocalTransport.offer",
+    target="rrfp_jax.runtime.transport.protocol:LocalTransport.offer",
     here="Every result is offered when its program is dispatched, under a key with its microbatch.",
     tests=[PARITY],
 )
@@ -245,7 +245,7 @@ def an_input_taken_twice(original: Any) -> Any:
 @row(
     bug="One output is sent twice under the same name.",
     source=OURS,
-    target="rrfp_jax.runtime.transport.local:LocalTransport.offer",
+    target="rrfp_jax.runtime.transport.protocol:LocalTransport.offer",
     here="Every transport refuses a name that it has offered in this step.",
     tests=["tests/runtime/test_transport.py::test_in_one_process[LocalTransport-offered_twice]"],
 )

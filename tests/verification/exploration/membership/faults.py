@@ -252,9 +252,9 @@ class AnyEcho(Membership):
 
 
 class _TooSure(PeerClock):
-    @property
-    def precision(self) -> float:
-        return self._best[0] / 8
+    def sample(self, sent: float, theirs: float, back: float) -> None:
+        super().sample(sent, theirs, back)
+        self.precision /= 4
 
 
 class TooSure(Membership):
