@@ -28,7 +28,7 @@ from benchmarks.gpu.findings import Findings, Unavailable, write_json
 from benchmarks.harness import Aim
 from configs import quickstart
 from rrfp_jax.commands.compiling import chosen_run
-from rrfp_jax.forecast.accelerators import CPU
+from rrfp_jax.forecast.devices import CPU
 from rrfp_jax.runs.compiled_ahead import MadeFor, why_compiled
 from rrfp_jax.runs.config import RunConfig
 from rrfp_jax.runtime.programs.executables import KEY_FILE, Executables

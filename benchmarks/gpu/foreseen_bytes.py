@@ -32,7 +32,7 @@ from rrfp_jax.commands.config_line import read_config_line
 from rrfp_jax.commands.overrides import configured
 from rrfp_jax.commands.plan import MEMORY_SHARE
 from rrfp_jax.errors import UsageError
-from rrfp_jax.forecast.accelerators import ACCELERATORS
+from rrfp_jax.forecast.devices import ACCELERATORS
 from rrfp_jax.runtime.programs.compiler import ENVIRONMENT, PLUGINS, is_there
 
 PAGE = RESULTS / "gpu-programs.md"

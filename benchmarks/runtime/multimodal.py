@@ -29,9 +29,9 @@ from rrfp_jax import Mesh
 from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.tasks import FORWARD, INPUT, WEIGHT, Kind
-from rrfp_jax.forecast.accelerators import ACCELERATORS, LINKS
+from rrfp_jax.forecast.costs import LayerTimes
+from rrfp_jax.forecast.devices import ACCELERATORS, LINKS
 from rrfp_jax.forecast.forecast import Devices
-from rrfp_jax.forecast.layer_times import LayerTimes
 from rrfp_jax.trace.costs import Workload
 from rrfp_jax.trace.idleness import Cause, shares, stage_times
 from rrfp_jax.train.auto_split import estimate_of

@@ -13,8 +13,7 @@ from rrfp_jax.commands.plan import MEMORY_SHARE
 from rrfp_jax.environment import ENVIRONMENT
 from rrfp_jax.errors import DONE, FAILED, UsageError
 from rrfp_jax.fields import check_not_read, output_of
-from rrfp_jax.forecast.accelerators import ACCELERATORS
-from rrfp_jax.forecast.compiler_targets import TARGETS, target_text
+from rrfp_jax.forecast.devices import ACCELERATORS, TARGETS, target_text
 from rrfp_jax.json_files import write_json
 
 COMMAND = "rrfp-compile"

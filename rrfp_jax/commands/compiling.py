@@ -15,7 +15,7 @@ from rich.table import Table
 from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.data.contract import as_data
 from rrfp_jax.errors import UsageError
-from rrfp_jax.forecast.accelerators import LINKS, Accelerator
+from rrfp_jax.forecast.devices import LINKS, Accelerator
 from rrfp_jax.forecast.estimate import Estimate
 from rrfp_jax.forecast.forecast import Devices
 from rrfp_jax.runs.compiled_ahead import MadeFor

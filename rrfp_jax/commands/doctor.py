@@ -45,7 +45,7 @@ def _examine(arguments: Sequence[str]) -> int:
         raise UsageError(f"--limit={options.limit}: give a number of seconds above 0")
     if options.json is not None:
         output_of("--json", options.json)
-    from rrfp_jax.commands.preflight.examination import examine  # these import JAX
+    from rrfp_jax.commands.preflight.checks import examine  # these import JAX
     from rrfp_jax.commands.preflight.meeting import meet
     from rrfp_jax.commands.preflight.surroundings import look
 

@@ -113,8 +113,7 @@ def _elastic(
         yield None
         return
     from rrfp_jax.launcher.restarts import Elastic
-    from rrfp_jax.runs.fewer_replicas import ranks_of_replicas
-    from rrfp_jax.runs.latest_state import save_latest
+    from rrfp_jax.runs.replicas import ranks_of_replicas, save_latest
     from rrfp_jax.runs.stopping import checkpoints_of
 
     if not max_restarts:

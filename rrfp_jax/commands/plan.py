@@ -11,7 +11,7 @@ from rrfp_jax.commands.config_line import read_config_line
 from rrfp_jax.environment import ENVIRONMENT
 from rrfp_jax.errors import DONE, UsageError
 from rrfp_jax.fields import check_not_read, output_of
-from rrfp_jax.forecast.accelerators import ACCELERATORS, LINKS, Accelerator, Link, accelerator_of_kind
+from rrfp_jax.forecast.devices import ACCELERATORS, LINKS, Accelerator, Link, accelerator_of_kind
 from rrfp_jax.json_files import write_json
 from rrfp_jax.runtime.run.place import MEMORY, OLD_MEMORY
 

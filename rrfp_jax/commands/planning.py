@@ -15,7 +15,7 @@ from rich.table import Table
 from rrfp_jax.core.step_rules import bucket_name
 from rrfp_jax.data.contract import as_data
 from rrfp_jax.errors import UsageError
-from rrfp_jax.forecast.accelerators import Accelerator, Link
+from rrfp_jax.forecast.devices import Accelerator, Link
 from rrfp_jax.forecast.estimate import Estimate
 from rrfp_jax.forecast.forecast import Devices, Forecast
 from rrfp_jax.forecast.partition import TooLarge

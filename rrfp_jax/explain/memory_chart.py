@@ -10,7 +10,7 @@ import altair as alt
 
 from rrfp_jax.core.step_rules import charges_of
 from rrfp_jax.core.tasks import KINDS
-from rrfp_jax.explain.plot import WIDTH, Plot, Row, milliseconds, row_height, thinned
+from rrfp_jax.explain.charts import WIDTH, Plot, Row, milliseconds, row_height, thinned
 from rrfp_jax.trace.records import RecordedStep
 
 MOST_CELLS = 20_000

@@ -7,14 +7,10 @@ from typing import NamedTuple
 
 from rrfp_jax.core.tasks import KINDS
 from rrfp_jax.explain import charts
+from rrfp_jax.explain.charts import MOST_MEDIANS, Plot, heatmap, history, lengths, links, slowest, tightest
 from rrfp_jax.explain.explanation import Explanation
-from rrfp_jax.explain.heatmap import heatmap, slowest
-from rrfp_jax.explain.history_chart import MOST_MEDIANS, history
-from rrfp_jax.explain.lengths_chart import lengths
-from rrfp_jax.explain.links_chart import links, tightest
 from rrfp_jax.explain.memory_chart import memory
 from rrfp_jax.explain.memory_chart import said as said_of_memory
-from rrfp_jax.explain.plot import Plot
 from rrfp_jax.explain.run_folder import Run
 from rrfp_jax.explain.tails import tails
 from rrfp_jax.explain.timeline_chart import drawn_stages, timeline

@@ -6,11 +6,20 @@ from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from statistics import median
 
-from rrfp_jax.explain.meaning import MEANING
 from rrfp_jax.sim.splits import Layers, Recut
 from rrfp_jax.sim.what_if import Link
-from rrfp_jax.trace.idleness import Cause
+from rrfp_jax.trace.idleness import CAUSES, Cause
 from rrfp_jax.trace.records import RecordedStep
+
+MEANING: Mapping[str, str] = {
+    "compute": "computing",
+    "delayed": "injected delays: a device is kept busy",
+    **{cause: row.share for cause, row in CAUSES.items()},
+    "data": "waiting for data",
+    "planning": "planning the order",
+    "between": "between steps: the update, and what else is not a task",
+}
+"""The names of shares in words."""
 
 NOTEWORTHY = 0.03
 """A smaller share of the time is not worth a sentence."""

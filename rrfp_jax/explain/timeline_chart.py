@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import altair as alt
 
 from rrfp_jax.core.tasks import KINDS
-from rrfp_jax.explain.meaning import MEANING
-from rrfp_jax.explain.plot import WIDTH, Plot, Row, colours, milliseconds, row_height, thinned
+from rrfp_jax.explain.charts import WIDTH, Plot, Row, colours, milliseconds, row_height, thinned
+from rrfp_jax.explain.sentence import MEANING
 from rrfp_jax.trace.idleness import critical_path, idleness
 from rrfp_jax.trace.records import RecordedStep, TaskRecord
 from rrfp_jax.views.picture import DELAY, DELAY_COLOUR

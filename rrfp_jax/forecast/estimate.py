@@ -11,9 +11,8 @@ from rrfp_jax.core.footprint import order_peaks
 from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.step_rules import Bucket, StepRules, bucket_name
 from rrfp_jax.errors import UsageError
+from rrfp_jax.forecast.costs import LayerState, LayerTimes, ModelCosts
 from rrfp_jax.forecast.forecast import Devices, Forecast, StageForecast, device_bytes
-from rrfp_jax.forecast.layer_times import LayerTimes
-from rrfp_jax.forecast.model_costs import LayerState, ModelCosts
 from rrfp_jax.forecast.partition import LayerLoad, TooLarge, partition
 from rrfp_jax.runtime.model.roles import layers_of_chunks
 from rrfp_jax.runtime.sizes import in_words

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
-from rrfp_jax.forecast.accelerators import Accelerator, Link
+from rrfp_jax.forecast.devices import Accelerator, Link
 from rrfp_jax.runtime.stages.memory import Setting, StageLedger
 from rrfp_jax.runtime.transport.choice import TransportName
 

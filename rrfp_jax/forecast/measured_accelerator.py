@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rrfp_jax.forecast.accelerators import Accelerator
 from rrfp_jax.forecast.cost_analysis import program_cost
+from rrfp_jax.forecast.devices import Accelerator
 from rrfp_jax.runtime.mesh.stage_mesh import StageMesh
 from rrfp_jax.runtime.programs.compiler import Compiler
 from rrfp_jax.runtime.sizes import memory_limit

@@ -1,8 +1,9 @@
-"""Runs as typed, frozen dataclasses, and the files that hold them."""
+"""Runs as typed, frozen dataclasses, how often they save themselves, and in what two of them differ."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -12,9 +13,9 @@ from typing import Any
 import numpy as np
 import optax
 
+from rrfp_jax.checkpoint.checkpoint import OnError
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import check_fields, check_name, path_of
-from rrfp_jax.runs.checkpointing import Checkpointing
 from rrfp_jax.runtime.engine.settings import Settings
 from rrfp_jax.runtime.mesh.topology import Mesh
 from rrfp_jax.runtime.model.pipeline import Pipeline
@@ -23,6 +24,45 @@ from rrfp_jax.train.auto_split import AUTO
 from rrfp_jax.train.report import Evaluation, Report
 from rrfp_jax.train.trainer import Trainer
 from rrfp_jax.user_code import called
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpointing:
+    """A run's checkpoints, in `<directory>/<name>.checkpoints/`. Without an interval there are none.
+
+    Attributes:
+        every_steps: steps between two; 0 for no such interval.
+        every_minutes: minutes between two, whichever comes first; 0 for no such interval.
+        keep: how many are kept.
+        on_error: if one cannot be written, "continue" with a line about it, or "stop".
+        resume: go on from the latest one; if not, those that there are are moved away.
+
+    Raises:
+        UsageError: a negative interval, nothing to keep, or an unknown `on_error`.
+    """
+
+    every_steps: int = 0
+    every_minutes: float = 0.0
+    keep: int = 3
+    on_error: OnError = "continue"
+    resume: bool = True
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.every_steps < 0 or not self.every_minutes >= 0:
+            raise UsageError(
+                f"checkpoint.every_steps={self.every_steps}, every_minutes={self.every_minutes}: give an "
+                f"interval, or 0 for none"
+            )
+        if self.keep < 1:
+            raise UsageError(f"checkpoint.keep={self.keep}: at least one must be kept")
+        if self.on_error not in ("continue", "stop"):
+            raise UsageError(f"checkpoint.on_error={self.on_error!r}: choose 'continue' or 'stop'")
+
+    @property
+    def wanted(self) -> bool:
+        """Whether there are any."""
+        return self.every_steps > 0 or self.every_minutes > 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,3 +231,35 @@ def as_json(config: Any) -> dict[str, Any]:
     """The config as nested dicts that JSON can hold."""
     values = {item.name: getattr(config, item.name) for item in dataclasses.fields(config)}
     return {k: as_json(v) if dataclasses.is_dataclass(v) else v and plain(v) for k, v in values.items()}
+
+
+MISSING = "nothing"
+
+
+def differences(before: Any, now: Any) -> list[str]:
+    """The fields in which two configs differ, such as "learning_rate: 0.006 -> 0.001".
+
+    Args:
+        before, now: as plain data; what JSON does not keep, such as tuples, may differ in form.
+    """
+    old, new = dict(_flat(_plain(before))), dict(_flat(_plain(now)))
+    names = [*new, *(name for name in old if name not in new)]
+    changed = [name for name in names if old.get(name, MISSING) != new.get(name, MISSING)]
+    return [f"{name}: {_text(old.get(name, MISSING))} -> {_text(new.get(name, MISSING))}" for name in changed]
+
+
+def _plain(config: Any) -> Any:
+    return json.loads(json.dumps(config, default=str))
+
+
+def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The dotted names and values of all leaves of nested dicts."""
+    if isinstance(value, dict) and value:
+        for name, inner in value.items():
+            yield from _flat(inner, f"{prefix}.{name}" if prefix else name)
+    elif prefix:
+        yield prefix, value
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

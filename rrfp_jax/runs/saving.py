@@ -18,8 +18,7 @@ from rrfp_jax.checkpoint.folder import CheckpointFolder
 from rrfp_jax.environment import ENVIRONMENT
 from rrfp_jax.errors import UsageError
 from rrfp_jax.files import move_away, read_whole
-from rrfp_jax.runs.checkpointing import Checkpointing
-from rrfp_jax.runs.differences import differences
+from rrfp_jax.runs.config import Checkpointing, differences
 from rrfp_jax.runtime.run.host_memory import HostMemory
 from rrfp_jax.runtime.run.world import World
 from rrfp_jax.train.report import Report

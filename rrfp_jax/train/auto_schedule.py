@@ -14,9 +14,9 @@ from rrfp_jax.core.hints import Hint
 from rrfp_jax.core.tasks import BACKWARD, INPUT, WEIGHT, Placement
 from rrfp_jax.data.contract import Data, buckets_of, declared_buckets, plan_step
 from rrfp_jax.errors import UsageError
+from rrfp_jax.forecast.costs import ModelCosts
 from rrfp_jax.forecast.estimate import Estimate
 from rrfp_jax.forecast.forecast import Devices
-from rrfp_jax.forecast.model_costs import ModelCosts
 from rrfp_jax.forecast.partition import TooLarge
 from rrfp_jax.printing import say
 from rrfp_jax.runtime.engine.settings import Settings

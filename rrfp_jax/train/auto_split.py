@@ -9,10 +9,10 @@ import optax
 from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.data.contract import Data, buckets_of, declared_buckets, plan_step
 from rrfp_jax.errors import UsageError
-from rrfp_jax.forecast.accelerators import CPU, LINKS, accelerator_of_kind
+from rrfp_jax.forecast.costs import ModelCosts
+from rrfp_jax.forecast.devices import CPU, LINKS, accelerator_of_kind
 from rrfp_jax.forecast.estimate import Estimate
 from rrfp_jax.forecast.forecast import Devices
-from rrfp_jax.forecast.model_costs import ModelCosts
 from rrfp_jax.forecast.partition import TooLarge
 from rrfp_jax.runtime.engine.settings import Settings
 from rrfp_jax.runtime.mesh.topology import Layout, Mesh

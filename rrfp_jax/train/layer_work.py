@@ -9,8 +9,8 @@ import jax
 
 from rrfp_jax.core.step_rules import Bucket
 from rrfp_jax.core.tasks import BACKWARD
-from rrfp_jax.forecast.accelerators import CPU, Accelerator, accelerator_of_kind
-from rrfp_jax.forecast.layer_costs import LayerCost, layer_costs
+from rrfp_jax.forecast.costs import LayerCost, layer_costs
+from rrfp_jax.forecast.devices import CPU, Accelerator, accelerator_of_kind
 from rrfp_jax.runtime.engine.engine import Engine
 from rrfp_jax.runtime.mesh.stage_mesh import tracing_alone
 from rrfp_jax.runtime.programs.gradients import wide

@@ -21,7 +21,7 @@ from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import FORWARD, Placement, Task
 from rrfp_jax.errors import REFUSED
 from rrfp_jax.json_files import read_json
-from rrfp_jax.runs.checkpointing import Checkpointing
+from rrfp_jax.runs.config import Checkpointing
 from rrfp_jax.runtime.engine.pacing import Delays
 from rrfp_jax.runtime.engine.settings import LossScale, Settings
 from rrfp_jax.runtime.run.exits import ExitReport

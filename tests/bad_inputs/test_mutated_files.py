@@ -17,8 +17,7 @@ from rrfp_jax.core.schedules import by_name, write_csv
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import FORWARD, Placement, Task
 from rrfp_jax.json_files import Unreadable
-from rrfp_jax.live.bars import BLOCKS
-from rrfp_jax.live.frame import Screen, frame
+from rrfp_jax.live.frame import BLOCKS, Screen, frame
 from rrfp_jax.live.look import latest_lines
 from rrfp_jax.live.step_file import NAME, read_step
 from rrfp_jax.runs.files import _lines_of

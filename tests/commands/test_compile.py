@@ -11,8 +11,7 @@ import pytest
 
 from configs import quickstart
 from rrfp_jax.commands.compile import main
-from rrfp_jax.forecast.accelerators import ACCELERATORS
-from rrfp_jax.forecast.compiler_targets import TARGETS, target_text
+from rrfp_jax.forecast.devices import ACCELERATORS, TARGETS, target_text
 from rrfp_jax.runs.compiled_ahead import MadeFor, why_compiled
 from rrfp_jax.runtime.programs import compiler as absent
 from rrfp_jax.runtime.programs.executables import ENDING

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from rrfp_jax.commands import doctor
-from rrfp_jax.commands.preflight import devices, machine, network, placement, surroundings
-from rrfp_jax.commands.preflight.examination import CHECKS, examine
-from rrfp_jax.commands.preflight.findings import Finding
+from rrfp_jax.commands.preflight import checks, surroundings
+from rrfp_jax.commands.preflight.checks import CHECKS, Finding, examine
 from rrfp_jax.commands.preflight.nixl_probe import ways_in
 from rrfp_jax.commands.preflight.surroundings import Folder, Meeting, Nixl, Surroundings, found_place
 from rrfp_jax.runtime.run.place import MEMORY, OLD_MEMORY, Address, Place
@@ -34,7 +33,7 @@ def in_step(environment=LAST, **more):
 
 
 TABLE = {  # check: what it finds, the level, what it says, what its fix says
-    placement.check_place: [
+    checks.check_place: [
         ({}, "ok", "alone on n1", ""),
         ({"place": PLACE}, "ok", "rank 0 of 4 on n1, by RRFP_RANK; all meet at n1:7000", ""),
         (in_step(), "ok", "rank 3 of 4 on n1, by srun; all meet at n1:61446", ""),
@@ -49,13 +48,13 @@ TABLE = {  # check: what it finds, the level, what it says, what its fix says
             "ntasks=1",
         ),
     ],
-    placement.check_other_launchers: [
+    checks.check_other_launchers: [
         ({"environment": {"WORLD_SIZE": "1"}}, None, "", ""),
         ({"environment": {"WORLD_SIZE": "4"}, "place": PLACE}, None, "", ""),
         ({"environment": {"OMPI_COMM_WORLD_SIZE": "4"}}, "FAIL", "mpirun", "RRFP_RANK=$OMPI_COMM_WORLD_RANK"),
         ({"environment": {"WORLD_SIZE": "4"}}, "FAIL", "torchrun", "RRFP_PROCESSES=$WORLD_SIZE"),
     ],
-    placement.check_groups: [
+    checks.check_groups: [
         ({"meeting": MET}, None, "", ""),
         ({"tp": 2, "meeting": LOST}, None, "", ""),
         ({"tp": 2, "meeting": MET}, "ok", "on one node", ""),
@@ -63,14 +62,14 @@ TABLE = {  # check: what it finds, the level, what it says, what its fix says
         ({"tp": 3, "meeting": MET}, "FAIL", "4 ranks are not whole groups", "multiple of 3"),
         ({"tp": 2, "meeting": Meeting(hosts=("a", "b") * 2)}, "FAIL", "ranks 0 to 1", "--distribution=block"),
     ],
-    devices.check_versions: [
+    checks.check_versions: [
         ({"versions": VERSIONS}, "ok", "jaxlib 0.10.2", ""),
         ({"versions": CUDA}, "ok", "jax-cuda13-plugin 0.10.2", ""),
         ({"versions": {**VERSIONS, "jax": "0.9.4"}}, "FAIL", "too old", "jax>=0.10.2"),
         ({"versions": {**CUDA, "jaxlib": "0.12.0"}}, "FAIL", "not jaxlib's version", "cuda13"),
         ({"versions": {**CUDA, "jax-cuda12-plugin": "0.10.2"}}, "FAIL", "two plugins", "uninstall"),
     ],
-    devices.check_gpus: [
+    checks.check_gpus: [
         ({}, "ok", "none here", ""),
         (SEEN, "ok", "JAX sees 2 of 2", ""),
         ({"environment": {"SLURM_STEP_GPUS": "0,1"}}, "FAIL", "given GPU 0,1, but no driver", "--gpus all"),
@@ -89,7 +88,7 @@ TABLE = {  # check: what it finds, the level, what it says, what its fix says
         ({**GPUS, "probe_error": "libcudnn"}, "FAIL", "libcudnn", "LD_LIBRARY_PATH"),
         ({**GPUS}, "FAIL", "finds no device", "LD_LIBRARY_PATH"),
     ],
-    devices.check_shares: [
+    checks.check_shares: [
         ({}, None, "", ""),
         ({**SEEN, **in_step(CUDA_VISIBLE_DEVICES="1", SLURM_GPUS_ON_NODE="2")}, None, "", ""),
         ({**SEEN, **in_step(CUDA_VISIBLE_DEVICES="0")}, "warn", "2 ranks share 1", "--gpus-per-task=1"),
@@ -107,7 +106,7 @@ TABLE = {  # check: what it finds, the level, what it says, what its fix says
             f"unset {OLD_MEMORY}",
         ),
     ],
-    devices.check_binding: [
+    checks.check_binding: [
         (in_step(CUDA_VISIBLE_DEVICES="1", SLURM_GPUS_ON_NODE="2"), None, "", ""),
         ({"tp": 2, **in_step(CUDA_VISIBLE_DEVICES="0,1", SLURM_GPUS_ON_NODE="2")}, None, "", ""),
         (
@@ -117,14 +116,14 @@ TABLE = {  # check: what it finds, the level, what it says, what its fix says
             "--gpus-per-node=2",
         ),
     ],
-    network.check_address: [
+    checks.check_address: [
         ({}, "ok", "listens on 10.0.0.1", ""),
         ({"address": "127.0.0.1"}, "ok", "listens on", ""),
         ({**in_step(), "address": "127.0.1.1", "meeting": MET}, "ok", "listens on", ""),
         ({**in_step(), "address": "127.0.1.1", "meeting": LOST}, "FAIL", "is a loopback", "RRFP_BIND"),
         ({"address_error": "10.9.9.9: Cannot assign"}, "FAIL", "cannot listen on 10.9.9.9", "RRFP_BIND"),
     ],
-    network.check_port: [
+    checks.check_port: [
         ({}, None, "", ""),
         ({"place": dataclasses.replace(PLACE, rank=1), "meeting": LOST}, None, "", ""),
         ({"place": PLACE, "meeting": MET}, "ok", "7000 is free", ""),
@@ -141,7 +140,7 @@ TABLE = {  # check: what it finds, the level, what it says, what its fix says
             "JAX_COORDINATOR_PORT=",
         ),
     ],
-    network.check_exposure: [
+    checks.check_exposure: [
         ({}, None, "", ""),
         ({"place": PLACE, "meeting": LOST}, None, "", ""),
         (
@@ -160,34 +159,34 @@ TABLE = {  # check: what it finds, the level, what it says, what its fix says
         ({"place": LOCAL, "meeting": HERE}, "warn", "reach this one at 10.0.0.1", "unset RRFP_BIND"),
         ({"place": LOCAL, "meeting": HERE, "address": "127.0.0.1"}, "ok", "no other machine reaches", ""),
     ],
-    network.check_proxy: [
+    checks.check_proxy: [
         ({"environment": PROXY}, "ok", "none", ""),
         ({"environment": {**PROXY, "no_proxy": "n1"}, "place": PLACE}, "ok", "none", ""),
         ({"environment": PROXY, "place": PLACE}, "warn", "http_proxy=http://proxy", "no_proxy=$no_proxy,n1"),
     ],
-    network.check_peers: [
+    checks.check_peers: [
         ({}, None, "", ""),
         ({"meeting": MET}, "ok", "all of 4 ranks", ""),
         ({"meeting": LOST}, "FAIL", "rank 0 cannot be reached", "firewall"),
     ],
-    network.check_clock: [
+    checks.check_clock: [
         ({}, None, "", ""),
         ({"meeting": LOST}, None, "", ""),
         ({"meeting": dataclasses.replace(MET, ahead=2.5, ahead_error=2)}, "ok", "within 4.500 s", ""),
         ({"meeting": dataclasses.replace(MET, ahead=-2.5, ahead_error=1)}, "warn", "-2.5 s", "chronyc"),
     ],
-    machine.check_open_files: [
+    checks.check_open_files: [
         ({"open_files": (1024, 1024)}, "ok", "1024", ""),
         ({"open_files": (-1, -1)}, "ok", "", ""),
         ({"open_files": (256, 4096)}, "FAIL", "1 ranks may need 264", "ulimit -n 264"),
         ({"open_files": (256, 256), "place": PLACE}, "FAIL", "may need 288", "limits.conf"),
     ],
-    machine.check_shm: [
+    checks.check_shm: [
         ({}, "ok", "16384 MiB", ""),
         ({"shm_free": 64 << 20}, "warn", "64 MiB", "--shm-size"),
         ({"shm_free": 64 << 20, "gpus": 2}, "FAIL", "64 MiB", "--shm-size"),
     ],
-    machine.check_nixl: [
+    checks.check_nixl: [
         ({}, None, "", ""),
         ({"gpus": 2}, "warn", "NIXL is not installed", "--no-deps nixl-cu12"),
         (
@@ -199,7 +198,7 @@ TABLE = {  # check: what it finds, the level, what it says, what its fix says
         ({"nixl": Nixl("nixl-cu12 1.5.1", ("tcp/lo",))}, "warn", "falls back to tcp/lo", "SYS_PTRACE"),
         ({"nixl": Nixl("nixl-cu12 1.5.1", (), "no UCX")}, "warn", "does not work here: no UCX", "socket"),
     ],
-    machine.check_folder: [
+    checks.check_folder: [
         ({}, "ok", "runs: writable", ""),
         ({"folder": Folder("r", "Read-only file system")}, "FAIL", "r: Read-only", "--config.directory"),
         ({"folder": Folder("r", "", 1 << 29)}, "warn", "512 MiB free", "--config.directory"),

@@ -18,10 +18,10 @@ from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.schedules import name_of
 from rrfp_jax.core.step_rules import bucket_name
 from rrfp_jax.data.contract import as_data, buckets_of, plan_step
-from rrfp_jax.forecast.accelerators import ACCELERATORS, LINKS
+from rrfp_jax.forecast.costs import ModelCosts
+from rrfp_jax.forecast.devices import ACCELERATORS, LINKS
 from rrfp_jax.forecast.estimate import Estimate
 from rrfp_jax.forecast.forecast import Devices
-from rrfp_jax.forecast.model_costs import ModelCosts
 from rrfp_jax.runtime.model.roles import layers_of_chunks
 from rrfp_jax.sim.choice import CANDIDATES
 from rrfp_jax.train.named import schedule_of

@@ -7,10 +7,18 @@ import pytest
 
 from rrfp_jax.core.step_rules import Budget
 from rrfp_jax.core.tasks import Direction
-from rrfp_jax.explain.heatmap import heatmap, slowdowns, slowest
-from rrfp_jax.explain.history_chart import MOST_POINTS, changes, history
-from rrfp_jax.explain.lengths_chart import lengths, short
-from rrfp_jax.explain.links_chart import links_of, tightest
+from rrfp_jax.explain.charts import (
+    MOST_POINTS,
+    changes,
+    heatmap,
+    history,
+    lengths,
+    links_of,
+    short,
+    slowdowns,
+    slowest,
+    tightest,
+)
 from rrfp_jax.explain.memory_chart import held, memory, said
 from rrfp_jax.explain.run_folder import StepLine
 from rrfp_jax.explain.tails import MOST_LATE, quantile, tails

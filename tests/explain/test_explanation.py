@@ -6,7 +6,7 @@ import pytest
 
 from rrfp_jax.explain.explanation import TimedStep, explain
 from rrfp_jax.explain.main_cause import main_cause
-from rrfp_jax.explain.meaning import MEANING
+from rrfp_jax.explain.sentence import MEANING
 from rrfp_jax.sim.disturbances import Disturbed
 from rrfp_jax.trace.costs import WorkloadCosts
 from rrfp_jax.trace.layers import LayerWork, Work

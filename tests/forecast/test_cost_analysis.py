@@ -6,9 +6,9 @@ import pytest
 
 import rrfp_jax as rrfp
 from rrfp_jax.core.tasks import BACKWARD, FORWARD
-from rrfp_jax.forecast.accelerators import ACCELERATORS, LINKS, Accelerator, Link, accelerator_of_kind
 from rrfp_jax.forecast.cost_analysis import program_cost
-from rrfp_jax.forecast.model_costs import ModelCosts
+from rrfp_jax.forecast.costs import ModelCosts
+from rrfp_jax.forecast.devices import ACCELERATORS, LINKS, Accelerator, Link, accelerator_of_kind
 
 N = 64
 SQUARE = jax.ShapeDtypeStruct((N, N), jnp.float32)

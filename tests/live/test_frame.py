@@ -7,11 +7,9 @@ import pytest
 from rich.console import Console
 
 from rrfp_jax.core.tasks import Kind, Task
-from rrfp_jax.live.bars import ASCII, BLOCKS, MARKS, cells_of, ranks_text, size_text
 from rrfp_jax.live.figures import DELAYED, rows_of, slowest_of, summarised
-from rrfp_jax.live.frame import Screen, frame
+from rrfp_jax.live.frame import ASCII, BLOCKS, MARKS, Screen, cells_of, frame, ranks_text, shown, size_text
 from rrfp_jax.live.look import State
-from rrfp_jax.live.watch import shown
 from rrfp_jax.runtime.run.recorder import PHASES, RecordedDispatch, Recording, RunPhase
 from rrfp_jax.trace.idleness import Cause
 from rrfp_jax.trace.records import Part

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from rrfp_jax.runs.differences import differences
-from rrfp_jax.runs.origin import PACKAGES, commit_of, origin_of
+from rrfp_jax.runs.config import differences
+from rrfp_jax.runs.files import PACKAGES, commit_of, origin_of
 from rrfp_jax.runtime.run.place import as_typed, typed_command, without_flag
 
 

@@ -15,7 +15,7 @@ import pytest
 import rrfp_jax as rrfp
 from configs.quickstart import get_config
 from rrfp_jax.runs import files as files_module
-from rrfp_jax.runs.checkpointing import Checkpointing
+from rrfp_jax.runs.config import Checkpointing
 from rrfp_jax.runs.files import RunFiles
 from rrfp_jax.runs.run import train
 from rrfp_jax.runtime.run.signals import ends_at_once, heard_signals

@@ -14,7 +14,7 @@ import rrfp_jax as rrfp
 from rrfp_jax.checkpoint import checkpoint
 from rrfp_jax.checkpoint.folder import CheckpointFolder
 from rrfp_jax.errors import DONE, HANDED_OVER
-from rrfp_jax.runs.checkpointing import Checkpointing
+from rrfp_jax.runs.config import Checkpointing
 from rrfp_jax.runs.run import train
 from rrfp_jax.runtime.run.host_memory import HostMemory
 from rrfp_jax.runtime.run.signals import ends_at_once, heard_signals

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rrfp_jax.runs.checkpointing import Checkpointing
+from rrfp_jax.runs.config import Checkpointing
 from rrfp_jax.runs.stopping import Stopping
 from tests.scripts.toy_run import ToyRun
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from rrfp_jax.checkpoint.checkpoint import NoneIntact
-from rrfp_jax.runs.checkpointing import Checkpointing
+from rrfp_jax.runs.config import Checkpointing
 from rrfp_jax.runs.saving import Saver
 from rrfp_jax.runtime.run.host_memory import HostMemory
 
@@ -16,7 +16,7 @@ class Notes:
     def __init__(self, damaged=()):
         self.asked, self.steps_done, self._damaged = [], 0, damaged
 
-    def go_on(self, folder):
+    def _resume(self, folder):
         self.asked.append(folder.name)
         if folder.name in self._damaged:
             raise NoneIntact(f"{folder}: no checkpoint is intact")

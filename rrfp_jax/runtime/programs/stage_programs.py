@@ -6,7 +6,7 @@ Between them the microbatch holds a list of arrays. Each program appends what ha
 computes, and leaves what later programs read.
 
 Each program is lowered for the places where those before it leave their results. What lowering means is
-passed in: compiled for devices here, counted in `forecast/layer_costs.py`.
+passed in: compiled for devices here, counted in `forecast/costs.py`.
 """
 
 from __future__ import annotations

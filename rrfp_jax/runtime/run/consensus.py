@@ -61,6 +61,7 @@ class Carrier(Protocol):
 
     def forget(self, batches: int) -> None:
         """All partners have so many of this process's batches, which need not be kept any longer."""
+        return None
 
     def close(self) -> None:
         """No step follows; returns at once, and does nothing the second time."""

@@ -35,7 +35,7 @@ CONFIG = """
 from dataclasses import dataclass
 
 import rrfp_jax as rrfp
-from rrfp_jax.runs.checkpointing import Checkpointing
+from rrfp_jax.runs.config import Checkpointing
 from tests.scripts.toy_run import ToyRun
 
 

@@ -1,0 +1,377 @@
+"""What a model takes of its devices in time and memory, predicted from shapes alone, for any split of it.
+
+Every distinct layer is traced and analysed once, as a virtual stage of one layer. A virtual stage of several
+layers takes what they take together, so any split can be judged without tracing it. That leaves out what
+layers share when they are compiled together. It is next to nothing, since only the carry is between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import compress
+from typing import Any
+
+import jax
+import optax
+
+from rrfp_jax.core.footprint import Footprint
+from rrfp_jax.core.step_rules import Bucket, StepRules
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, KINDS, Kind, Task
+from rrfp_jax.forecast.cost_analysis import ProgramCost, program_cost
+from rrfp_jax.forecast.devices import Accelerator, Link
+from rrfp_jax.runtime.autodiff.traced import Program
+from rrfp_jax.runtime.mesh.stage_mesh import tracing_alone
+from rrfp_jax.runtime.model.gradient_flow import Border, gradient_flow, refuse_untrained
+from rrfp_jax.runtime.model.pipeline import LayerShapes, Pipeline
+from rrfp_jax.runtime.model.roles import Roles, leaf_paths
+from rrfp_jax.runtime.programs.gradients import wide
+from rrfp_jax.runtime.programs.library import specs_of
+from rrfp_jax.runtime.programs.stage_programs import StagePrograms, VirtualStageShape
+from rrfp_jax.runtime.sizes import nbytes
+from rrfp_jax.runtime.stages.memory import BucketLedger
+from rrfp_jax.runtime.stages.optimizer import WholeOptimizer
+from rrfp_jax.trace.costs import TableCosts
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerCost:
+    """One layer for one microbatch of a bucket.
+
+    Attributes:
+        programs: what each kind of task costs; a kind that computes nothing here costs nothing.
+        footprint: of the layer as a virtual stage by itself.
+        gradient_bytes: of the largest gradient of a parameter.
+        prepared_bytes: made of parameters once a step.
+        inputs: indices of the fields and numbers that it reads.
+        carry_bytes: what it gives to the next layer.
+    """
+
+    programs: Mapping[Kind, ProgramCost]
+    footprint: Footprint
+    gradient_bytes: int
+    prepared_bytes: int
+    inputs: frozenset[int]
+    carry_bytes: int
+
+
+def layer_costs(
+    pipe: Pipeline,
+    bucket: Bucket,
+    shapes: Sequence[LayerShapes],
+    roles: Roles,
+    flow: Sequence[Border],
+    kinds: Collection[Kind],
+    remat: str,
+) -> list[LayerCost]:
+    """All layers of a model for a microbatch of a bucket, in the model's order; inside `tracing_alone`.
+
+    Args:
+        pipe: the model.
+        bucket: of the microbatch.
+        shapes: of its layers (`Pipeline.shapes`).
+        roles: of its parameters.
+        flow: which leaves of the carries have a gradient (`gradient_flow`).
+        kinds: of backward tasks.
+        remat: see `autodiff/residuals.py`.
+    """
+    known: dict[Any, LayerCost] = {}
+    costs = []
+    for i, own in enumerate(shapes):
+        trained = set(roles.leaves({str(i): own.params}).trained)
+        shape = VirtualStageShape(
+            pipe=pipe,
+            layers=range(i, i + 1),
+            fields=specs_of(bucket),
+            shapes=shapes,
+            trainable=[place in trained for place in range(len(jax.tree.leaves(own.params)))],
+            carry_gradients=flow[i],
+            cotangents=flow[i + 1],
+            remat=remat,
+        )
+        leaves, structure = jax.tree.flatten(own.carry_in)
+        last = i == len(pipe) - 1  # which has the loss as well
+        alike = id(pipe.layers[i]), structure, *leaves, *sorted(trained), flow[i], flow[i + 1], last
+        if alike not in known:
+            known[alike] = _layer_cost(shape, kinds)
+        costs.append(known[alike])
+    return costs
+
+
+@dataclass(frozen=True)
+class CountedProgram:
+    """What a program costs; asked for its memory like a compiled one."""
+
+    cost: ProgramCost
+
+    def memory_analysis(self) -> CountedProgram:
+        """As of a compiled program, whose bytes of temporaries are asked for."""
+        return self
+
+    @property
+    def temp_size_in_bytes(self) -> int:
+        """See `memory_analysis`."""
+        return self.cost.temporary_bytes
+
+
+class OnPaper:
+    """Counts what programs cost, wherever values lie; see `Lowering`."""
+
+    def spread(self, leaves: Sequence[Any], specs: Sequence[Any]) -> list[Any]:
+        """The specs of leaves as they are."""
+        return list(leaves)
+
+    def lower(
+        self, program: Program, given: Sequence[Any], first: Sequence[Any], sums: Sequence[Any]
+    ) -> CountedProgram:
+        """What a program costs, even if it does nothing."""
+        return CountedProgram(program_cost(program.closed, len(sums)))
+
+    def outputs(self, program: Program, lowered: CountedProgram) -> list[Any]:
+        """Specs of its results."""
+        return program.outputs
+
+
+def _layer_cost(shape: VirtualStageShape, kinds: Collection[Kind]) -> LayerCost:
+    params, _, _ = shape.specs()
+    programs = StagePrograms.lower(shape, kinds, OnPaper())
+    traced = programs.traced
+    return LayerCost(
+        programs={kind: own.cost for kind, own in programs.lowered.items()},
+        footprint=programs.footprint,
+        gradient_bytes=max(map(nbytes, compress(params, shape.trainable or ())), default=0),
+        prepared_bytes=programs.prepared_bytes,
+        inputs=programs.inputs,
+        carry_bytes=nbytes(traced.forward.outputs[: traced.out]),
+    )
+
+
+def joined(costs: Sequence[LayerCost], kinds: Collection[Kind]) -> Footprint:
+    """What a microbatch takes of layers in a row, between which activations and gradients are temporary.
+
+    Args:
+        costs: of the layers.
+        kinds: of backward tasks.
+    """
+    layers, tasks = [cost.footprint for cost in costs], (FORWARD, *kinds)
+    first, last = layers[0], layers[-1]
+    halfway = sum(layer.held_after_input_bytes for layer in layers)
+    return Footprint(
+        activation_in_bytes=first.activation_in_bytes,
+        activation_out_bytes=last.activation_out_bytes,
+        gradient_in_bytes=last.gradient_in_bytes,
+        gradient_out_bytes=first.gradient_out_bytes,
+        held_after_forward_bytes=sum(layer.held_after_forward_bytes for layer in layers),
+        held_after_input_bytes=halfway if INPUT in kinds else 0,
+        temporary_bytes={kind.letter: _temporary(kind, costs) for kind in tasks},
+        dropped_bytes={kind.letter: _dropped(kind, layers) for kind in tasks},
+    )
+
+
+def _temporary(kind: Kind, costs: Sequence[LayerCost]) -> int:
+    """Of the layer that needs most; a compiler may keep one gradient of another layer beside it."""
+    needed = [cost.programs[kind].temporary_bytes for cost in costs]
+    if len(KINDS[kind].parts) == 1:
+        return max(needed)
+    others = [max((own.gradient_bytes for own in costs if own is not cost), default=0) for cost in costs]
+    return max(own + other for own, other in zip(needed, others, strict=True))
+
+
+def _dropped(kind: Kind, layers: Sequence[Footprint]) -> int:
+    """Arguments of a virtual stage's program that nobody needs after it."""
+    own = [layer.dropped_bytes[kind.letter] for layer in layers]
+    if (flow := KINDS[kind].flow) >= 0:
+        return own[0] if flow else sum(own)
+    inner = zip(own[:-1], layers, strict=False)  # whose gradients do not arrive as arguments
+    return own[-1] + sum(max(size - layer.gradient_in_bytes, 0) for size, layer in inner)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerState:
+    """What one layer keeps whatever the microbatches are.
+
+    Attributes:
+        parameters: their number.
+        gradient_bytes: of the gradient of one microbatch; sums of them are float32 or wider.
+    """
+
+    parameters: int
+    weight_bytes: int
+    optimizer_bytes: int
+    sum_bytes: int
+    gradient_bytes: int
+
+    @property
+    def adding_bytes(self) -> int:
+        """Moved to add a microbatch's gradient to the sums."""
+        return self.gradient_bytes + 2 * self.sum_bytes
+
+    @property
+    def update_bytes(self) -> int:
+        """Moved once a step: norms read parameters and sums, the update reads and writes all there is."""
+        return 3 * (self.weight_bytes + self.sum_bytes) + 2 * self.optimizer_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelCosts:
+    """All layers of a model.
+
+    Attributes:
+        layers: by bucket, in the model's order.
+        states: in the model's order.
+        parameters: their number, tied ones once.
+    """
+
+    layers: Mapping[Bucket, Sequence[LayerCost]]
+    states: Sequence[LayerState]
+    parameters: int
+
+    @classmethod
+    def of(
+        cls,
+        pipe: Pipeline,
+        buckets: Iterable[Bucket],
+        optimizer: optax.GradientTransformation | None,
+        *,
+        kinds: Collection[Kind],
+        remat: str,
+    ) -> ModelCosts:
+        """Analyse a model; nothing is allocated or compiled.
+
+        Args:
+            pipe: the model.
+            buckets: at least one.
+            optimizer: None if nothing is updated.
+            kinds: of backward tasks that its schedule has.
+            remat: see `autodiff/residuals.py`.
+
+        Raises:
+            UsageError: a model or optimizer that does not work; see `Pipeline.shapes`, `Roles.of`,
+                `gradient_flow`, `refuse_untrained` and `WholeOptimizer.trace`.
+        """
+        with tracing_alone():
+            shapes = {bucket: pipe.shapes(specs_of(bucket)) for bucket in dict.fromkeys(buckets)}
+            params = {str(i): layer.params for i, layer in enumerate(next(iter(shapes.values())))}
+            roles = Roles.of(params, pipe.frozen, pipe.tied, pipe.constants(params))
+            own, leaves = roles.leaves(params), jax.tree.leaves(params)
+            updated = own.owned_tree([leaves[place] for place in own.owned])
+            whole = None if optimizer is None else WholeOptimizer.trace(optimizer, updated)
+            flows = {b: gradient_flow(pipe, own, specs_of(b), roles) for b, own in shapes.items()}
+            if optimizer is not None:
+                refuse_untrained([*flows.values()])
+            layers = {
+                b: layer_costs(pipe, b, own, roles, flows[b].borders, kinds, remat)
+                for b, own in shapes.items()
+            }
+        return cls(
+            layers=layers,
+            states=[_state({layer: own}, roles, whole) for layer, own in params.items()],
+            parameters=sum(
+                leaf.size
+                for path, leaf in zip(leaf_paths(params), jax.tree.leaves(params), strict=True)
+                if path not in roles.owners
+            ),
+        )
+
+    def bucket_ledger(
+        self, bucket: Bucket, chunks: Sequence[range], kinds: Sequence[Collection[Kind]]
+    ) -> BucketLedger:
+        """What a bucket needs on a stage with these chunks; `kinds` of backward are by chunk."""
+        virtual_stages = [[self.layers[bucket][i] for i in layers] for layers in chunks]
+        footprints = [joined(layers, own) for layers, own in zip(virtual_stages, kinds, strict=True)]
+        return BucketLedger.of(bucket, [layer for own in virtual_stages for layer in own], footprints)
+
+
+def _state(params: Mapping[str, Any], roles: Roles, whole: WholeOptimizer | None) -> LayerState:
+    """Of one layer, {index as text: tree}."""
+    own, leaves = roles.leaves(params), jax.tree.leaves(params)
+    (layer,) = map(int, params)
+    trained = [leaves[place] for place in own.trained]
+    return LayerState(
+        parameters=sum(leaf.size for leaf in leaves),
+        weight_bytes=nbytes(leaves),
+        optimizer_bytes=whole.state_bytes(layer) if whole is not None and own.owned else 0,
+        sum_bytes=nbytes([wide(leaf) for leaf in trained]),
+        gradient_bytes=nbytes(trained),
+    )
+
+
+@dataclass(frozen=True)
+class LayerTimes:
+    """A model's layers on accelerators of one kind."""
+
+    model: ModelCosts
+    accelerator: Accelerator
+
+    @cached_property
+    def tasks(self) -> dict[Bucket, list[dict[Kind, float]]]:
+        """Seconds by bucket, layer and kind; what releases a microbatch has the adding of its gradient."""
+        adding = [self.accelerator.seconds({}, state.adding_bytes) for state in self.model.states]
+        return {
+            bucket: [
+                {
+                    kind: self.accelerator.seconds(cost.flops, cost.bytes) + more * (KINDS[kind].charge < 0)
+                    for kind, cost in layer.programs.items()
+                }
+                for layer, more in zip(layers, adding, strict=True)
+            ]
+            for bucket, layers in self.model.layers.items()
+        }
+
+    @cached_property
+    def updates(self) -> list[float]:
+        """Seconds by layer of what is done once a step: norms and the optimizer."""
+        return [self.accelerator.seconds({}, state.update_bytes) for state in self.model.states]
+
+    @cached_property
+    def kinds(self) -> list[Kind]:
+        """Of the tasks that make up a microbatch: F and B, or F, I and W."""
+        known = list(next(iter(self.model.layers.values()))[0].programs)
+        return [FORWARD, BACKWARD] if BACKWARD in known else known
+
+    def of_step(self, layer: int, buckets: Sequence[Bucket]) -> float:
+        """Seconds of one layer in a step of microbatches of these buckets."""
+        microbatches = sum(self.tasks[bucket][layer][kind] for bucket in buckets for kind in self.kinds)
+        return microbatches + self.updates[layer]
+
+    def flops(self, bucket: Bucket, chunks: Sequence[range]) -> float:
+        """Of a microbatch, forward and backward, on a stage with these virtual stages of the model."""
+        programs = [self.model.layers[bucket][i].programs for layers in chunks for i in layers]
+        return sum(sum(own[kind].flops.values()) for own in programs for kind in self.kinds)
+
+    def costs(
+        self, rules: StepRules, buckets: Sequence[Bucket], chunks: Sequence[Sequence[range]], link: Link
+    ) -> TableCosts:
+        """What the simulator is to know of a step.
+
+        Args:
+            rules: of the step.
+            buckets: of each microbatch.
+            chunks: by stage, the layers of each of its chunks.
+            link: between stages.
+        """
+        durations, transfers = {}, {}
+        for stage, virtual_stages in enumerate(chunks):
+            for c, (layers, kinds) in enumerate(
+                zip(virtual_stages, rules.backward_kinds(stage), strict=True)
+            ):
+                known = {
+                    bucket: list(self._virtual_stage(bucket, layers, [FORWARD, *kinds], link))
+                    for bucket in self.model.layers
+                }
+                for j, bucket in enumerate(buckets):
+                    for kind, lasts, sent_for in known[bucket]:
+                        durations[stage, Task(kind, c, j)] = lasts
+                        transfers[stage, Task(kind, c, j)] = sent_for
+        return TableCosts(durations, transfers)
+
+    def _virtual_stage(
+        self, bucket: Bucket, layers: range, kinds: Sequence[Kind], link: Link
+    ) -> Iterator[tuple[Kind, float, float]]:
+        """The tasks of a virtual stage, with their duration and that of their output's transfer."""
+        activation = self.model.layers[bucket][layers.stop - 1].carry_bytes
+        gradient = self.model.layers[bucket][layers.start].footprint.gradient_out_bytes
+        for kind in kinds:
+            duration = sum(self.tasks[bucket][i][kind] for i in layers)
+            yield kind, duration, link.seconds(activation if KINDS[kind].flow > 0 else gradient)
