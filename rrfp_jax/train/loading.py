@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence, Set
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence, Set
 from time import perf_counter
 
 from msgspec.structs import replace
@@ -36,7 +35,7 @@ class Loader:
 
     def plan(self, data: Data, step: int) -> Sequence[Microbatch]:
         """The checked plan of a step; raises as `plan_step` and `settle` do."""
-        with self._waiting():
+        with self._world.waits_for(self._request.awaited):
             ahead = self._of(data, step)
             return self._request.plan(data, step) if ahead is None or ahead.plan is None else ahead.plan
 
@@ -44,7 +43,7 @@ class Loader:
         self, data: Data, step: int, plan: Sequence[Microbatch], fields: Sequence[Set[str]]
     ) -> Sequence[Arrays]:
         """These fields of each microbatch of a step; raises as `load_checked` and `settle` do."""
-        with self._waiting():
+        with self._world.waits_for(self._request.awaited):
             ahead = self._of(data, step)
             known = {} if ahead is None or ahead.plan is not plan else ahead.arrays
             found = []
@@ -68,12 +67,12 @@ class Loader:
                 using its data still, so it is waited for again the next time.
         """
         began, limit = perf_counter(), self._world.waits.stall_seconds
-        with self._waiting():
+        with self._world.waits_for(self._request.awaited):
             while self._ahead is not None and not self._ahead.join(min(LONGEST_SLEEP_SECONDS, limit)):
                 if perf_counter() - max(began, self._request.since) > limit:
                     self._world.waits.at_limit()
                     raise TrainingError(
-                        f"{self._world.waits.given_up(self._request.awaited())}: look at what the data does "
+                        f"{self._world.waits.given_up(*self._request.awaited())}: look at what the data does "
                         f"there, or allow more with stall_seconds, now {limit:g}"
                     )
 
@@ -81,12 +80,6 @@ class Loader:
         self.settle()
         ahead = self._ahead
         return ahead if ahead is not None and ahead.data is data and ahead.step == step else None
-
-    @contextmanager
-    def _waiting(self) -> Iterator[None]:
-        """Inside, it is the data that the main thread waits for."""
-        with self._world.waits_for(lambda: [self._request.awaited()]):
-            yield
 
 
 class _Request:
@@ -107,9 +100,9 @@ class _Request:
         self._what, self.since = ForData(call="load", step=step, microbatch=j), perf_counter()
         return load_checked(data, step, j, planned, frozenset(names))
 
-    def awaited(self) -> ForData:
-        """The same as a value."""
-        return replace(self._what, waited=perf_counter() - self.since)
+    def awaited(self) -> list[ForData]:
+        """The same as the value of a wait."""
+        return [replace(self._what, waited=perf_counter() - self.since)]
 
 
 class _Ahead:
