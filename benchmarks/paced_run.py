@@ -52,8 +52,7 @@ from rrfp_jax.sim.planned import Planned, base_of
 from rrfp_jax.trace.costs import Workload, WorkloadCosts
 from rrfp_jax.trace.records import Part, RecordedStep, StepTrace
 from rrfp_jax.train.checks import check_order
-from rrfp_jax.train.durations import read_workload
-from rrfp_jax.train.named import read_schedule
+from rrfp_jax.train.named import read_schedule, read_workload
 from rrfp_jax.train.report import summary_of_idleness
 from rrfp_jax.views.picture import Panel
 from rrfp_jax.views.timeline import Timeline

@@ -144,7 +144,7 @@ def wandb(project: str, **options: Any) -> Logger:
     return Logger(make)
 
 
-class Family(NamedTuple):
+class Metric(NamedTuple):
     """A metric of Prometheus, and which figures it has: what a pattern's group matches is its label."""
 
     pattern: str
@@ -155,23 +155,23 @@ class Family(NamedTuple):
 
 
 FAMILIES = (
-    Family("step", "Gauge", "rrfp_step", "Number of the latest step, from 0"),
-    Family("train/loss", "Gauge", "rrfp_loss", "Loss of the latest step, before its update"),
-    Family("train/gradient_norm", "Gauge", "rrfp_gradient_norm", "Norm of the gradient before clipping"),
-    Family("train/parameter_norm", "Gauge", "rrfp_parameter_norm", "Norm of the parameters"),
-    Family("train/loss_scale", "Gauge", "rrfp_loss_scale", "What the loss was multiplied by"),
-    Family("train/skipped", "Gauge", "rrfp_skipped_steps", "Steps of the run whose update was left out"),
-    Family("train/(.+)", "Gauge", "rrfp_metric", "A metric of the loss function", "name"),
-    Family("validation/loss", "Gauge", "rrfp_validation_loss", "Loss of the latest validation"),
-    Family("validation/(.+)", "Gauge", "rrfp_validation_metric", "A metric of it", "name"),
-    Family("hyperparams/(.+)", "Gauge", "rrfp_hyperparameter", "Of the latest step's update", "name"),
-    Family("speed/tokens_per_second", "Gauge", "rrfp_tokens_per_second", "Weight over the whole step's time"),
-    Family(
+    Metric("step", "Gauge", "rrfp_step", "Number of the latest step, from 0"),
+    Metric("train/loss", "Gauge", "rrfp_loss", "Loss of the latest step, before its update"),
+    Metric("train/gradient_norm", "Gauge", "rrfp_gradient_norm", "Norm of the gradient before clipping"),
+    Metric("train/parameter_norm", "Gauge", "rrfp_parameter_norm", "Norm of the parameters"),
+    Metric("train/loss_scale", "Gauge", "rrfp_loss_scale", "What the loss was multiplied by"),
+    Metric("train/skipped", "Gauge", "rrfp_skipped_steps", "Steps of the run whose update was left out"),
+    Metric("train/(.+)", "Gauge", "rrfp_metric", "A metric of the loss function", "name"),
+    Metric("validation/loss", "Gauge", "rrfp_validation_loss", "Loss of the latest validation"),
+    Metric("validation/(.+)", "Gauge", "rrfp_validation_metric", "A metric of it", "name"),
+    Metric("hyperparams/(.+)", "Gauge", "rrfp_hyperparameter", "Of the latest step's update", "name"),
+    Metric("speed/tokens_per_second", "Gauge", "rrfp_tokens_per_second", "Weight over the whole step's time"),
+    Metric(
         "speed/step_seconds", "Histogram", "rrfp_step_seconds", "From the first task to the last one's end"
     ),
-    Family("speed/load_seconds", "Counter", "rrfp_load_seconds_total", "Seconds that steps waited for data"),
-    Family(r"idle/stage_(\d+)", "Gauge", "rrfp_stage_idle_ratio", "Share of a step without a task", "stage"),
-    Family(
+    Metric("speed/load_seconds", "Counter", "rrfp_load_seconds_total", "Seconds that steps waited for data"),
+    Metric(r"idle/stage_(\d+)", "Gauge", "rrfp_stage_idle_ratio", "Share of a step without a task", "stage"),
+    Metric(
         r"memory/stage_(\d+)_peak_bytes", "Gauge", "rrfp_stage_peak_bytes", "Most for microbatches", "stage"
     ),
 )
@@ -225,13 +225,13 @@ def prometheus(port: int, address: str = "127.0.0.1") -> Logger:
     return Logger(lambda step: listen(), listen() if join().rank == 0 else None)
 
 
-def _metric(package: Any, registry: Any, family: Family) -> Any:
+def _metric(package: Any, registry: Any, family: Metric) -> Any:
     options = {"buckets": STEP_SECONDS} if family.kind == "Histogram" else {}
     labels = [] if family.label is None else [family.label]
     return getattr(package, family.kind)(family.name, family.help, labels, registry=registry, **options)
 
 
-def _family_of(figure: str) -> tuple[Family, tuple[str, ...]]:
+def _family_of(figure: str) -> tuple[Metric, tuple[str, ...]]:
     """The family that has a figure, and its labels there."""
     found = ((family, re.fullmatch(family.pattern, figure)) for family in FAMILIES)
     return next((family, match.groups()) for family, match in found if match)

@@ -26,8 +26,7 @@ from rrfp_jax.sim.choice import Auto
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.sim.planned import Planned
 from rrfp_jax.trace.costs import CostTable, Workload, WorkloadCosts, measured
-from rrfp_jax.train.durations import read_costs
-from rrfp_jax.train.named import read_schedule
+from rrfp_jax.train.named import read_costs, read_schedule
 
 EVALUATIONS = 100
 """Simulations for a planned order."""

@@ -384,7 +384,7 @@ def _shape(bucket: str) -> tuple[int, ...]:
 FIGURES = {"took, median": "#0072b2", "took, p95": "#d55e00", "slack, median": "#009e73"}
 
 
-class Link(NamedTuple):
+class LinkMessages(NamedTuple):
     """A directed link: between which stages, in which direction of the model, and its messages' seconds."""
 
     sender: int
@@ -399,7 +399,7 @@ class Link(NamedTuple):
         return f"{self.sender} to {self.receiver}"
 
 
-def links_of(traces: Sequence[StepTrace]) -> list[Link]:
+def links_of(traces: Sequence[StepTrace]) -> list[LinkMessages]:
     """All links that had messages, by direction, then by stages."""
     found: dict[tuple[Direction, int, int], list[tuple[float, float]]] = defaultdict(list)
     for trace in traces:
@@ -408,7 +408,7 @@ def links_of(traces: Sequence[StepTrace]) -> list[Link]:
             key = sender.task.kind.direction, sender.stage, receiver.stage
             found[key].append((message.seconds, max(receiver.start - receiver.ready, 0.0)))
     return [
-        Link(a, b, direction, *(list(own) for own in zip(*messages, strict=True)))
+        LinkMessages(a, b, direction, *(list(own) for own in zip(*messages, strict=True)))
         for (direction, a, b), messages in sorted(found.items())
     ]
 

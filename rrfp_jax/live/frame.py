@@ -73,7 +73,7 @@ GAP = "  "
 
 
 @dataclass(frozen=True)
-class Table:
+class StageTable:
     """Rows of stages, laid out for a width.
 
     Args:
@@ -193,7 +193,7 @@ EDGE_CELLS, RANGE_CELLS = 26, 22
 
 
 @dataclass(frozen=True)
-class Screen:
+class Window:
     """Where a frame is shown; `height` is None where lines may go on for ever."""
 
     width: int
@@ -201,7 +201,7 @@ class Screen:
     glyphs: BarCells
 
 
-def frame(seen: Seen, screen: Screen) -> list[Text]:
+def frame(seen: Seen, screen: Window) -> list[Text]:
     """The lines of a frame; stages and edges that do not fit are summarised."""
     if seen.state is State.ABSENT:
         waiting = f"{seen.folder} has not begun: waiting for it (Ctrl-C ends)"
@@ -255,7 +255,7 @@ def _figures(lines: Sequence[Line]) -> list[str]:
     return [GAP.join(line) for line in (learns, fast) if line]
 
 
-def _curves(seen: Seen, screen: Screen) -> list[str]:
+def _curves(seen: Seen, screen: Window) -> list[str]:
     """The latest steps' times and losses, side by side."""
     if len(seen.lines) < 2:
         return []
@@ -315,7 +315,7 @@ def _phases(seen: Seen) -> list[str]:
     ] or ["no step has ended yet"]
 
 
-def _step(seen: Seen, latest: LatestStep, screen: Screen, used: int) -> list[Text]:
+def _step(seen: Seen, latest: LatestStep, screen: Window, used: int) -> list[Text]:
     """Who is slowest, stages as bars, edges; `used` lines are above."""
     rows, edges = rows_of(latest, seen.last), latest.edges
     slowest = slowest_of(latest, seen.busy)
@@ -327,7 +327,7 @@ def _step(seen: Seen, latest: LatestStep, screen: Screen, used: int) -> list[Tex
     below = [*explained, *([Text(), *_edges(edges, screen)] if edges else [])]
     if screen.height is not None:
         rows = summarised(rows, max(screen.height - used - len(above) - len(below) - 2, FEWEST_ROWS))
-    table = Table(rows, screen.width, screen.glyphs)
+    table = StageTable(rows, screen.width, screen.glyphs)
     return [*above, Text(), *table.lines(latest.trace.step), *below]
 
 
@@ -340,7 +340,7 @@ def _sentence(slowest: Slowest) -> str:
     return f"slowest: {who} busy {slowest.ratio:.2f} times as long as others{steps}{beside}"
 
 
-def _edges(edges: Sequence[Edge], screen: Screen) -> list[Text]:
+def _edges(edges: Sequence[Edge], screen: Window) -> list[Text]:
     """Those whose messages take longest; the others are counted."""
     in_line = max(screen.width // EDGE_CELLS, 1)
     lines = EDGE_LINES if screen.height is not None else len(edges)
@@ -379,7 +379,7 @@ def shown(seen: Seen, console: Console, endless: bool) -> Text:
     """A frame for a console; an endless one may be longer than that."""
     glyphs = ASCII if console.options.ascii_only else BLOCKS
     height = None if endless else console.height
-    return Text("\n", no_wrap=True).join(frame(seen, Screen(console.width, height, glyphs)))
+    return Text("\n", no_wrap=True).join(frame(seen, Window(console.width, height, glyphs)))
 
 
 def watch(folder: Path, every: float, console: Console) -> None:

@@ -17,7 +17,7 @@ from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.printing import say
 from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.model.pipeline import Pipeline
-from rrfp_jax.train.flax_states import flax_states
+from rrfp_jax.train.gathering import flax_states
 from rrfp_jax.train.trainer import Trainer
 
 

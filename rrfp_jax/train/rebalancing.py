@@ -1,4 +1,4 @@
-"""`rebalance="suggest"` and `"auto"`: another split between steps, by what steps have taken.
+"""Another split of a Trainer's layers: set by hand, or with `rebalance=` by what steps have taken.
 
 Rank 0 decides (`sim/splits.py`) and says so to all. Under "auto" every process then compiles for the new
 split beside its steps. Once all have, layers move, before the same step everywhere.
@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 
 from rrfp_jax.core.step_rules import StepRules
-from rrfp_jax.errors import UsageError
+from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.printing import say
 from rrfp_jax.runtime.engine.engine import Engine
-from rrfp_jax.runtime.engine.resplit import Compiling, Ready
+from rrfp_jax.runtime.engine.resplit import Compiling, Ready, compiled_for_split, recut
 from rrfp_jax.runtime.engine.settings import Rebalance
+from rrfp_jax.runtime.run.signals import interrupts_held
 from rrfp_jax.sim.splits import FIRST, MOST, Balance, Move, RebalanceDecision, Verdict
 from rrfp_jax.trace.records import RecordedStep
 
@@ -221,3 +222,49 @@ def _text(split: Sequence[int]) -> str:
 
 def _print(text: str) -> None:
     say(f"rebalance: {text}")
+
+
+def resplit(
+    engine: Engine,
+    split: Sequence[int],
+    rules: Sequence[StepRules],
+    take: Callable[[Engine], None],
+    ready: Ready | None = None,
+) -> None:
+    """Go on with another split, unless the engine has it; all processes together.
+
+    Args:
+        engine: the old one.
+        split: layers per virtual stage, in the model's order.
+        rules: of steps that there may be, those that train first.
+        take: is given what goes on, before a Ctrl-C that came meanwhile is raised.
+        ready: what has been compiled for this split already; None to do so now.
+
+    Raises:
+        UsageError: the split does not add up, or layers cannot move so; nothing has changed.
+        TrainingError: see `check_whole`; a process is gone, or nothing moves any more.
+    """
+    check_whole(engine)
+    engine.world.agree("the split", str(split))
+    if list(split) == engine.split:
+        return
+    if not engine.stages:
+        new = Engine(engine.spec, split, engine.executables)
+        new.library.know(engine.library)
+        take(new)
+        return
+    ready = ready or compiled_for_split(engine, split, rules)
+    with interrupts_held():  # all of it, or none
+        take(recut(engine, ready, rules))
+
+
+def check_whole(engine: Engine) -> None:
+    """Refuse to begin anew without a word.
+
+    Raises:
+        TrainingError: layers were lost on their way to another split.
+    """
+    if engine.given_up:
+        raise TrainingError(
+            "layers were lost on their way to other stages: begin again, from a checkpoint if there is one"
+        )

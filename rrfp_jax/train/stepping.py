@@ -32,9 +32,8 @@ from rrfp_jax.train.hint_exchange import HintExchange
 from rrfp_jax.train.layer_work import layer_work
 from rrfp_jax.train.loading import Loader
 from rrfp_jax.train.nonfinite import Standing, is_finite, leave_out
-from rrfp_jax.train.rebalancing import Rebalancing
+from rrfp_jax.train.rebalancing import Rebalancing, check_whole, resplit
 from rrfp_jax.train.report import Report
-from rrfp_jax.train.resplit import check_whole, resplit
 from rrfp_jax.train.snapshot import Saves, stored_layers
 from rrfp_jax.train.step_plan import Ran, check_costs, plan_ahead
 from rrfp_jax.views.trace_file import TRACED_STEPS

@@ -39,8 +39,7 @@ from rrfp_jax.trace.costs import measured
 from rrfp_jax.train.auto_schedule import auto_schedule
 from rrfp_jax.train.auto_split import auto_split
 from rrfp_jax.train.checks import check_count, check_losses, check_model, check_order, check_types, folder_of
-from rrfp_jax.train.flax_states import flax_states
-from rrfp_jax.train.gathering import whole_params
+from rrfp_jax.train.gathering import flax_states, whole_params
 from rrfp_jax.train.going_on import Found, look_at, say_none
 from rrfp_jax.train.hint_exchange import HintExchange
 from rrfp_jax.train.kept_numbers import kept_numbers, say_which_count

@@ -11,8 +11,7 @@ from xml.etree import ElementTree
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import output_of
 from rrfp_jax.files import written_whole
-from rrfp_jax.views.picture import DPI, THICK, Panel, TimeAxis, figure
-from rrfp_jax.views.tips import tips
+from rrfp_jax.views.picture import DPI, THICK, Panel, TimeAxis, figure, tips
 
 FORMATS = (".png", ".svg", ".pdf", ".html")
 
@@ -56,7 +55,7 @@ class Timeline:
         return path
 
     def svg(self) -> str:
-        """The picture as SVG text, in which hovering tells what `views/tips.py` says."""
+        """The picture as SVG text, in which hovering tells what `views/picture.py` says."""
         from matplotlib import rc_context
 
         made, text = figure(self.panels), io.StringIO()

@@ -15,8 +15,7 @@ from rrfp_jax.core.tasks import Kind, Placement, Task
 from rrfp_jax.fields import printable
 from rrfp_jax.json_files import Seconds, Unreadable, as_kind, load_json
 from rrfp_jax.trace.records import Part, RecordedStep, StepTrace, TaskRecord
-from rrfp_jax.views.rules_file import RulesText
-from rrfp_jax.views.trace_file import DELAY
+from rrfp_jax.views.trace_file import DELAY, RulesText
 
 Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 """Of a stage, a task or a step, as records have it."""

@@ -14,7 +14,7 @@ from rrfp_jax.weights.tables import (
     QWEN3_TABLE,
     SIGLIP_TABLE,
     VIT_TABLE,
-    Table,
+    FamilyTable,
     TensorNames,
 )
 
@@ -50,7 +50,7 @@ class Family:
     name: str
     model_types: tuple[str, ...]
     architecture: str
-    table: Table
+    table: FamilyTable
     sizes: Mapping[str, str]
     fixed: Mapping[str, Any]
     understood: Json
@@ -101,7 +101,7 @@ class Family:
     def stored(
         self, fields: Mapping[str, Any], first: int, prefix: str, tied: bool
     ) -> dict[str, TensorNames]:
-        """The tensors of every parameter, see `Table.of_layers`; a tied head has the embedding's."""
+        """The tensors of every parameter, see `FamilyTable.of_layers`; a tied head has the embedding's."""
         blocks = fields["n_layers"]
         found = self.table.of_layers(blocks, first, prefix, fields.get("n_experts", 0))
         if tied and TIED in self.table.last:

@@ -94,7 +94,7 @@ Part: TypeAlias = Mapping[str, TensorNames]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
+class FamilyTable:
     """A family's names for a list of layers: one, some equal ones, one.
 
     Attributes:
@@ -179,7 +179,7 @@ _ATTENTION: Part = {
     "mlp_norm.scale": _one(_LAYER + "post_attention_layernorm.weight"),
 }
 
-LLAMA_TABLE = Table(
+LLAMA_TABLE = FamilyTable(
     first={"tokens.embedding": _one(EMBEDDING)},
     block={
         **_ATTENTION,
@@ -193,7 +193,7 @@ LLAMA_TABLE = Table(
 
 _EXPERT = _LAYER + "block_sparse_moe.experts.{expert}."
 
-MIXTRAL_TABLE = Table(
+MIXTRAL_TABLE = FamilyTable(
     first=LLAMA_TABLE.first,
     block={
         **_ATTENTION,
@@ -206,7 +206,7 @@ MIXTRAL_TABLE = Table(
     computed=LLAMA_TABLE.computed,
 )
 
-QWEN3_TABLE = Table(
+QWEN3_TABLE = FamilyTable(
     first=LLAMA_TABLE.first,
     block={
         **LLAMA_TABLE.block,
@@ -218,7 +218,7 @@ QWEN3_TABLE = Table(
 
 _VIT = "encoder.layer.{}."
 
-VIT_TABLE = Table(
+VIT_TABLE = FamilyTable(
     first={
         **_patches("embeddings.patch_embeddings.projection"),
         "class_token.embedding": _one("embeddings.cls_token", ROWS),
@@ -238,7 +238,7 @@ VIT_TABLE = Table(
 
 _SIGLIP = "encoder.layers.{}."
 
-SIGLIP_TABLE = Table(
+SIGLIP_TABLE = FamilyTable(
     first={
         **_patches("embeddings.patch_embedding"),
         "places.embedding": _one("embeddings.position_embedding.weight"),

@@ -31,8 +31,7 @@ from rrfp_jax.runtime.run.signals import save_seconds
 from rrfp_jax.runtime.run.token import take_token
 from rrfp_jax.trace.costs import constant
 from rrfp_jax.trace.records import Part, RecordedStep, StepTrace, TaskRecord
-from rrfp_jax.train.durations import read_costs, read_workload
-from rrfp_jax.train.named import read_schedule
+from rrfp_jax.train.named import read_costs, read_schedule, read_workload
 from rrfp_jax.views.picture import Panel
 from rrfp_jax.views.timeline import Timeline
 from rrfp_jax.views.trace_reading import read_trace

@@ -17,7 +17,7 @@ from rrfp_jax.core.schedules import by_name, write_csv
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import FORWARD, Placement, Task
 from rrfp_jax.json_files import Unreadable
-from rrfp_jax.live.frame import BLOCKS, Screen, frame
+from rrfp_jax.live.frame import BLOCKS, Window, frame
 from rrfp_jax.live.look import latest_lines
 from rrfp_jax.live.step_file import NAME, read_step
 from rrfp_jax.runs.files import _lines_of
@@ -27,8 +27,7 @@ from rrfp_jax.runtime.run.exits import read_all as read_last_words
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.trace.costs import CostTable, WorkloadCosts, log_normal
 from rrfp_jax.trace.records import RecordedStep
-from rrfp_jax.train.durations import read_costs, read_workload
-from rrfp_jax.train.named import schedule_of
+from rrfp_jax.train.named import read_costs, read_workload, schedule_of
 from rrfp_jax.views.trace_file import write_trace
 from rrfp_jax.views.trace_reading import read_trace
 from tests.support.mutations import changed_bytes, changed_trees
@@ -208,7 +207,7 @@ def test_metrics(folder, data):
 
 
 def fits(seen, width=80):
-    lines = frame(seen, Screen(width, 24, BLOCKS))
+    lines = frame(seen, Window(width, 24, BLOCKS))
     assert len(lines) <= 24 and max(line.cell_len for line in lines) <= width
 
 

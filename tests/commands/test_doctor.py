@@ -9,7 +9,7 @@ import pytest
 
 from rrfp_jax.commands import doctor
 from rrfp_jax.commands.preflight import checks, surroundings
-from rrfp_jax.commands.preflight.checks import CHECKS, Finding, examine
+from rrfp_jax.commands.preflight.checks import CHECKS, CheckResult, examine
 from rrfp_jax.commands.preflight.nixl_probe import ways_in
 from rrfp_jax.commands.preflight.surroundings import Folder, Meeting, Nixl, Surroundings, found_place
 from rrfp_jax.runtime.run.place import MEMORY, OLD_MEMORY, Address, Place
@@ -255,8 +255,8 @@ def test_the_ways_of_writing_are_read_from_what_ucx_prints():
 
 
 def test_a_finding_is_a_line_and_a_line_to_paste():
-    assert str(Finding("ok", "gpus", "JAX sees 2 of 2")) == "ok    gpus: JAX sees 2 of 2"
-    assert str(Finding("FAIL", "gpus", "none", "unset X")) == "FAIL  gpus: none\n      fix: unset X"
+    assert str(CheckResult("ok", "gpus", "JAX sees 2 of 2")) == "ok    gpus: JAX sees 2 of 2"
+    assert str(CheckResult("FAIL", "gpus", "none", "unset X")) == "FAIL  gpus: none\n      fix: unset X"
 
 
 # The meeting.

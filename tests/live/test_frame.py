@@ -8,7 +8,7 @@ from rich.console import Console
 
 from rrfp_jax.core.tasks import Kind, Task
 from rrfp_jax.live.figures import DELAYED, rows_of, slowest_of, summarised
-from rrfp_jax.live.frame import ASCII, BLOCKS, MARKS, Screen, cells_of, frame, ranks_text, shown, size_text
+from rrfp_jax.live.frame import ASCII, BLOCKS, MARKS, Window, cells_of, frame, ranks_text, shown, size_text
 from rrfp_jax.live.look import State
 from rrfp_jax.runtime.run.recorder import PHASES, RecordedDispatch, Recording, RunPhase
 from rrfp_jax.trace.idleness import Cause
@@ -52,7 +52,7 @@ def slow(tmp_path):
 
 
 def test_a_frame(slow):
-    assert text_of(frame(slow, Screen(80, 24, BLOCKS))) == GOLDEN
+    assert text_of(frame(slow, Window(80, 24, BLOCKS))) == GOLDEN
 
 
 @pytest.mark.parametrize("glyphs", [BLOCKS, ASCII])
@@ -63,7 +63,7 @@ def test_a_frame(slow):
 def test_every_frame_fits(tmp_path, glyphs, width, height, stages, replicas, wide):
     report = told(step_of(stages), replicas, wide)
     peaks = {"peak_bytes": [300 * GIB + n for n in range(stages)], "budget_bytes": [4096 * GIB] * stages}
-    lines = frame(seen(latest(tmp_path, report), lines=[line(1, **peaks)]), Screen(width, height, glyphs))
+    lines = frame(seen(latest(tmp_path, report), lines=[line(1, **peaks)]), Window(width, height, glyphs))
     assert max(line.cell_len for line in lines) <= width
     assert height is None or len(lines) <= height
     assert glyphs is BLOCKS or text_of(lines).isascii()
@@ -79,7 +79,7 @@ def test_what_does_not_fit_is_summarised_and_the_slowest_are_shown(tmp_path):
     assert {row.name for row in few[:-1]} == {row.name for row in slowest}
     assert [int(row.name) for row in few[:-1]] == sorted(int(row.name) for row in few[:-1])
     assert few[-1].name == "59 more" and sum(few[-1].shares.values()) == pytest.approx(1.0)
-    text = text_of(frame(seen(found), Screen(80, 24, BLOCKS)))
+    text = text_of(frame(seen(found), Window(80, 24, BLOCKS)))
     assert f"(stage {slowest[-1].name})" in text and " more " in text and "more are faster" in text
 
 
@@ -88,7 +88,7 @@ def test_the_slowest_is_named_with_its_replica_and_ranks(tmp_path):
     found = slowest_of(latest(tmp_path, report), [report.recorded.trace.busy_seconds])
     assert (found.stage, found.replica, found.ranks) == (2, 1, [12, 13])
     assert found.beside == pytest.approx(1.1)
-    text = text_of(frame(seen(latest(tmp_path, report)), Screen(80, 24, BLOCKS)))
+    text = text_of(frame(seen(latest(tmp_path, report)), Window(80, 24, BLOCKS)))
     assert "slowest: ranks 12-13 (stage 2 of replica 1) are busy 1.6" in text
     assert ", 1.10 times as long as its like elsewhere" in text.replace("\n", " ")
     assert "bars: replica 1, which ended last of 2" in text
@@ -103,14 +103,14 @@ def test_who_is_slow_in_a_single_step_is_not_the_slowest(tmp_path):
     assert slowest_of(found, busy)._replace(ratio=0) == (0, 0, 1, [0], 4, 0, None)
     busy = [[[*own[:3], 1.4 * own[3]]]] * 9 + [[[2.0 * own[0], *own[1:]]]]
     assert slowest_of(found, busy).stage == 3
-    text = text_of(frame(seen(found, busy=busy), Screen(80, 24, BLOCKS)))
+    text = text_of(frame(seen(found, busy=busy), Window(80, 24, BLOCKS)))
     assert "slowest: rank 3 (stage 3) is busy 1.36 times as long as others in 10 steps" in text
 
 
 def test_nobody_is_slowest_where_all_are_alike(tmp_path):
     report = told(spoilt("link")[0])
     assert slowest_of(latest(tmp_path, report), [report.recorded.trace.busy_seconds]) is None
-    text = text_of(frame(seen(latest(tmp_path, report)), Screen(80, 24, BLOCKS)))
+    text = text_of(frame(seen(latest(tmp_path, report)), Window(80, 24, BLOCKS)))
     assert "slowest" not in text and "\n1>2 40.0 ms, 40.0 ms" in text
 
 
@@ -138,7 +138,7 @@ def test_a_stage_that_is_kept_busy_does_not_compute(tmp_path):
         r._replace(delayed=0.6 / 1.6 * (r.end - r.start)) if r.stage == 2 else r for r in trace.records
     ]
     found = replace(recorded, trace=replace(trace, parts=[Part.of(records)]))
-    text = text_of(frame(seen(latest(tmp_path, told(found))), Screen(80, 24, BLOCKS)))
+    text = text_of(frame(seen(latest(tmp_path, told(found))), Window(80, 24, BLOCKS)))
     (row,) = (line for line in text.splitlines() if line.startswith("    2  2 "))
     assert row.count("+") == pytest.approx(0.6 * row.count("█"), abs=1) and row.endswith(" 90%")
 
@@ -189,15 +189,15 @@ def recording(rank, phase, since, beat):
     ],
 )
 def test_what_is_said(given, said):
-    assert said in text_of(frame(seen(**given), Screen(80, 24, BLOCKS)))
+    assert said in text_of(frame(seen(**given), Window(80, 24, BLOCKS)))
 
 
 def test_nothing_is_said_of_a_run_that_does_well(slow):
     slow = replace(slow, recorders=[recording(rank, "step 8", 0.2, 0.2) for rank in range(4)])
-    assert text_of(frame(slow, Screen(80, 24, BLOCKS))) == GOLDEN
+    assert text_of(frame(slow, Window(80, 24, BLOCKS))) == GOLDEN
     ended = [recording(rank, "ended", 30, 30) for rank in range(4)]
     text = text_of(
-        frame(replace(slow, state=State.ENDED, recorders=ended, told_at=0.0), Screen(80, 24, BLOCKS))
+        frame(replace(slow, state=State.ENDED, recorders=ended, told_at=0.0), Window(80, 24, BLOCKS))
     )
     assert text == GOLDEN.replace("running", "ended")
 
@@ -213,17 +213,17 @@ def test_nothing_is_said_of_a_run_that_does_well(slow):
 )
 def test_a_curve_runs_from_the_lowest_to_the_highest(losses, drawn):
     lines = [line(n, loss=loss) for n, loss in enumerate(losses)]
-    text = text_of(frame(seen(lines=lines), Screen(80, 24, ASCII)))
+    text = text_of(frame(seen(lines=lines), Window(80, 24, ASCII)))
     assert f"  loss {drawn} {min(losses):.4g} to " in text
 
 
 def test_names_from_files_command_no_terminal():
-    text = text_of(frame(seen(lines=[line(0, schedule="\x1b[31mred")]), Screen(80, 24, BLOCKS)))
+    text = text_of(frame(seen(lines=[line(0, schedule="\x1b[31mred")]), Window(80, 24, BLOCKS)))
     assert "\x1b" not in text and "schedule \\x1b[31mred" in text
 
 
 def test_only_letters_and_bars_have_colours(slow):
-    lines = frame(slow, Screen(80, 24, BLOCKS))
+    lines = frame(slow, Window(80, 24, BLOCKS))
     coloured = [line.plain[span.start : span.end] for line in lines for span in line.spans]
     assert {name.strip(" ") for name in coloured if len(set(name)) > 1} == {"mine"}
     assert all(not line.style or line.style in ("bold", "bold red") for line in lines)

@@ -18,7 +18,7 @@ from rrfp_jax.schedules import BF, BFW, Planned
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.trace.costs import CostTable, Workload, WorkloadCosts, log_normal, measured
 from rrfp_jax.trace.records import RecordedStep
-from rrfp_jax.train.durations import read_costs
+from rrfp_jax.train.named import read_costs
 from tests.support import toy
 from tests.support.programs import compilations
 

@@ -2,7 +2,7 @@
 
 from rrfp_jax.progress import Doing
 from rrfp_jax.views import progress_line
-from rrfp_jax.views.lasting import Lasting
+from rrfp_jax.views.progress_line import Lasting
 from tests.support import toy
 
 

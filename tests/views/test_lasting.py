@@ -9,14 +9,14 @@ import pytest
 from rrfp_jax import printing
 from rrfp_jax.progress import Doing, during
 from rrfp_jax.runs.display import Display
-from rrfp_jax.views import lasting, progress_line
-from rrfp_jax.views.lasting import Lasting, text_of
+from rrfp_jax.views import progress_line
+from rrfp_jax.views.progress_line import Lasting, text_of
 
 
 def shown_of(told, after, every, monkeypatch):
     """What is shown of (time, doing) pairs."""
     shown, clock = [], [0.0]
-    monkeypatch.setattr(lasting, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(progress_line, "monotonic", lambda: clock[0])
     listener = Lasting(shown.append, lambda text, seconds: shown.append((text, seconds)), after, every)
     for clock[0], doing in told:
         listener(doing)
@@ -57,7 +57,7 @@ def test_what_tells_nothing_meanwhile_is_shown_by_a_timer():
 
 def test_where_there_is_no_terminal_lines_are_plain(monkeypatch, capsys):
     now = 0.0
-    monkeypatch.setattr(lasting, "monotonic", lambda: now)
+    monkeypatch.setattr(progress_line, "monotonic", lambda: now)
     listener = progress_line.shown_progress()
     for now in range(3):
         listener(Doing("validating", now, 2, "" if now == 2 else f"{now / 2:.0%}"))

@@ -14,9 +14,8 @@ from rrfp_jax.core.tasks import BACKWARD, FORWARD, KINDS, Placement, Task
 from rrfp_jax.trace.idleness import CAUSES, Cause, Idle
 from rrfp_jax.trace.records import Part, RecordedStep, StepTrace, TaskRecord
 from rrfp_jax.views import picture
-from rrfp_jax.views.picture import Panel, told
+from rrfp_jax.views.picture import Panel, reason, tips, told
 from rrfp_jax.views.timeline import SVG, Timeline, compare
-from rrfp_jax.views.tips import reason, tips
 from tests.views.test_trace_file import delayed, step
 
 IDLE = [name for name, _, _ in picture.IDLE.values()]

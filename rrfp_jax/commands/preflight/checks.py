@@ -14,7 +14,7 @@ Level = Literal["ok", "warn", "FAIL"]
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckResult:
     """A check's answer.
 
     Attributes:
@@ -42,28 +42,28 @@ OTHER_LAUNCHERS = {
 """The variable with the number of processes of launchers that are not ours, and the one with the rank."""
 
 
-def check_place(found: Surroundings) -> Finding:
+def check_place(found: Surroundings) -> CheckResult:
     """Whether a run started here is alone or one of several, and whether that is what was meant."""
     environment, place, step = found.environment, found.place, found.step
     if found.place_error:
         fix = "start ranks with srun, or unset ${!SLURM_@} ${!RRFP_@}"
-        return Finding("FAIL", "place", found.place_error, fix)
+        return CheckResult("FAIL", "place", found.place_error, fix)
     if place is not None and place.folder is not None and step is not None:
         said = f"each of srun's {step.processes} tasks runs a launcher of its own, of {place.processes} ranks"
-        return Finding("FAIL", "place", said, "srun --ntasks=1 rrfp-launch ..., or srun python train.py")
+        return CheckResult("FAIL", "place", said, "srun --ntasks=1 rrfp-launch ..., or srun python train.py")
     if place is not None and place.processes > 1:
         by = "srun" if step is not None else "RRFP_RANK"
         said = f"rank {place.rank} of {place.processes} on {found.host}, by {by}; all meet at "
-        return Finding("ok", "place", f"{said}{place.coordinator}")
+        return CheckResult("ok", "place", f"{said}{place.coordinator}")
     job, tasks = environment.get("SLURM_JOB_ID"), environment.get("SLURM_NTASKS", "1")
     if place is None and job and tasks != "1":
         said = f"this is in job {job} of {tasks} tasks but no task of srun: a run here is alone"
         fix = "srun python train.py, or on this node only: rrfp-launch -n 4 train.py"
-        return Finding("warn", "place", said, fix)
-    return Finding("ok", "place", f"alone on {found.host}: all stages in one process")
+        return CheckResult("warn", "place", said, fix)
+    return CheckResult("ok", "place", f"alone on {found.host}: all stages in one process")
 
 
-def check_other_launchers(found: Surroundings) -> Finding | None:
+def check_other_launchers(found: Surroundings) -> CheckResult | None:
     """Whether a launcher that a run knows nothing of has started several processes."""
     for size, (launcher, rank) in OTHER_LAUNCHERS.items():
         several = found.environment.get(size, "1") != "1"
@@ -71,17 +71,17 @@ def check_other_launchers(found: Surroundings) -> Finding | None:
             said = f"{launcher} started {found.environment[size]} processes, each of them a run alone"
             place = f"RRFP_COORDINATOR=host0:9876 RRFP_PROCESSES=${size} RRFP_RANK=${rank}"
             fix = f"export {place} RRFP_TOKEN_FILE=run.token"
-            return Finding("FAIL", "launcher", said, fix)
+            return CheckResult("FAIL", "launcher", said, fix)
     return None
 
 
-def check_groups(found: Surroundings) -> Finding | None:
+def check_groups(found: Surroundings) -> CheckResult | None:
     """Whether every tensor-parallel group, `tp` ranks in a row, is on one node."""
     hosts = found.meeting.hosts if found.meeting else ()
     if found.tp == 1 or not hosts:
         return None
     if len(hosts) % found.tp:
-        return Finding(
+        return CheckResult(
             "FAIL",
             "groups",
             f"{len(hosts)} ranks are not whole groups of --tp={found.tp}",
@@ -89,8 +89,8 @@ def check_groups(found: Surroundings) -> Finding | None:
         )
     split = next(_split_groups(hosts, found.tp), None)
     if split is None:
-        return Finding("ok", "groups", f"each group of {found.tp} ranks is on one node")
-    return Finding(
+        return CheckResult("ok", "groups", f"each group of {found.tp} ranks is on one node")
+    return CheckResult(
         "FAIL",
         "groups",
         f"ranks {split} to {split + found.tp - 1}, a group, are on "
@@ -110,41 +110,43 @@ INSTALL = 'pip install ".[cuda13]", or ".[cuda12]" for drivers too old for CUDA 
 PLUGINS = ("jax-cuda13-plugin", "jax-cuda12-plugin")
 
 
-def check_versions(found: Surroundings) -> Finding:
+def check_versions(found: Surroundings) -> CheckResult:
     """Whether JAX is new enough, and its parts belong together."""
     versions = found.versions
     said = ", ".join(f"{name} {version}" for name, version in versions.items())
     if _release(versions.get("jax", "0")) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
-        return Finding("FAIL", "versions", f"{said}: too old", f"pip install -U 'jax>={oldest}'")
+        return CheckResult("FAIL", "versions", f"{said}: too old", f"pip install -U 'jax>={oldest}'")
     plugins = [name for name in PLUGINS if name in versions]
     if len(plugins) > 1:
-        return Finding("FAIL", "versions", f"{said}: two plugins", f"pip uninstall {plugins[1]}")
+        return CheckResult("FAIL", "versions", f"{said}: two plugins", f"pip uninstall {plugins[1]}")
     odd = [name for name in plugins if _release(versions[name]) != _release(versions.get("jaxlib", "0"))]
     if odd:
-        return Finding("FAIL", "versions", f"{said}: {odd[0]} is not jaxlib's version", INSTALL)
-    return Finding("ok", "versions", said)
+        return CheckResult("FAIL", "versions", f"{said}: {odd[0]} is not jaxlib's version", INSTALL)
+    return CheckResult("ok", "versions", said)
 
 
 def _release(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split(".")[:3] if part.isdecimal())
 
 
-def check_gpus(found: Surroundings) -> Finding:
+def check_gpus(found: Surroundings) -> CheckResult:
     """Whether JAX sees the GPUs that are here, and if not, what hides them."""
     given = found.environment.get("SLURM_STEP_GPUS") or found.environment.get("SLURM_JOB_GPUS")
     if found.platform not in {"", "cpu"}:
-        return Finding("ok", "gpus", f"JAX sees {found.devices} of {found.gpus}")
+        return CheckResult("ok", "gpus", f"JAX sees {found.devices} of {found.gpus}")
     if found.gpus:
         level, why, fix = _what_hides_them(found)
-        return Finding(level, "gpus", f"JAX sees none of {found.gpus}: {why}", fix)
+        return CheckResult(level, "gpus", f"JAX sees none of {found.gpus}: {why}", fix)
     if given:
         said = f"SLURM has given GPU {given}, but no driver lists any"
-        return Finding("FAIL", "gpus", said, "nvidia-smi on this node; in a container: --nv or --gpus all")
+        return CheckResult(
+            "FAIL", "gpus", said, "nvidia-smi on this node; in a container: --nv or --gpus all"
+        )
     if found.probe_error:
         fix = "python -c 'import jax; jax.devices()'; JAX_PLATFORMS names a platform that is not here?"
-        return Finding("FAIL", "gpus", f"JAX finds no device: {found.probe_error}", fix)
-    return Finding("ok", "gpus", "none here; JAX uses the CPU")
+        return CheckResult("FAIL", "gpus", f"JAX finds no device: {found.probe_error}", fix)
+    return CheckResult("ok", "gpus", "none here; JAX uses the CPU")
 
 
 def _what_hides_them(found: Surroundings) -> tuple[Level, str, str]:
@@ -171,12 +173,12 @@ def _what_hides_them(found: Surroundings) -> tuple[Level, str, str]:
     return next((level, why, fix) for applies, level, why, fix in causes if applies)
 
 
-def check_shares(found: Surroundings) -> Finding | None:
+def check_shares(found: Surroundings) -> CheckResult | None:
     """Whether the ranks of this node have a GPU and its memory each."""
     environment, ranks = found.environment, _ranks_here(found)
     if MEMORY in environment and OLD_MEMORY in environment:
         said = f"{MEMORY} and {OLD_MEMORY} are set, which JAX refuses"
-        return Finding("FAIL", "memory", said, f"unset {OLD_MEMORY}")
+        return CheckResult("FAIL", "memory", said, f"unset {OLD_MEMORY}")
     gpus = _gpus_here(found)
     if not gpus or ranks <= gpus or found.platform == "cpu":
         return None
@@ -185,16 +187,18 @@ def check_shares(found: Surroundings) -> Finding | None:
     asked = environment.get(MEMORY) or environment.get(OLD_MEMORY)
     if asked and _number(asked) * sharers > 1:
         fix = f"unset {MEMORY} {OLD_MEMORY}, or export {MEMORY}={0.9 / sharers:.2f}"
-        return Finding("FAIL", "memory", f"{said}, and each takes {asked} of its GPU's memory", fix)
-    return Finding("warn", "memory", said, f"as many GPUs as tasks: --gpus-per-task=1, or {ranks} per node")
+        return CheckResult("FAIL", "memory", f"{said}, and each takes {asked} of its GPU's memory", fix)
+    return CheckResult(
+        "warn", "memory", said, f"as many GPUs as tasks: --gpus-per-task=1, or {ranks} per node"
+    )
 
 
-def check_binding(found: Surroundings) -> Finding | None:
+def check_binding(found: Surroundings) -> CheckResult | None:
     """Whether the ranks of a group see each other's GPUs, for collectives from one to the other."""
     visible, here = len(visible_gpus(found.environment)), _gpus_here(found)
     if found.tp == 1 or found.step is None or not 0 < visible < here:
         return None
-    return Finding(
+    return CheckResult(
         "warn",
         "binding",
         f"srun shows this task {visible} of {here} GPUs; where cgroups hide the others, collectives of "
@@ -225,36 +229,36 @@ SKEW_SECONDS = 1.0
 """By which clocks of nodes may differ: logs and the times of files are still in order."""
 
 
-def check_address(found: Surroundings) -> Finding:
+def check_address(found: Surroundings) -> CheckResult:
     """Whether this process can listen where others reach it."""
     fix = "export RRFP_BIND=an address of this node that the others reach (hostname -I lists them)"
     if found.address_error:
-        return Finding("FAIL", "address", f"cannot listen on {found.address_error}", fix)
+        return CheckResult("FAIL", "address", f"cannot listen on {found.address_error}", fix)
     connected = found.meeting is not None and not found.meeting.error
     if _nodes(found) > 1 and _is_loopback(found.address) and not connected:
         said = f"{found.address} is a loopback, which no other node reaches: see {found.host} in /etc/hosts"
-        return Finding("FAIL", "address", said, fix)
-    return Finding("ok", "address", f"listens on {found.address}")
+        return CheckResult("FAIL", "address", said, fix)
+    return CheckResult("ok", "address", f"listens on {found.address}")
 
 
-def check_port(found: Surroundings) -> Finding | None:
+def check_port(found: Surroundings) -> CheckResult | None:
     """Whether rank 0 can serve the others at the coordinator's port."""
     if found.place is None or found.meeting is None or found.place.rank:
         return None
     port, other = found.place.coordinator.port, _another_port(found.place.coordinator)
     if not found.meeting.port_taken:
-        return Finding("ok", "port", f"{port} is free for the coordinator")
+        return CheckResult("ok", "port", f"{port} is free for the coordinator")
     fix = f"export JAX_COORDINATOR_PORT={other.port}"
     if found.step is None:
         fix = f"export RRFP_COORDINATOR={other} on all ranks"
-    return Finding("FAIL", "port", f"cannot serve at {port}: {found.meeting.port_taken}", fix)
+    return CheckResult("FAIL", "port", f"cannot serve at {port}: {found.meeting.port_taken}", fix)
 
 
 def _another_port(address: Address) -> Address:
     return Address(address.host, 1024 + (address.port + 4321) % 60000)
 
 
-def check_exposure(found: Surroundings) -> Finding | None:
+def check_exposure(found: Surroundings) -> CheckResult | None:
     """Whether machines that no rank is on could reach our ports."""
     place, known = found.place, found.step is not None or bool(found.meeting and found.meeting.hosts)
     if place is None or place.processes == 1 or found.address_error or not known:
@@ -264,50 +268,50 @@ def check_exposure(found: Surroundings) -> Finding | None:
         said = f"control messages and transfers listen on {found.address}"
         if place.rank == 0:
             said += f", the coordination service on {where.serving.replace('[::]', 'every address')}"
-        return Finding("ok", "exposure", said)
+        return CheckResult("ok", "exposure", said)
     if not where.is_loopback:
         said = f"all ranks are on {found.host}, but other machines reach them, and the coordinator at {where}"
         fix = f"export RRFP_COORDINATOR={Address('127.0.0.1', where.port)} on all ranks"
-        return Finding("warn", "exposure", said, fix)
+        return CheckResult("warn", "exposure", said, fix)
     if not _is_loopback(found.address):
         said = f"all ranks are on {found.host}, but other machines reach this one at {found.address}"
-        return Finding("warn", "exposure", said, "unset RRFP_BIND")
-    return Finding("ok", "exposure", "no other machine reaches the ranks and their coordinator")
+        return CheckResult("warn", "exposure", said, "unset RRFP_BIND")
+    return CheckResult("ok", "exposure", "no other machine reaches the ranks and their coordinator")
 
 
-def check_peers(found: Surroundings) -> Finding | None:
+def check_peers(found: Surroundings) -> CheckResult | None:
     """Whether the ranks have met and reach each other."""
     if found.meeting is None:
         return None
     if found.meeting.error:
         fix = "firewall between nodes? RRFP_BIND for the right network; all tasks started? srun rrfp-doctor"
-        return Finding("FAIL", "peers", found.meeting.error, fix)
-    return Finding("ok", "peers", f"connected to all of {len(found.meeting.hosts)} ranks")
+        return CheckResult("FAIL", "peers", found.meeting.error, fix)
+    return CheckResult("ok", "peers", f"connected to all of {len(found.meeting.hosts)} ranks")
 
 
-def check_proxy(found: Surroundings) -> Finding:
+def check_proxy(found: Surroundings) -> CheckResult:
     """Whether a proxy stands between a rank and the coordinator."""
     host = "" if found.place is None else found.place.coordinator.host
     proxy = proxy_for(host, found.environment) if host else None
     if proxy is None:
-        return Finding("ok", "proxy", "none between the ranks")
+        return CheckResult("ok", "proxy", "none between the ranks")
     said = (
         f"{proxy}={found.environment[proxy]} would be asked for {host}. Our runs call it directly; a program "
         f"that calls jax.distributed.initialize itself is aborted after five minutes"
     )
-    return Finding("warn", "proxy", said, f"export no_proxy=$no_proxy,{host}")
+    return CheckResult("warn", "proxy", said, f"export no_proxy=$no_proxy,{host}")
 
 
-def check_clock(found: Surroundings) -> Finding | None:
+def check_clock(found: Surroundings) -> CheckResult | None:
     """Whether this node's clock agrees with rank 0's."""
     meeting = found.meeting
     if meeting is None or meeting.error:
         return None
     if abs(meeting.ahead) - meeting.ahead_error <= SKEW_SECONDS:
         most = abs(meeting.ahead) + meeting.ahead_error
-        return Finding("ok", "clock", f"within {most:.3f} s of rank 0's")
+        return CheckResult("ok", "clock", f"within {most:.3f} s of rank 0's")
     said = f"rank 0's is {meeting.ahead:+.1f} s from this one: logs and times of files are out of order"
-    return Finding(
+    return CheckResult(
         "warn", "clock", said, "chronyc tracking, or timedatectl: is this node's time synchronised?"
     )
 
@@ -334,65 +338,65 @@ SHM_BYTES = 64 << 20
 FREE_BYTES = 1 << 30
 
 
-def check_open_files(found: Surroundings) -> Finding:
+def check_open_files(found: Surroundings) -> CheckResult:
     """Whether a socket to every rank, and all else, can be open at once."""
     soft, hard = found.open_files
     ranks = 1 if found.place is None else found.place.processes
     needed = OWN_FILES + FILES_PER_RANK * ranks
     if soft >= needed or soft < 0:  # negative: unlimited
-        return Finding("ok", "files", f"{soft} may be open at once")
+        return CheckResult("ok", "files", f"{soft} may be open at once")
     said = f"{soft} may be open at once, and {ranks} ranks may need {needed}"
     own = hard < 0 or hard >= needed
-    return Finding(
+    return CheckResult(
         "FAIL", "files", said, f"ulimit -n {needed}" if own else "LimitNOFILE of slurmd, or limits.conf"
     )
 
 
-def check_shm(found: Surroundings) -> Finding:
+def check_shm(found: Surroundings) -> CheckResult:
     """Whether there is shared memory, which NCCL needs between GPUs of a machine."""
     if found.shm_free > SHM_BYTES:
-        return Finding("ok", "shm", f"{found.shm_free >> 20} MiB free in /dev/shm")
+        return CheckResult("ok", "shm", f"{found.shm_free >> 20} MiB free in /dev/shm")
     level: Level = "FAIL" if found.gpus > 1 else "warn"
     said = f"{found.shm_free >> 20} MiB free in /dev/shm"
-    return Finding(level, "shm", said, "docker run --shm-size=1g; else rm what others left in /dev/shm")
+    return CheckResult(level, "shm", said, "docker run --shm-size=1g; else rm what others left in /dev/shm")
 
 
-def check_nixl(found: Surroundings) -> Finding | None:
+def check_nixl(found: Surroundings) -> CheckResult | None:
     """Whether NIXL works, and which way UCX takes on this machine."""
     nixl = found.nixl
     if not nixl.version:
         if not found.gpus:
             return None
         said = "NIXL is not installed, so messages between processes go through hosts"
-        return Finding("warn", "nixl", said, "pip install --no-deps nixl-cu12 (or nixl-cu13)")
+        return CheckResult("warn", "nixl", said, "pip install --no-deps nixl-cu12 (or nixl-cu13)")
     if nixl.error:
         fix = "--config.transport=socket; docs/transport.md says what NIXL needs"
-        return Finding("warn", "nixl", f"{nixl.version} does not work here: {nixl.error}", fix)
+        return CheckResult("warn", "nixl", f"{nixl.version} does not work here: {nixl.error}", fix)
     ways = ", ".join(nixl.ways) or "a way that it does not tell"
     if any(way.startswith("tcp") for way in nixl.ways):
         said = f"{nixl.version}; between processes of this machine UCX falls back to {ways}"
-        return Finding(
+        return CheckResult(
             "warn", "nixl", said, "let processes copy from each other: docker --cap-add=SYS_PTRACE"
         )
-    return Finding("ok", "nixl", f"{nixl.version}; between processes of this machine by {ways}")
+    return CheckResult("ok", "nixl", f"{nixl.version}; between processes of this machine by {ways}")
 
 
-def check_folder(found: Surroundings) -> Finding:
+def check_folder(found: Surroundings) -> CheckResult:
     """Whether runs can be written, and all ranks write to the same place."""
     folder, meeting = found.folder, found.meeting
     fix = "--config.directory=FOLDER of a run, on a file system that all nodes share"
     if folder.error:
-        return Finding("FAIL", "folder", f"{folder.name}: {folder.error}", fix)
+        return CheckResult("FAIL", "folder", f"{folder.name}: {folder.error}", fix)
     if meeting is not None and not meeting.error and not meeting.sees_folder:
         said = f"{folder.name}: what rank 0 writes is not seen on {found.host}, nor would checkpoints be"
-        return Finding("FAIL", "folder", said, fix)
+        return CheckResult("FAIL", "folder", said, fix)
     if folder.free < FREE_BYTES:
         said = f"{folder.name}: {folder.free >> 20} MiB free, which a checkpoint soon fills"
-        return Finding("warn", "folder", said, fix)
-    return Finding("ok", "folder", f"{folder.name}: writable, {folder.free >> 30} GiB free")
+        return CheckResult("warn", "folder", said, fix)
+    return CheckResult("ok", "folder", f"{folder.name}: writable, {folder.free >> 30} GiB free")
 
 
-CHECKS: Sequence[Callable[[Surroundings], Finding | None]] = (
+CHECKS: Sequence[Callable[[Surroundings], CheckResult | None]] = (
     check_place,
     check_other_launchers,
     check_versions,
@@ -414,7 +418,7 @@ CHECKS: Sequence[Callable[[Surroundings], Finding | None]] = (
 """Each answers, or None where there is nothing to check."""
 
 
-def examine(found: Surroundings) -> list[Finding]:
+def examine(found: Surroundings) -> list[CheckResult]:
     """What all checks that apply say."""
     answers = (check(found) for check in CHECKS)
     return [answer for answer in answers if answer is not None]
