@@ -90,6 +90,11 @@ class TokenizedDocument:
         return sum(self.counts), self.places, int(self.is_label.sum())
 
 
+def _kept(read: Callable[[Any, int], Any]) -> Any:
+    """Let a method of documents keep what it gave for the last `CACHED` of them."""
+    return functools.cached_property(lambda self: functools.lru_cache(CACHED)(functools.partial(read, self)))
+
+
 @dataclass(frozen=True, kw_only=True)
 class BaseCorpus:
     """What corpora of text and of text and images share; see `Corpus`."""
@@ -275,9 +280,9 @@ class Corpus(BaseCorpus):
             return np.frombuffer(raw, np.uint8)
         return self._encoded_text(_decoded(raw) if isinstance(raw, bytes) else raw)
 
-    @functools.cached_property
-    def _whole(self) -> Any:
-        return functools.lru_cache(CACHED)(lambda document: self._encoded(self.source.read(document)))
+    @_kept
+    def _whole(self, document: int) -> NDArray[Any]:
+        return self._encoded(self.source.read(document))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -404,26 +409,20 @@ class ImageCorpus(BaseCorpus):
             patch.append(np.array([TEXT]))
         return np.concatenate(tokens), np.concatenate(patch)
 
-    @functools.cached_property
-    def _again(self) -> Any:
-        def read(document: int) -> TokenizedDocument:
-            lengths, grids = self._measured
-            found = self._read(document, grids[document])
-            known = tuple(int(each[document]) for each in lengths)
-            if found.lengths != known:
-                raise BadDocument(f"{found.lengths} patches, tokens and labels, {known} at the start")
-            return found
+    @_kept
+    def _again(self, document: int) -> TokenizedDocument:
+        lengths, grids = self._measured
+        found = self._read(document, grids[document])
+        known = tuple(int(each[document]) for each in lengths)
+        if found.lengths != known:
+            raise BadDocument(f"{found.lengths} patches, tokens and labels, {known} at the start")
+        return found
 
-        return functools.lru_cache(CACHED)(read)
-
-    @functools.cached_property
-    def _cut(self) -> Any:
-        def read(document: int) -> NDArray[np.uint8]:
-            found = self._again(document)
-            cut = [self.patches.patches_of(*own) for own in zip(found.images, found.grids, strict=True)]
-            return np.concatenate([np.zeros((0, self.patches.values), np.uint8), *cut])
-
-        return functools.lru_cache(CACHED)(read)
+    @_kept
+    def _cut(self, document: int) -> NDArray[np.uint8]:
+        found = self._again(document)
+        cut = [self.patches.patches_of(*own) for own in zip(found.images, found.grids, strict=True)]
+        return np.concatenate([np.zeros((0, self.patches.values), np.uint8), *cut])
 
 
 def reject_or_warn(names: Sequence[str], reasons: Mapping[int, str], bad: Bad) -> None:
