@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rrfp_jax.core.schedules import Schedule
+from rrfp_jax.core.tasks import KINDS
 from rrfp_jax.data.contract import as_data
 from rrfp_jax.errors import UsageError
 from rrfp_jax.forecast.devices import LINKS, Accelerator
@@ -115,7 +116,7 @@ class RunCompiled:
             _pair(None if before is None else before.held_bytes, found.held_bytes, MIB),
             " ".join(
                 f"{letter} {_pair(_temporary(before, letter), size, MIB)}"
-                for letter in "FBIW"
+                for letter in (row.letter for row in KINDS)
                 if (size := _temporary(found, letter)) is not None
             ),
             f"{own.lasting_temporary_bytes['update'] / MIB:,.1f}",

@@ -32,7 +32,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from rrfp_jax.core.step_rules import Budget
 from rrfp_jax.core.tasks import FORWARD, KINDS, Kind, Task
@@ -49,7 +49,7 @@ class Footprint:
     gradient_in_bytes: int  # for B or I
     gradient_out_bytes: int  # of B or I
     held_after_forward_bytes: int  # from F to B or I
-    held_after_input_bytes: int  # from I to W
+    held_after_input_bytes: int = 0  # from I to W
     temporary_bytes: Mapping[str, int] = field(default_factory=dict)  # by kind's letter
     dropped_bytes: Mapping[str, int] = field(default_factory=dict)  # of arguments that are not held after it
 
@@ -70,7 +70,7 @@ class Footprint:
     def bytes_after(self, kind: Kind) -> int:
         """What is there from a dispatch of this kind to the next one: held, sent, or on its way here."""
         whole = max(self.activation_out_bytes, self.gradient_in_bytes)
-        return self._held_after(kind) + (whole if KINDS[kind].flow > 0 else self.gradient_out_bytes)
+        return self.held_after(kind) + (whole if KINDS[kind].flow > 0 else self.gradient_out_bytes)
 
     @cached_property
     def effects(self) -> Sequence[tuple[int, int, int, int]]:
@@ -80,13 +80,19 @@ class Footprint:
         found = []
         for kind, row in zip(Kind, KINDS, strict=True):
             arrives, leaves = messages[row.flow]
-            held = self._held_after(kind) - (0 if row.after is None else self._held_after(row.after))
+            held = self.held_after(kind) - (0 if row.after is None else self.held_after(row.after))
             found.append((arrives, leaves, held + leaves - arrives, self.transient_bytes(kind)))
         return found
 
-    def _held_after(self, kind: Kind) -> int:
+    def held_after(self, kind: Kind) -> int:
+        """What is held after a task of this kind; 0 if that ends the microbatch."""
         holds = KINDS[kind].holds
         return 0 if holds is None else getattr(self, holds)
+
+
+def held_fields(sizes: Mapping[Kind, int]) -> dict[str, Any]:
+    """The fields of a `Footprint` with what is held after tasks of these kinds, in bytes."""
+    return {name: size for kind, size in sizes.items() if (name := KINDS[kind].holds) is not None}
 
 
 Chunks: TypeAlias = Sequence[Footprint]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, KINDS, WEIGHT, Kind, Placement, Task
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, KINDS, LIVES, WEIGHT, Kind, Placement, Task
 
 
 class FixedOrder(ABC):
@@ -165,13 +165,12 @@ def planned_order(
         before = after[kind]
         if before is not None and not past[before][chunk][j] and (needed := Task(before, chunk, j)) in order:
             raise wrong(f"{task} stands before {needed}, which it needs")
-    parts = KINDS[BACKWARD].parts
-    lives = [(FORWARD,)] if forward_only else [(FORWARD, BACKWARD), (FORWARD, *parts)]
+    lives, parts = ((FORWARD,),) if forward_only else LIVES, KINDS[BACKWARD].parts
     allowed = {tuple(kind in life for kind in Kind) for life in lives}
     for chunk in chunks:
         for j, found in enumerate(zip(*(rows[chunk] for rows in past), strict=True)):
             if found not in allowed:
-                wanted = lives[-1] if any(found[part] for part in parts) else lives[0]
+                wanted = (FORWARD, *parts) if any(found[part] for part in parts) else lives[0]
                 missing = next((kind for kind in wanted if not found[kind]), None)
                 what = "is missing" if missing is not None else "does not belong there"
                 raise wrong(f"{Task(BACKWARD if missing is None else missing, chunk, j)} {what}")

@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from rrfp_jax.core.hints import BF, BFW, FB, BPriority, FPriority, Hint, Ranked
 from rrfp_jax.core.orders import ZBH1, ZBH2, FixedOrder, GPipe, Interleaved1F1B, ListedOrder, OneFOneB
-from rrfp_jax.core.tasks import Kind, Placement, Shape, Task
+from rrfp_jax.core.tasks import KINDS, Kind, Placement, Shape, Task
 from rrfp_jax.core.v_orders import VZB, ZBV, DualPipeV, VHalf, VMin
 
 Schedule: TypeAlias = Hint | FixedOrder
@@ -65,7 +65,8 @@ def name_of(schedule: Schedule) -> str:
 
 
 NUMBER = "(0|[1-9][0-9]{0,17})"
-CELL = re.compile(f"{NUMBER}([FBIW]){NUMBER}")
+LETTERS = [row.letter for row in KINDS]
+CELL = re.compile(f"{NUMBER}([{''.join(LETTERS)}]){NUMBER}")
 
 
 def read_csv(text: str) -> ListedOrder:
@@ -132,7 +133,8 @@ def _last(what: str, present: Collection[int]) -> int:
 def _parsed(at: str, cell: str) -> tuple[int, Kind, int]:
     match = CELL.fullmatch(cell)
     if match is None:
-        raise ValueError(f"{at}: {cell!r} is no task: write virtual stage, F, B, I or W, microbatch")
+        kinds = f"{', '.join(LETTERS[:-1])} or {LETTERS[-1]}"
+        raise ValueError(f"{at}: {cell!r} is no task: write virtual stage, {kinds}, microbatch")
     v, letter, microbatch = match.groups()
     return int(v), Kind.of(letter), int(microbatch)
 

@@ -20,7 +20,7 @@ Where virtual stage v runs is the placement's business:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
@@ -139,8 +139,17 @@ KINDS = (
 """One row for each kind, and the only table by kind. Colours are those of Okabe and Ito, which colour-blind
 people can tell apart (https://jfly.uni-koeln.de/color)."""
 
+LIVES = ((FORWARD, BACKWARD), (FORWARD, *KINDS[BACKWARD].parts))
+"""What a microbatch may go through on a virtual stage, in a step with backward."""
+
 CHARGES = tuple(row.charge for row in KINDS)
 """That column, for the dispatch loop: to read a row takes longer."""
+
+
+def parts_of(kinds: Iterable[Kind]) -> set[Kind]:
+    """The kinds that together do what these do, each of which has no parts."""
+    return {part for kind in kinds for part in KINDS[kind].parts}
+
 
 Shape: TypeAlias = Literal["looped", "v"]
 

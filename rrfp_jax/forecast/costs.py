@@ -16,9 +16,9 @@ from typing import Any
 import jax
 import optax
 
-from rrfp_jax.core.footprint import Footprint
+from rrfp_jax.core.footprint import Footprint, held_fields
 from rrfp_jax.core.step_rules import Bucket, StepRules
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, KINDS, Kind, Task
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, KINDS, Kind, Task
 from rrfp_jax.forecast.cost_analysis import ProgramCost, program_cost
 from rrfp_jax.forecast.devices import Accelerator, Link
 from rrfp_jax.runtime.autodiff.traced import Program
@@ -156,14 +156,12 @@ def joined(costs: Sequence[LayerCost], kinds: Collection[Kind]) -> Footprint:
     """
     layers, tasks = [cost.footprint for cost in costs], (FORWARD, *kinds)
     first, last = layers[0], layers[-1]
-    halfway = sum(layer.held_after_input_bytes for layer in layers)
     return Footprint(
         activation_in_bytes=first.activation_in_bytes,
         activation_out_bytes=last.activation_out_bytes,
         gradient_in_bytes=last.gradient_in_bytes,
         gradient_out_bytes=first.gradient_out_bytes,
-        held_after_forward_bytes=sum(layer.held_after_forward_bytes for layer in layers),
-        held_after_input_bytes=halfway if INPUT in kinds else 0,
+        **held_fields({kind: sum(layer.held_after(kind) for layer in layers) for kind in tasks}),
         temporary_bytes={kind.letter: _temporary(kind, costs) for kind in tasks},
         dropped_bytes={kind.letter: _dropped(kind, layers) for kind in tasks},
     )

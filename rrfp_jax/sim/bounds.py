@@ -37,7 +37,7 @@ from dataclasses import dataclass, replace
 from rrfp_jax.core.hints import BF
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.step_rules import Budget, StepRules, charges_of
-from rrfp_jax.core.tasks import FORWARD, KINDS, Direction, Kind, Placement, Task
+from rrfp_jax.core.tasks import FORWARD, KINDS, Direction, Placement, Task
 from rrfp_jax.trace.costs import Costs
 
 
@@ -68,16 +68,19 @@ def operations(rules: StepRules, costs: Costs) -> list[Operation]:
         found.append(Operation(stage, task, costs.duration(stage, task), follows, lag, head))
         return found[-1]
 
+    kinds = [rules.backward_kinds(stage) for stage in range(placement.stages)]
     places = [placement.place(v) for v in range(placement.last + 1)]
     for j in range(rules.microbatches):
         last = None
         for stage, chunk in places:
             last = add(stage, Task(FORWARD, chunk, j), last)
+        chain = dict(zip(places, found[-len(places) :], strict=True))
         for stage, chunk in () if rules.forward_only else reversed(places):
             last = add(stage, stages[stage].task_for(Direction.BACKWARD, chunk, j), last)
-            for kind in Kind:
-                if KINDS[kind].after is last.task.kind:  # W, if that was I
-                    add(stage, Task(kind, chunk, j), last)
+            for kind in sorted(kinds[stage][chunk]):
+                for own in (chain[stage, chunk], last):
+                    if KINDS[kind].flow == 0 and KINDS[kind].after is own.task.kind:  # W, if that was I
+                        add(stage, Task(kind, chunk, j), own)
     for operation in reversed(found):
         if (before := operation.follows) is not None:
             before.tail = max(before.tail, operation.lag + operation.duration + operation.tail)

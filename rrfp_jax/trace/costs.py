@@ -412,13 +412,13 @@ def measured(steps: Iterable[RecordedStep]) -> CostTable | None:
     )
     for step in steps:
         trace, stages = step.trace, step.trace.stages
-        sums: dict[tuple[int, str, int], float] = defaultdict(float)
+        sums: dict[tuple[int, Kind, int], float] = defaultdict(float)
         for record in trace.records:
             parts = KINDS[record.task.kind].parts
             for own in parts:
-                place = record.task.microbatch, KINDS[own].seconds, record.stage
+                place = record.task.microbatch, own, record.stage
                 sums[place] += (record.end - record.start) / len(parts)
-        found = [*sums.items()]
+        found = [((j, KINDS[own].seconds, stage), seconds) for (j, own, stage), seconds in sums.items()]
         for message in trace.transfers():
             kind, _, j = message.sender.task
             row = link_row(trace.placement, message.sender.stage, message.receiver.stage, kind)

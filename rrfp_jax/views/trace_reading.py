@@ -6,12 +6,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
 from rrfp_jax.core.events import WaitCause
-from rrfp_jax.core.tasks import Kind, Placement, Task
+from rrfp_jax.core.tasks import KINDS, Kind, Placement, Task
 from rrfp_jax.fields import printable
 from rrfp_jax.json_files import Seconds, Unreadable, as_kind, load_json
 from rrfp_jax.trace.records import Part, RecordedStep, StepTrace, TaskRecord
@@ -23,6 +23,11 @@ Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Microseconds: TypeAlias = Seconds
 Moment: TypeAlias = Annotated[float, msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
 """In microseconds; what a step begins with may have been ready before it."""
+
+if TYPE_CHECKING:
+    Letter: TypeAlias = str
+else:
+    Letter = Literal[tuple(row.letter for row in KINDS)]
 
 BESIDE = ("idle", DELAY, "process_name", "thread_name")
 """Names of events that say nothing which others do not say."""
@@ -94,7 +99,7 @@ class _Slice(msgspec.Struct, frozen=True, kw_only=True, tag_field="ph", tag="X")
 class _Task(_Strict, frozen=True, kw_only=True):
     """What a task's slice comes with."""
 
-    kind: Literal["F", "B", "I", "W"]
+    kind: Letter
     stage: Number
     chunk: Number
     microbatch: Number

@@ -241,6 +241,7 @@ def figures(root):
     return {
         "figures": table,
         "docs words": words(root),
+        "touched": touched(root),
         "lists": {k: v for k, v in lists.items() if k in MORE + SUMS},
     }
 
@@ -267,6 +268,12 @@ def words(root):
     return {"docs/": docs, "all *.md": sum(count.values())}
 
 
+def touched(root):
+    """By what a diff of tests/house/diffs adds, how many files of the package it touches."""
+    diffs = sorted((root / "tests" / "house" / "diffs").glob("*.diff"))
+    return {path.stem: path.read_text(encoding="utf-8").count("\n+++ b/rrfp_jax/") for path in diffs}
+
+
 def in_words(new, old=None):
     """The table, with what it was before each figure."""
 
@@ -281,8 +288,10 @@ def in_words(new, old=None):
     rows = [["", *SUMS, *MORE], *([group, *(cell(group, what) for what in SUMS + MORE)] for group in groups)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["  ".join(text.rjust(w) for text, w in zip(row, widths, strict=True)) for row in rows]
-    before = "" if old is None else f"{old['docs words']} > "
-    return "\n".join([*lines, f"words: {before}{new['docs words']}"])
+    for title, what in (("words", "docs words"), ("files touched to add", "touched")):
+        before = "" if old is None else f"{old[what]} > "
+        lines.append(f"{title}: {before}{new[what]}")
+    return "\n".join(lines)
 
 
 @contextlib.contextmanager

@@ -23,17 +23,29 @@ def applied(name, folder):
     return {file for file in touched if file.startswith("rrfp_jax/")}
 
 
-def test_a_transport_touches_two_files(tmp_path):
-    """Its own module, and the one whose table names it; it passes the scenarios that all transports must."""
-    assert len(applied("transport.diff", tmp_path)) == 2
+def last_line(module, folder):
+    """What a module of the tests prints at its end, beside the package in a folder; it must succeed."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.support.made_up_transport"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "JAX_PLATFORMS": "cpu"},
+        [sys.executable, "-m", module, str(folder)],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", "JAX_PLATFORMS": "cpu"},
         capture_output=True,
         text=True,
         timeout=LIMIT_SECONDS,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines()[-1] == "by pigeons: 11 scenarios"
+    return done.stdout.splitlines()[-1]
+
+
+def test_a_transport_touches_two_files(tmp_path):
+    """Its own module, and the one whose table names it; it passes the scenarios that all transports must."""
+    assert len(applied("transport.diff", tmp_path)) == 2
+    assert last_line("tests.support.made_up_transport", tmp_path) == "by pigeons: 11 scenarios"
+
+
+def test_a_kind_of_task_touches_seven_files(tmp_path):
+    """A recomputation between forward and backward: a Trainer runs it, views and the simulator know it."""
+    assert len(applied("kind.diff", tmp_path)) == 7
+    ran = last_line("tests.support.made_up_kind", tmp_path)
+    assert ran == "recomputation: F0 F1 R0 R1 B0 F2 B1 F3 R2 R3 B2 B3"

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from rrfp_jax.core.step_rules import Bucket, StepRules
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, KINDS, Kind
+from rrfp_jax.core.tasks import FORWARD, Kind, parts_of
 from rrfp_jax.errors import UsageError
 from rrfp_jax.progress import Progress, silent
 from rrfp_jax.runtime.autodiff.residuals import NONE
@@ -225,7 +225,7 @@ class Library:
     def _expected(self, job: Job, kinds: Collection[Kind]) -> int:
         """How many programs are to be compiled for a virtual stage, at most."""
         own = self._before(job, kinds)
-        wanted = {FORWARD, *(KINDS[BACKWARD].parts if kinds and self._halves else kinds)}
+        wanted = {FORWARD, *(parts_of(kinds) if self._halves else kinds)}
         if own is None:
             return len(wanted) + bool(kinds)  # and what all of them prepare
         return 0 if own.tasks.keys() == {FORWARD, *kinds} else len(wanted - own.lowered.keys())

@@ -21,8 +21,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from rrfp_jax.core.footprint import Footprint
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, KINDS, Kind
+from rrfp_jax.core.footprint import Footprint, held_fields
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, KINDS, Kind, parts_of
 from rrfp_jax.runtime._jax import cast_like
 from rrfp_jax.runtime.autodiff.differentiate import Differentiated, differentiate
 from rrfp_jax.runtime.autodiff.residuals import NONE
@@ -245,7 +245,7 @@ class StagePrograms:
         traced = shape.traced(bool(kinds)) if before is None else before.traced
         row = _Row(shape, traced, by, before)
         names = list(shape.metrics) if traced.has_statistics else None
-        row.lower(KINDS[BACKWARD].parts if halves and kinds else kinds)
+        row.lower(parts_of(kinds) if halves else kinds)
         if halves and BACKWARD in kinds:
             first, second = (row.lowered[part] for part in KINDS[BACKWARD].parts)
             fused = FusedHalves(traced, first, second, len(row.sums))
@@ -331,8 +331,9 @@ class _Row:
         """The numbers of further values, which are the next arguments of programs."""
         start = len(self.values)
         self.values += specs
-        self._arguments += range(start, len(self.values))
-        return self._arguments[start:]
+        numbers = range(start, len(self.values))
+        self._arguments += numbers
+        return list(numbers)
 
     def tasks(self, kinds: Collection[Kind]) -> dict[Kind, TaskProgram]:
         """The forward and these kinds of backward, with what each takes and leaves."""
@@ -362,15 +363,13 @@ class _Row:
     def footprint(self, tasks: Mapping[Kind, TaskProgram]) -> Footprint:
         """What a microbatch takes, from its programs."""
         held = self.read_by(*(kind for kind in tasks if kind > FORWARD))
-        held_bytes = {KINDS[kind].holds: task.held_bytes for kind, task in tasks.items()}
         forward, backward = self._edges[1], self._edges[-1]
         return Footprint(
             activation_in_bytes=nbytes(self._specs(forward.arrives)),
             activation_out_bytes=nbytes(self._specs(i for i in forward.sends if i not in held)),
             gradient_in_bytes=nbytes(self._specs(backward.arrives)),
             gradient_out_bytes=nbytes(self._specs(backward.sends)),
-            held_after_forward_bytes=held_bytes["held_after_forward_bytes"],
-            held_after_input_bytes=held_bytes.get("held_after_input_bytes", 0),
+            **held_fields({kind: task.held_bytes for kind, task in tasks.items()}),
             temporary_bytes={kind.letter: temporary_bytes(task.program) for kind, task in tasks.items()},
             dropped_bytes={kind.letter: task.dropped_bytes for kind, task in tasks.items()},
         )
