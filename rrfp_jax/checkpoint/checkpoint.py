@@ -20,16 +20,20 @@ import numpy as np
 
 from rrfp_jax import printing
 from rrfp_jax.checkpoint.folder import CheckpointFolder
-from rrfp_jax.checkpoint.leaves import Key, name_of
-from rrfp_jax.checkpoint.manifest import Leaf, RunState
-from rrfp_jax.checkpoint.orbax_files import Damaged, joined, write_leaf
+from rrfp_jax.checkpoint.leaves import PARAMETERS, Key, name_of
+from rrfp_jax.checkpoint.manifest import Leaf, RunState, StoredLeaf
 from rrfp_jax.checkpoint.parts import Parts, Place, shards_to_write
 from rrfp_jax.checkpoint.restoring import FILES_AT_ONCE, Chosen, Restored, read_all, refusal_of
+from rrfp_jax.checkpoint.small_files import Damaged
+from rrfp_jax.checkpoint.zarr_files import joined, write_leaf
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.runtime.run.waits import LONGEST_SLEEP_SECONDS, ForOther
 from rrfp_jax.runtime.run.world import START_SECONDS, World
 
 RUNNING = "running"
+
+SMALL_BYTES = 2**16
+"""Of an array that is compared between processes wherever it belongs: that costs nothing."""
 
 OnError: TypeAlias = Literal["continue", "stop"]
 
@@ -153,7 +157,7 @@ class Checkpoints:
 
     def _write(
         self, step: int, leaves: Sequence[tuple[Key, jax.Array, Mapping[Place, jax.Array]]]
-    ) -> list[Leaf]:
+    ) -> list[StoredLeaf]:
         """Copy this process's shards of leaves and write them; runs in the thread."""
         try:
             arrays = [(key, _host_copy(leaf, shards)) for key, leaf, shards in leaves]
@@ -161,8 +165,14 @@ class Checkpoints:
             self._copied.set()
         staging = self._folder.staging(step)
         staging.mkdir(parents=True, exist_ok=True)
+        ways = {key[1:] for key, _ in arrays if key[0] == PARAMETERS}  # from a layer to its parameters
+
+        def write(key: Key, parts: Parts) -> StoredLeaf:
+            of_layer = any(key[i:] in ways for i in range(1, len(key)))  # whose stage alone has it
+            return write_leaf(staging, key, parts, parts.nbytes <= SMALL_BYTES or not of_layer)
+
         with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
-            return list(pool.map(lambda pair: write_leaf(staging, *pair), arrays))
+            return list(pool.map(lambda pair: write(*pair), arrays))
 
     def _merged(self, parts: Sequence[Any]) -> dict[str, Leaf]:
         """All ranks' leaves by name; each rank's are a list, plain data if they came from another process.
@@ -170,16 +180,16 @@ class Checkpoints:
         Raises:
             TrainingError: two have the same name and other contents.
         """
-        found: dict[str, list[tuple[int, Leaf]]] = {}
+        found: dict[str, list[tuple[int, StoredLeaf]]] = {}
         for rank, part in enumerate(parts):
-            for leaf in msgspec.convert(part, list[Leaf]):
-                found.setdefault(name_of(leaf.key), []).append((rank, leaf))
+            for own in msgspec.convert(part, list[StoredLeaf]):
+                found.setdefault(name_of(own.leaf.key), []).append((rank, own))
         merged = {}
-        for name, own in found.items():
+        for name, stored in found.items():
             try:
-                merged[name] = joined([leaf for _, leaf in own])
+                merged[name] = joined([own for _, own in stored])
             except ValueError:
-                ranks = " and ".join(self._world.describe(rank) for rank, _ in own[:2])
+                ranks = " and ".join(self._world.describe(rank) for rank, _ in stored[:2])
                 raise TrainingError(
                     f"{name} belongs to no layer, yet differs between {ranks}, so it cannot be saved: this "
                     f"optimizer does more than to treat each parameter alone"

@@ -33,7 +33,8 @@ from rrfp_jax.checkpoint.manifest import (
     run_state,
     unknown_keys,
 )
-from rrfp_jax.checkpoint.orbax_files import Damaged, read_small, tree_metadata, write_file
+from rrfp_jax.checkpoint.small_files import Damaged, read_small, write_file
+from rrfp_jax.checkpoint.zarr_files import files_of, tree_metadata
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import printable
 from rrfp_jax.files import move_away
@@ -122,14 +123,15 @@ class CheckpointFolder:
         """
         staging, final, replaced = self.staging(run.step), self.path / str(run.step), self._replaced(run.step)
         for leaf in leaves.values():
-            for path, (size, _) in leaf.files.items():
-                if (staging / path).stat().st_size != size:
+            for path, size in files_of(leaf):
+                if (staging / path).stat().st_size != size and size is not None:
                     raise OSError(errno.EIO, "not as its rank wrote it; do all share it?", staging / path)
         metadata = tree_metadata([leaf.key for leaf in leaves.values()], asdict(run))
         files = Files(metadata=write_file(staging / METADATA, metadata))
         content = msgspec.to_builtins(Content(files=files, leaves=dict(leaves)))
         sealed = {"crc32": _checksum(content), "content": content}
         write_file(staging / MANIFEST, json.dumps(sealed).encode())
+        _sync(staging)
         if final.exists():
             self.discard(replaced)
             final.rename(replaced)

@@ -11,27 +11,20 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import product
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 import numpy as np
 
-from rrfp_jax.checkpoint.leaves import Key, folder_name, name_of, why_unstorable
+from rrfp_jax.checkpoint.first_format import wrong_file
+from rrfp_jax.checkpoint.leaves import Key, name_of, why_unstorable
 from rrfp_jax.checkpoint.parts import Place
+from rrfp_jax.checkpoint.small_files import LARGEST_SMALL_FILE, Checksum, Written
 from rrfp_jax.json_files import Count, as_kind
 
 METADATA = "_METADATA"
 
-HEADER = ".zarray"
-
-LARGEST_SMALL_FILE = 2**28
-"""Bytes of a file that is read at once."""
-
-Checksum = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
-
-Written = tuple[Count, Checksum]
-"""Bytes and CRC-32 of a file."""
-
+HEADER = "zarr.json"
 
 LayerKind: TypeAlias = Literal["nnx", "linen", "function"]
 
@@ -47,14 +40,16 @@ class Leaf(Strict, frozen=True, kw_only=True):
         key: its way in the tree.
         shape, dtype: of the whole array.
         part: the shape of each part, a file each; None if there is but one, as the first versions wrote it.
-        files: by path below the checkpoint's folder, those that one or all processes have written.
+        piece: the shape of each piece of a part, with a checksum of its own; None if a part is one piece.
+        files: by path below the checkpoint's folder; none of those that are written now, see `first_format`.
     """
 
     key: Key
     shape: tuple[Count, ...]
     part: tuple[Count, ...] | None = None
+    piece: tuple[Count, ...] | None = None
     dtype: str
-    files: Mapping[str, Written]
+    files: Mapping[str, Written] = {}
 
     @property
     def stored_part(self) -> Sequence[int]:
@@ -72,6 +67,18 @@ class Leaf(Strict, frozen=True, kw_only=True):
         return product(*map(range, self.grid))
 
 
+class StoredLeaf(Strict, frozen=True, kw_only=True):
+    """What a process has written of an array.
+
+    Attributes:
+        leaf: the array.
+        checksums: CRC-32 of this process's parts, by file; none of those that no other process writes.
+    """
+
+    leaf: Leaf
+    checksums: Mapping[str, Checksum]
+
+
 class Sealed(Strict, frozen=True, kw_only=True):
     """`rrfp.json`: the checksum of its own content, and that."""
 
@@ -86,7 +93,7 @@ class Files(Strict, frozen=True, kw_only=True):
 
 
 class Content(Strict, frozen=True, kw_only=True):
-    """What is sealed: size and checksum of every file, and all leaves by name."""
+    """What is sealed: size and checksum of the other small file, and all leaves by name."""
 
     files: Files
     leaves: dict[str, Leaf]
@@ -179,11 +186,6 @@ def dtype_of(name: str) -> np.dtype[Any] | None:
     return dtype if numeric and dtype.name == name else None
 
 
-def file_of(place: Place) -> str:
-    """The name of a part's file, as zarr has it."""
-    return ".".join(map(str, place)) or "0"
-
-
 def _why_wrong(name: str, leaf: Leaf) -> str:
     """What cannot be in a leaf that was written here, as the end of a sentence; empty if nothing is wrong."""
     if name != name_of(leaf.key):
@@ -193,21 +195,12 @@ def _why_wrong(name: str, leaf: Leaf) -> str:
         return f"has the dtype {leaf.dtype!r}"
     if len(part) != len(leaf.shape) or not all(map(_is_part, leaf.shape, part)):
         return f"has parts {list(part)} of {list(leaf.shape)}"
-    return why_unstorable(name) or _wrong_file(name, leaf, dtype.itemsize * math.prod(part))
-
-
-def _wrong_file(name: str, leaf: Leaf, part_bytes: int) -> str:
-    """A file that a leaf cannot have, or that there are too many or too few."""
-    count = 1 + math.prod(leaf.grid)
-    if count != len(leaf.files):  # before all places are counted up
-        return f"has {len(leaf.files)} files instead of {count}"
-    folder = folder_name(name)
-    header, parts = f"{folder}/{HEADER}", {f"{folder}/{file_of(place)}" for place in leaf.places}
-    for path, (size, _) in leaf.files.items():
-        fits = size <= LARGEST_SMALL_FILE if path == header else path in parts and size == part_bytes
-        if not fits:
-            return f"has a file {path!r} of {size} bytes"
-    return ""
+    piece = part if leaf.piece is None else leaf.piece
+    if len(piece) != len(part) or not all(map(_is_part, part, piece)):
+        return f"has pieces {list(piece)} of {list(part)}"
+    if leaf.files and (wrong := wrong_file(leaf, dtype.itemsize * math.prod(part))):
+        return wrong
+    return why_unstorable(name)
 
 
 def _is_part(size: int, part: int) -> bool:

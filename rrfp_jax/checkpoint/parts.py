@@ -33,6 +33,11 @@ class Parts:
         """An array in one part."""
         return cls(array.shape, array.dtype, array.shape, {(0,) * array.ndim: array})
 
+    @property
+    def nbytes(self) -> int:
+        """Of those that are here."""
+        return sum(array.nbytes for array in self.arrays.values())
+
     def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray[Any, Any]:
         """The part that these slices tell, as shardings tell it."""
         return self.arrays[place_of(index, self.part)]
@@ -47,6 +52,16 @@ class Parts:
 def place_of(index: Iterable[slice], part: Sequence[int]) -> Place:
     """Where the part is that these slices of an array tell."""
     return tuple((own.start or 0) // max(size, 1) for own, size in zip(index, part, strict=True))
+
+
+def slices_of(place: Place, part: Sequence[int]) -> tuple[slice, ...]:
+    """The part at a place as slices of the array."""
+    return tuple(slice(i * n, (i + 1) * n) for i, n in zip(place, part, strict=True))
+
+
+def file_of(place: Place) -> str:
+    """The name of a part's file, as zarr has it."""
+    return ".".join(map(str, place)) or "0"
 
 
 def places_here(spec: Any) -> list[Place]:

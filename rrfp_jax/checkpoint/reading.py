@@ -13,7 +13,8 @@ import numpy as np
 from rrfp_jax.checkpoint.folder import MANIFEST, STEP, CheckpointFolder
 from rrfp_jax.checkpoint.leaves import Key
 from rrfp_jax.checkpoint.manifest import Leaf, RunState
-from rrfp_jax.checkpoint.orbax_files import Damaged, read_leaf
+from rrfp_jax.checkpoint.small_files import Damaged
+from rrfp_jax.checkpoint.zarr_files import read_leaf
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import path_of
 from rrfp_jax.printing import say

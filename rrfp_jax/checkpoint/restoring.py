@@ -10,8 +10,8 @@ from typing import Any
 
 from rrfp_jax.checkpoint.leaves import PARAMETERS, Key, name_of
 from rrfp_jax.checkpoint.manifest import METADATA, Leaf, RunState
-from rrfp_jax.checkpoint.orbax_files import read_leaf
 from rrfp_jax.checkpoint.parts import Parts, places_here
+from rrfp_jax.checkpoint.zarr_files import read_leaf
 
 FILES_AT_ONCE = 8
 """Arrays that are read or written at once: a disk serves several requests to sync in the time of one."""

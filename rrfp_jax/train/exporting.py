@@ -10,9 +10,9 @@ import jax
 
 from rrfp_jax.checkpoint.leaves import PARAMETERS, Key, filled, keyed, name_of
 from rrfp_jax.checkpoint.manifest import StoredLayer
-from rrfp_jax.checkpoint.orbax_files import Damaged
 from rrfp_jax.checkpoint.reading import Stored, intact
 from rrfp_jax.checkpoint.restoring import misfits_of
+from rrfp_jax.checkpoint.small_files import Damaged
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.printing import say
 from rrfp_jax.runtime.model.layers import Params

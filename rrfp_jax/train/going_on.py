@@ -8,8 +8,8 @@ from typing import Any
 
 from rrfp_jax.checkpoint.folder import MANIFEST, CheckpointFolder
 from rrfp_jax.checkpoint.leaves import OPTIMIZER, PARAMETERS, keyed, name_of
-from rrfp_jax.checkpoint.orbax_files import Damaged
 from rrfp_jax.checkpoint.restoring import Chosen, refusal_of
+from rrfp_jax.checkpoint.small_files import Damaged
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import printable
 from rrfp_jax.printing import say

@@ -12,8 +12,8 @@ import jax
 import numpy as np
 
 from rrfp_jax.checkpoint.leaves import PARAMETERS
-from rrfp_jax.checkpoint.orbax_files import Damaged
 from rrfp_jax.checkpoint.reading import intact
+from rrfp_jax.checkpoint.small_files import Damaged
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.fields import path_of
 from rrfp_jax.runtime.programs.initial import InitFunction

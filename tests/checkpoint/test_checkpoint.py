@@ -17,8 +17,8 @@ from rrfp_jax.checkpoint.checkpoint import Checkpoints
 from rrfp_jax.checkpoint.folder import CheckpointFolder
 from rrfp_jax.checkpoint.leaves import filled, keyed, name_of
 from rrfp_jax.checkpoint.manifest import RunState
-from rrfp_jax.checkpoint.orbax_files import joined, read_leaf, tree_metadata, write_leaf
 from rrfp_jax.checkpoint.parts import Parts
+from rrfp_jax.checkpoint.zarr_files import joined, read_leaf, tree_metadata, write_leaf
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.runtime.run.world import World
 from tests.support import stored
@@ -104,6 +104,7 @@ class TestRoundTrip:
             "float16",
             "float8_e4m3fn",
             "int4",
+            "uint4",
             "int8",
             "int64",
             "uint32",
@@ -114,12 +115,12 @@ class TestRoundTrip:
     @pytest.mark.parametrize("shape", [(), (3,), (2, 5), (0, 4)], ids=str)
     def test_any_array(self, tmp_path, dtype, shape):
         array = np.asarray(np.arange(np.prod(shape, dtype=int)).reshape(shape) % 3).astype(dtype)
-        again = np.asarray(read_leaf(tmp_path, write_leaf(tmp_path, ("a", "b"), Parts.whole(array))))
+        again = np.asarray(read_leaf(tmp_path, write_leaf(tmp_path, ("a", "b"), Parts.whole(array)).leaf))
         assert (again.dtype, again.shape, again.tobytes()) == (array.dtype, shape, array.tobytes())
 
     def test_arrays_that_do_not_lie_in_order(self, tmp_path):
         array = np.arange(6).reshape(2, 3).T
-        again = read_leaf(tmp_path, write_leaf(tmp_path, ("a",), Parts.whole(array)))
+        again = read_leaf(tmp_path, write_leaf(tmp_path, ("a",), Parts.whole(array)).leaf)
         assert np.array_equal(again, array)
 
     def test_cut_otherwise_when_it_is_read(self, tmp_path):
@@ -133,7 +134,8 @@ class TestRoundTrip:
             return array[tuple(slice(i * n, (i + 1) * n) for i, n in zip(place, shape, strict=True))]
 
         own = [parts((4, 3), [(0, 0), (0, 1)]), parts((4, 3), [(1, 0), (1, 1)])]  # of two processes
-        leaf = joined([write_leaf(tmp_path, ("a",), one) for one in own])
+        stored = [write_leaf(tmp_path, ("a",), one) for one in own]
+        leaf = joined(stored)
         for shape, places in (((8, 6), [(0, 0)]), ((2, 6), [(1, 0), (3, 0)]), ((8, 2), [(0, 1)])):
             found = read_leaf(tmp_path, leaf, shape, places)
             assert found.arrays.keys() == set(places)
@@ -142,7 +144,7 @@ class TestRoundTrip:
             np.asarray(found)
         other = write_leaf(tmp_path, ("a",), parts((8, 6), [(0, 0)]))
         with pytest.raises(ValueError):
-            joined([leaf, other])
+            joined([*stored, other])
 
 
 class TestOrbax:
@@ -156,7 +158,8 @@ class TestOrbax:
         staging = CheckpointFolder(made.folder).staging(5)
         staging.mkdir(parents=True)
         written = [
-            write_leaf(staging, key, Parts.whole(np.asarray(leaf))) for key, leaf in leaves + more + slashed
+            write_leaf(staging, key, Parts.whole(np.asarray(leaf))).leaf
+            for key, leaf in leaves + more + slashed
         ]
         merged = {name_of(leaf.key): leaf for leaf in written}
         CheckpointFolder(made.folder).commit(RunState(step=5), merged, keep=1)
@@ -170,18 +173,32 @@ class TestOrbax:
             "b": np.ones(4, ml_dtypes.bfloat16),
             "c": np.array(7),
         }
-        ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=False)).save(tmp_path / "theirs", tree)
+        handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_zarr3=True)
+        ocp.Checkpointer(handler).save(tmp_path / "theirs", tree)
         (tmp_path / "ours").mkdir()
         for key, leaf in keyed(tree):
             write_leaf(tmp_path / "ours", key, Parts.whole(np.asarray(leaf)))
             theirs, ours = (
-                json.loads((tmp_path / who / name_of(key) / ".zarray").read_text())
+                json.loads((tmp_path / who / name_of(key) / "zarr.json").read_text())
                 for who in ("theirs", "ours")
             )
-            assert ours == theirs | {"compressor": None}
+            bits = {"name": "bytes", "configuration": {"endian": "little"}}
+            own = {"chunk_key_encoding": {"name": "v2"}, "codecs": [bits, {"name": "crc32c"}]}
+            assert ours == theirs | own
         theirs = json.loads((tmp_path / "theirs" / "_METADATA").read_text())
         ours = json.loads(tree_metadata([key for key, _ in keyed(tree)], {}))
         assert ours == theirs | {"custom_metadata": {}}
+
+    @pytest.mark.parametrize(("size", "file"), [(40, "params.0.w/0.0"), (2**19, "params.0.w/0.0")])
+    def test_it_finds_a_flipped_bit_and_a_missing_file(self, made, size, file):
+        save(made(), 5, [(("params", "0", "w"), jnp.arange(2.0 * size).reshape(2, size))])
+        assert plain_orbax(made.folder / "5")
+        flip(made.folder / "5" / file)
+        with pytest.raises(AssertionError, match=f"{file}.*Digest mismatch"):
+            plain_orbax(made.folder / "5")
+        (made.folder / "5" / file).unlink()
+        with pytest.raises(AssertionError, match=f"{file}.* is missing"):
+            plain_orbax(made.folder / "5")
 
 
 def truncate(path):
@@ -197,7 +214,7 @@ def flip(path):
 class TestDamage:
     @pytest.mark.parametrize("how", [truncate, flip, Path.unlink], ids=["truncated", "flipped", "missing"])
     @pytest.mark.parametrize(
-        "file", ["rrfp.json", "_METADATA", "params.2.up/0.0", "optimizer.0.count/.zarray"]
+        "file", ["rrfp.json", "_METADATA", "params.2.up/0.0", "optimizer.0.count/zarr.json"]
     )
     def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_used(self, made, file, how):
         for step in (10, 20):

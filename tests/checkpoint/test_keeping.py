@@ -1,7 +1,9 @@
 """Which checkpoints are kept, how they are written beside training, and what happens without room."""
 
 import errno
+import re
 import shutil
+import subprocess
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -19,7 +21,7 @@ from rrfp_jax.checkpoint.manifest import RunState
 from rrfp_jax.errors import TrainingError
 from rrfp_jax.runtime.run.world import World
 from tests.support import stored
-from tests.support.saved import ALL, save, specs
+from tests.support.saved import ALL, full_for, save, specs
 
 CHANGES = ((Path, "rename"), (shutil, "rmtree"))
 
@@ -48,6 +50,18 @@ def mortal(folder, left, change):
 
 
 pytestmark = pytest.mark.usefixtures("unsynced")
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 2 MB, where this user may mount one."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "small", place]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("this user may not mount a file system")
+    yield place
+    subprocess.run(["umount", place], check=True)
 
 
 class TestKeeping:
@@ -130,29 +144,53 @@ class TestAsynchronous:
 
 
 class TestWithoutRoom:
-    def full(self, made):
+    @pytest.fixture(autouse=True)
+    def full(self, made, monkeypatch):
         """A checkpoint is there; the next one finds no room for one leaf."""
         save(made(), 10)
-        leaf = CheckpointFolder(made.folder).staging(20) / "params.2.up"
-        leaf.mkdir(parents=True)
-        (leaf / "0.0").symlink_to("/dev/full")
         made.said.clear()
+        with monkeypatch.context() as full:
+            full.setattr(checkpoint, "write_leaf", full_for("params.2.up", checkpoint.write_leaf))
+            yield full
 
-    def test_training_goes_on(self, made):
-        self.full(made)
+    def test_training_goes_on(self, made, full):
         save(made(), 20)
         assert (
             "params.2.up/0.0: No space left on device; the latest complete one is of step 10" in made.said[0]
         )
         assert [path.name for path in made.folder.iterdir()] == ["10"]
+        full.undo()
         save(made(), 30)
         assert made().restore(specs(stored.leaves(ALL, 0))).run.step == 30
 
     def test_or_stops(self, made):
-        self.full(made)
         with pytest.raises(TrainingError, match=r"step 20 cannot be written .*No space left"):
             save(made(on_error="stop"), 20)
         assert made().restore(specs(stored.leaves(ALL, 0))).run.step == 10
+
+    def test_what_stands_in_a_leafs_way_is_named(self, made, full):
+        full.undo()
+        staging = CheckpointFolder(made.folder).staging(20)
+        staging.mkdir()
+        (staging / "params.2.up").touch()
+        save(made(), 20)
+        assert "params.2.up" in made.said[0] and ": Not a directory; the latest" in made.said[0]
+        assert [path.name for path in made.folder.iterdir()] == ["10"]
+
+    @pytest.mark.parametrize("megabytes", [2, 40])
+    def test_on_a_disk_that_is_full(self, small_disk, full, megabytes):
+        full.undo()
+        said = []
+        checkpoints = Checkpoints(small_disk / "checkpoints", World(), say=said.append)
+        save(checkpoints, 10)
+        most = {("params", "0", "w"): jnp.arange(megabytes * 2.0**18)}
+        save(checkpoints, 20, [*most.items(), *stored.leaves(ALL, 20)])
+        assert re.search(
+            r"/params\S+: No space left on device; the latest complete one is of step 10", said[1]
+        )
+        assert [path.name for path in (small_disk / "checkpoints").iterdir()] == ["10"]
+        save(checkpoints, 30)
+        assert checkpoints.restore(specs(stored.leaves(ALL, 0))).run.step == 30
 
     def test_where_nothing_can_be_written(self, tmp_path):
         (tmp_path / "file").touch()

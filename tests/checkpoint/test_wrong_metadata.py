@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import zlib
 from dataclasses import asdict
@@ -18,16 +19,19 @@ import rrfp_jax as rrfp
 from rrfp_jax.checkpoint.checkpoint import Checkpoints
 from rrfp_jax.checkpoint.folder import CheckpointFolder
 from rrfp_jax.checkpoint.manifest import RunState
-from rrfp_jax.checkpoint.orbax_files import Damaged
+from rrfp_jax.checkpoint.small_files import Damaged
 from rrfp_jax.runtime.engine.settings import LossScale
 from rrfp_jax.runtime.run.world import World
 from rrfp_jax.train.nonfinite import Standing
 from rrfp_jax.train.snapshot import standing_of
+from tests.support.first_format import rewrite
 from tests.support.mutations import changed_bytes, changed_trees
 from tests.support.wrong_metadata import (
+    FIRST_MANIFESTS,
     LEAF,
     MANIFESTS,
     METADATA,
+    OTHER_MODELS,
     SEALS,
     TEXTS,
     change,
@@ -49,15 +53,23 @@ def leaves(step):
 WANTED = {key: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for key, leaf in leaves(0)}
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    """Checkpoints of steps 10 and 20."""
+@pytest.fixture(scope="module", params=["today", "first"])
+def saved(request, tmp_path_factory):
+    """Checkpoints of steps 10 and 20, in the form of today or of the first versions."""
     folder = tmp_path_factory.mktemp("saved")
     checkpoints = Checkpoints(folder, World(), say=lambda text: None)
     for step in (10, 20):
         checkpoints.save(RunState(step=step, **STATE), leaves(step))
         checkpoints.advance(to_the_end=True)
+        if request.param == "first":
+            rewrite(folder, step)
     return folder
+
+
+@pytest.fixture
+def first(saved):
+    """Whether they are in the form of the first versions."""
+    return not list(saved.rglob("zarr.json"))
 
 
 @pytest.fixture
@@ -94,11 +106,23 @@ def test_a_manifest_with_another_seal(folder, case):
     passed_over(folder, "rrfp.json", said)
 
 
-@pytest.mark.parametrize("case", MANIFESTS)
-def test_a_manifest_with_another_content(folder, case):
-    manifest, said = MANIFESTS[case]
+@pytest.mark.parametrize("case", {**FIRST_MANIFESTS, **MANIFESTS})
+def test_a_manifest_with_another_content(folder, first, case):
+    cases = FIRST_MANIFESTS if first else MANIFESTS
+    if case not in cases:
+        return
+    manifest, said = cases[case]
     reseal(folder / "20", manifest=manifest)
     passed_over(folder, said)
+
+
+@pytest.mark.parametrize("case", OTHER_MODELS)
+def test_a_manifest_of_another_model(folder, first, case):
+    if not first:
+        manifest, said = OTHER_MODELS[case]
+        reseal(folder / "20", manifest=manifest)
+        with pytest.raises(rrfp.UsageError, match=f"20 is of another model: .*{re.escape(said)}"):
+            restored(folder)
 
 
 @pytest.mark.parametrize("case", METADATA)
@@ -129,9 +153,9 @@ def subfolder(path):
 
 
 @pytest.mark.parametrize("make", [pipe, device, subfolder])
-@pytest.mark.parametrize("name", ["rrfp.json", "_METADATA", f"{LEAF}/.zarray", f"{LEAF}/0.0"])
-def test_what_is_no_file_is_not_read(folder, name, make):
-    path = folder / "20" / name
+@pytest.mark.parametrize("name", ["rrfp.json", "_METADATA", f"{LEAF}/header", f"{LEAF}/0.0"])
+def test_what_is_no_file_is_not_read(folder, first, name, make):
+    path = folder / "20" / name.replace("header", ".zarray" if first else "zarr.json")
     path.unlink()
     make(path)
     passed_over(folder, f"{path} cannot be read: it is no file, but a folder, a pipe or a device")
@@ -185,7 +209,8 @@ class TestMutations:
             run, leaves = found
             plain = json.loads(json.dumps(msgspec.to_builtins(leaves)))
             assert run == intact
-            assert plain == {name: {"part": None} | leaf for name, leaf in changed["leaves"].items()}
+            absent = {"part": None, "piece": None, "files": {}}
+            assert plain == {name: absent | leaf for name, leaf in changed["leaves"].items()}
 
     @EXAMPLES
     @given(data=st.data())

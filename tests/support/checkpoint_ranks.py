@@ -6,11 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
+from rrfp_jax.checkpoint import checkpoint
 from rrfp_jax.checkpoint.checkpoint import Checkpoints
 from rrfp_jax.checkpoint.manifest import RunState
 from rrfp_jax.errors import TrainingError
 from rrfp_jax.runtime.run.join import join
 from tests.support import stored
+from tests.support.saved import full_for
 
 folder = Path(sys.argv[1])
 world = join()
@@ -33,21 +35,18 @@ def restore():
 
 for step in (10, 20):
     save(step)
-full = folder / "checkpoints" / ".30.saving" / "params.3.up"
+write_leaf = checkpoint.write_leaf
 if world.rank == 1:  # its disk is full
-    full.mkdir(parents=True)
-    (full / "0.0").symlink_to("/dev/full")
+    checkpoint.write_leaf = full_for("params.3.up", write_leaf)
 save(30)
 strict = Checkpoints(folder / "elsewhere", world, on_error="stop")
-if world.rank == 1:
-    (folder / "elsewhere" / ".1.saving" / "params.3.up").mkdir(parents=True)
-    (folder / "elsewhere" / ".1.saving" / "params.3.up" / "0.0").symlink_to("/dev/full")
 strict.save(RunState(step=1), stored.leaves(layers, 1))
 try:
     strict.advance(to_the_end=True)
     stopped = ""
 except TrainingError as error:
     stopped = str(error)
+checkpoint.write_leaf = write_leaf
 save(40)
 world.gather("all is written", None)
 if world.rank == 0:  # what only rank 1 reads

@@ -10,6 +10,17 @@ import optax
 from rrfp_jax.checkpoint.leaves import keyed
 
 LAYERS = 4
+KINDS = [
+    "bfloat16",
+    "float16",
+    "float8_e4m3fn",
+    "int4",
+    "uint4",
+    "int64",
+    "uint32",
+    "bool",
+    "complex64",
+]
 OPTIMIZERS = {
     "adamw": lambda: optax.adamw(optax.linear_schedule(1e-2, 1e-3, 100)),
     "masked": lambda: optax.chain(

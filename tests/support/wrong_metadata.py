@@ -58,7 +58,8 @@ def renamed(name):
     def changed(content):
         leaf = content["leaves"].pop(LEAF)
         leaf["key"] = name.split(".")
-        leaf["files"] = {path.replace(LEAF, name): written for path, written in leaf["files"].items()}
+        files = leaf.get("files", {})
+        leaf["files"] = {path.replace(LEAF, name): written for path, written in files.items()}
         content["leaves"][name] = leaf
 
     return changed
@@ -81,7 +82,28 @@ SEALS = {
     "a broken seal": (change("crc32", to=1), "is not as it was written"),
     "content is a list": (change("content", to=[]), "got `array` - at `$.content`"),
 }
-MANIFESTS = {
+_OF_FILES = {
+    "a name with a slash",
+    "an absolute name",
+    "a shape without end",
+    "another size of dtype",
+    "no files of a leaf",
+    "a part beyond the last",
+    "a part that leads out",
+    "a part of another leaf",
+    "an absolute part",
+    "no header",
+    "no part",
+    "a part too many",
+    "a part of another size",
+    "a header without end",
+    "a header of another size",
+    "a part with another checksum",
+    "a checksum too large",
+    "a size of text",
+}
+"""Of `FIRST_MANIFESTS`, what is about the files that leaves had in the first form."""
+FIRST_MANIFESTS = {
     "no files": (change("files", drop=True), "missing required field `files`"),
     "no leaves": (change("leaves", drop=True), "missing required field `leaves`"),
     "more in it": (change("more", to=1), "unknown field `more`"),
@@ -100,7 +122,7 @@ MANIFESTS = {
     "no key": (of_leaf("key", drop=True), "missing required field `key`"),
     "no shape": (of_leaf("shape", drop=True), "missing required field `shape`"),
     "no dtype": (of_leaf("dtype", drop=True), "missing required field `dtype`"),
-    "no files of a leaf": (of_leaf("files", drop=True), "missing required field `files`"),
+    "no files of a leaf": (of_leaf("files", drop=True), f"{LEAF}/zarr.json cannot be read"),  # today's form
     "more of a leaf": (of_leaf("compressor", "zstd"), "unknown field `compressor`"),
     "a key of text": (of_leaf("key", "params.0.w"), "at `$.leaves[...].key`"),
     "a key of numbers": (of_leaf("key", ["params", 0, "w"]), "at `$.leaves[...].key[1]`"),
@@ -144,6 +166,24 @@ MANIFESTS = {
     "a checksum too large": (file(f"{LEAF}/0.0", [32, 2**32]), "at `$.leaves[...].files[...][1]`"),
     "a size of text": (file(f"{LEAF}/0.0", ["32", 1]), "at `$.leaves[...].files[...][0]`"),
 }
+MANIFESTS = {
+    **{case: change for case, change in FIRST_MANIFESTS.items() if case not in _OF_FILES},
+    "half the parts": (of_leaf("part", [2, 2]), "0.0 has 36 bytes instead of 20"),
+    "very many parts": (of_leaf("part", [1, 1]), "0.0 has 36 bytes instead of 8"),
+    "pieces of another rank": (of_leaf("piece", [4]), "has pieces [4] of [4, 2]"),
+    "pieces of nothing": (of_leaf("piece", [0, 2]), "has pieces [0, 2] of [4, 2]"),
+    "pieces that do not fit": (of_leaf("piece", [3, 2]), "has pieces [3, 2] of [4, 2]"),
+    "other pieces": (of_leaf("piece", [2, 2]), "0.0 has 36 bytes instead of 76"),
+    "pieces of text": (of_leaf("piece", "4,2"), "at `$.leaves[...].piece`"),
+    "files of the first form": (of_leaf("files", {"params.0.w/0.0": [36, 1]}), "has 1 files instead of 2"),
+}
+OTHER_MODELS = {
+    "a name with a slash": (renamed("params/../../x"), "(it lacks params.0.w)"),
+    "an absolute name": (renamed("/etc/passwd"), "(it lacks params.0.w)"),
+    "a shape without end": (of_leaf("shape", [2**62, 2]), f"its params.0.w is float32[{2**62}, 2] instead"),
+    "another size of dtype": (of_leaf("dtype", "float64"), "its params.0.w is float64[4, 2] instead"),
+}
+"""What a checkpoint of today's form may be, but of another model."""
 KEYS = ("step", "data", "seed", "standing", "config", "plan_hash")
 METADATA = {
     "nothing of ours": (change("custom_metadata", drop=True), "missing required field `custom_metadata`"),
