@@ -124,7 +124,7 @@ class CheckpointFolder:
         staging, final, replaced = self.staging(run.step), self.path / str(run.step), self._replaced(run.step)
         for leaf in leaves.values():
             for path, size in files_of(leaf):
-                if (staging / path).stat().st_size != size and size is not None:
+                if (staging / path).stat().st_size != size:
                     raise OSError(errno.EIO, "not as its rank wrote it; do all share it?", staging / path)
         metadata = tree_metadata([leaf.key for leaf in leaves.values()], asdict(run))
         files = Files(metadata=write_file(staging / METADATA, metadata))

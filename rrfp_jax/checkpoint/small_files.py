@@ -71,8 +71,8 @@ def read_small(path: Path, written: Written) -> bytes:
 
 
 @contextmanager
-def of_size(path: Path, size: int | None) -> Iterator[int]:
-    """A file of so many bytes, or of few, opened for reading, as a descriptor.
+def of_size(path: Path, size: int) -> Iterator[int]:
+    """A file of so many bytes, opened for reading, as a descriptor.
 
     Raises:
         Damaged: it is missing, no file, or has another size.
@@ -80,8 +80,8 @@ def of_size(path: Path, size: int | None) -> Iterator[int]:
     try:
         with opened(path) as descriptor:
             actual = os.fstat(descriptor).st_size
-            if actual != size if size is not None else actual > LARGEST_SMALL_FILE:
-                raise Damaged(f"{path} has {actual} bytes instead of {size or 'few'}")
+            if actual != size:
+                raise Damaged(f"{path} has {actual} bytes instead of {size}")
             yield descriptor
     except OSError as error:
         raise Damaged(f"{path} cannot be read: {error.strerror}") from None

@@ -28,7 +28,7 @@ from rrfp_jax.checkpoint import first_format
 from rrfp_jax.checkpoint.leaves import Key, folder_name, name_of
 from rrfp_jax.checkpoint.manifest import HEADER, Leaf, StoredLeaf
 from rrfp_jax.checkpoint.parts import Parts, Place, file_of, slices_of
-from rrfp_jax.checkpoint.small_files import Damaged, of_size
+from rrfp_jax.checkpoint.small_files import Damaged, of_size, read_small
 from rrfp_jax.fields import printable
 
 if TYPE_CHECKING:  # it takes a moment to import
@@ -67,8 +67,7 @@ def write_leaf(folder: Path, key: Key, leaf: Parts, checked: bool = True) -> Sto
     try:
         files = ts.KvStore.open(spec["kvstore"], context=context()).result()
         array = ts.open(spec, open=True, assume_metadata=True, context=context()).result()
-        header = json.dumps(array.spec().to_json()["metadata"]).encode()
-        writing = [files.write(HEADER, header)]
+        writing: list[Any] = [files.write(HEADER, _header(stored))]
         for place, values in there.items():
             bits = values.view(array.dtype.numpy_dtype)
             target = array[slices_of(place, leaf.part)]
@@ -103,11 +102,14 @@ def read_leaf(
         return first_format.read_leaf(folder, leaf, part, places)
     name, dtype = folder_name(name_of(leaf.key)), np.dtype(leaf.dtype)
     cuts = {place: slices_of(place, part) for place in places}
+    header = _header(leaf)
+    read_small(folder / name / HEADER, (len(header), zlib.crc32(header)))
     for path, size in _files(leaf, cuts.values()):  # tensorstore would wait for pipes
         with of_size(folder / path, size):
             pass
     try:
-        array = ts.open(_spec(folder, leaf), open=True, read=True, context=context()).result()
+        spec = _spec(folder, leaf)
+        array = ts.open(spec, open=True, read=True, assume_metadata=True, context=context()).result()
         reading = {place: array[cut].read() for place, cut in cuts.items()}
         found = {place: np.asarray(values.result()).view(dtype) for place, values in reading.items()}
     except (ValueError, RuntimeError, IndexError) as error:
@@ -131,8 +133,8 @@ def joined(parts: Sequence[StoredLeaf]) -> Leaf:
     return parts[0].leaf
 
 
-def files_of(leaf: Leaf) -> Iterator[tuple[str, int | None]]:
-    """All files of an array, below the checkpoint's folder, with their bytes; None if those do not matter."""
+def files_of(leaf: Leaf) -> Iterator[tuple[str, int]]:
+    """All files of an array, below the checkpoint's folder, with their bytes."""
     return _files(leaf, [tuple(map(slice, leaf.shape))])
 
 
@@ -168,24 +170,39 @@ def context() -> tensorstore.Context:
 
 
 def _spec(folder: Path, leaf: Leaf) -> dict[str, Any]:
-    """An array of a checkpoint as tensorstore asks for it; an array that is otherwise is refused."""
-    codecs: list[Any] = [{"name": "bytes"}, {"name": "crc32c"}]
-    if leaf.piece is not None:
-        cut = {"chunk_shape": leaf.piece, "codecs": codecs, "index_codecs": codecs}
-        codecs = [{"name": "sharding_indexed", "configuration": cut}]
-    grid = {"chunk_shape": [max(1, n) for n in leaf.stored_part]}
+    """An array of a checkpoint as tensorstore asks for it."""
     return {
         "driver": "zarr3",
         "kvstore": {"driver": "file", "path": f"{folder.absolute() / folder_name(name_of(leaf.key))}/"},
-        "metadata": {
-            "shape": leaf.shape,
-            "data_type": _known(leaf.dtype),
-            "chunk_grid": {"name": "regular", "configuration": grid},
-            "chunk_key_encoding": {"name": "v2", "configuration": {"separator": "."}},
-            "codecs": codecs,
-        },
+        "metadata": _metadata(leaf),
         "store_data_equal_to_fill_value": True,
         "fill_missing_data_reads": False,
+    }
+
+
+def _header(leaf: Leaf) -> bytes:
+    return json.dumps(_metadata(leaf)).encode()
+
+
+def _metadata(leaf: Leaf) -> dict[str, Any]:
+    """The content of an array's `zarr.json`."""
+    dtype = np.dtype(leaf.dtype)
+    order = {"configuration": {"endian": "little"}} if dtype.itemsize > 1 else {}
+    codecs: list[Any] = [{"name": "bytes", **order}, {"name": "crc32c"}]
+    if leaf.piece is not None:
+        index = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
+        cut = {"chunk_shape": leaf.piece, "codecs": codecs, "index_codecs": index}
+        codecs = [{"name": "sharding_indexed", "configuration": cut}]
+    grid = {"chunk_shape": [max(1, n) for n in leaf.stored_part]}
+    return {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": leaf.shape,
+        "data_type": _known(leaf.dtype),
+        "fill_value": {"b": False, "c": [0, 0]}.get(dtype.kind, 0),
+        "chunk_grid": {"name": "regular", "configuration": grid},
+        "chunk_key_encoding": {"name": "v2", "configuration": {"separator": "."}},
+        "codecs": codecs,
     }
 
 
@@ -216,10 +233,10 @@ def _checksum(values: np.ndarray[Any, Any]) -> int:
     return zlib.crc32(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
 
 
-def _files(leaf: Leaf, cuts: Collection[Sequence[slice]]) -> Iterator[tuple[str, int | None]]:
+def _files(leaf: Leaf, cuts: Collection[Sequence[slice]]) -> Iterator[tuple[str, int]]:
     """The files that have these slices of an array, as `files_of` has them."""
     name, part = folder_name(name_of(leaf.key)), leaf.stored_part
-    yield f"{name}/{HEADER}", None
+    yield f"{name}/{HEADER}", len(_header(leaf))
     pieces = math.prod(part) // math.prod(leaf.piece) if leaf.piece else 1
     size = math.prod(part) * np.dtype(leaf.dtype).itemsize + pieces * CHECKSUM_BYTES
     size += pieces * INDEX_BYTES + CHECKSUM_BYTES if leaf.piece else 0

@@ -183,7 +183,8 @@ class TestOrbax:
                 for who in ("theirs", "ours")
             )
             bits = {"name": "bytes", "configuration": {"endian": "little"}}
-            own = {"chunk_key_encoding": {"name": "v2"}, "codecs": [bits, {"name": "crc32c"}]}
+            names = {"name": "v2", "configuration": {"separator": "."}}
+            own = {"chunk_key_encoding": names, "codecs": [bits, {"name": "crc32c"}]}
             assert ours == theirs | own
         theirs = json.loads((tmp_path / "theirs" / "_METADATA").read_text())
         ours = json.loads(tree_metadata([key for key, _ in keyed(tree)], {}))
