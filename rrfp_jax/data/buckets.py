@@ -431,6 +431,14 @@ class Rows:
         return total
 
 
+def unpack(rows: Rows, which: NDArray[np.bool_], sizes: NDArray[np.int64]) -> Rows:
+    """Rows of which some are taken apart: each of their pieces gets a row of its own."""
+    own = np.split(rows.order, rows.start[1:-1])
+    return _rows(
+        [part for r, pieces in enumerate(own) for part in (pieces[:, None] if which[r] else [pieces])], sizes
+    )
+
+
 def cut(predictions: NDArray[np.int64], longest: int) -> Pieces:
     """Documents of so many predictions (int64[N], 0 for those left out) as pieces of at most `longest`.
 
@@ -450,6 +458,10 @@ def one_each(sizes: NDArray[np.int64]) -> Rows:
 def pack(sizes: NDArray[np.int64], most: tuple[int, ...]) -> Rows:
     """Pieces, none longer than `most` in any length, in rows of that: best-fit decreasing."""
     rows = _pack_lengths(sizes, *most) if len(most) == 1 else _pack_pairs(sizes, most)
+    return _rows(rows, sizes)
+
+
+def _rows(rows: Sequence[Sequence[int] | NDArray[np.int64]], sizes: NDArray[np.int64]) -> Rows:
     start = np.concatenate([[0], np.cumsum([len(row) for row in rows], dtype=np.int64)])
     order = np.array([piece for row in rows for piece in row], np.int64)
     return Rows(start, order, np.add.reduceat(sizes[order], start[:-1], axis=0))

@@ -31,6 +31,7 @@ from rrfp_jax.data.buckets import (
     pack,
     rows_by_cost,
     rows_by_limits,
+    unpack,
 )
 from rrfp_jax.data.contract import MOST_TOKENS, Arrays, Microbatch
 from rrfp_jax.data.corpus import TEXT, Corpus, ImageCorpus, TokenizedDocument, reject_or_warn
@@ -162,7 +163,11 @@ class BucketedDocuments(ABC):
     @functools.cached_property
     def rows_of_split(self) -> Rows:
         """All rows of the split."""
-        return pack(self.pieces.size, self._row) if self.packed else one_each(self.pieces.size)
+        sizes = self.pieces.size
+        if not self.packed:
+            return one_each(sizes)
+        rows = pack(sizes, self._row)  # which may be too long for any pair, though each document has one
+        return unpack(rows, cheapest(rows.size, self.bucket_lengths, self._size) < 0, sizes)
 
     @functools.cached_property
     def _bucket_of_row(self) -> NDArray[np.int64]:
@@ -337,8 +342,8 @@ class ImageDocuments(BucketedDocuments):
         patches: likewise, besides `tokens` or instead of it.
         rows: instead of both, of every microbatch.
         microbatches: per step.
-        packed: documents share rows of the largest bucket, instead of one row each; then each row is in the
-            cheapest bucket that holds it.
+        packed: documents share rows of the most patches and tokens, instead of one row each; then each row is
+            in the cheapest bucket that holds it. Rows that no bucket holds are taken apart.
         split, validation_share, seed: as in `Documents`.
         balance: what a row costs by both lengths; then microbatches of all buckets have as many rows as cost
             about the same as one of the dearest, and in each step rows are dealt evenly to the microbatches
@@ -386,7 +391,7 @@ class ImageDocuments(BucketedDocuments):
     def _usable(self) -> NDArray[np.int64]:
         """Indices of good documents that a bucket holds; the corpus says what is done with longer ones."""
         good, sizes, longest = self.corpus.good, self.corpus.sizes, self._longest
-        pairs = [longest] if self.packed or isinstance(self.lengths, FitBoth) else self._given
+        pairs = [longest] if isinstance(self.lengths, FitBoth) else self._given
         held = cheapest(sizes[good], pairs, self._size) >= 0
         if reasons := {d: self._too_long(sizes[d]) for d in good[~held].tolist()}:
             reject_or_warn(self.corpus.source.names, reasons, self.corpus.bad)

@@ -185,6 +185,26 @@ def test_documents_longer_than_any_bucket_are_refused_or_skipped():
         assert 11 not in dataclasses.replace(made, lengths=((16, 40),)).documents
 
 
+@pytest.mark.parametrize("seed", [5, 7, 10])
+@pytest.mark.parametrize("lengths", [data.FitBoth(buckets=2, patches=40, tokens=120), ((12, 90), (40, 61))])
+def test_packed_rows_that_no_bucket_holds_are_taken_apart(seed, lengths):
+    """Buckets are fitted to rows of all documents; those of a split are others, and may be longer."""
+    random = np.random.default_rng(seed)
+    examples = [
+        {"text": "a" * tokens, "images": [np.ones((4, 4 * patches, 3), np.uint8)]}
+        for patches, tokens in random.integers(1, (12, 40), (40, 2))
+    ]
+    corpus = dataclasses.replace(pictures().corpus, source=data.ImageExamples(examples))
+    corpus = dataclasses.replace(corpus, patches=data.Patches(size=4, longest=64))
+    made = pictures(corpus=corpus, lengths=lengths, packed=True, validation_share=0.4)
+    for own in (made, dataclasses.replace(made, split="validation")):
+        rows = np.concatenate(own._sampler.rows)
+        assert sorted(rows) == list(range(len(own.rows_of_split.size)))
+        assert sorted(own.rows_of_split.order) == list(range(len(own.documents)))
+        for bucket, held in zip(own.bucket_lengths, own._sampler.rows, strict=True):
+            assert (own.rows_of_split.size[held] <= bucket).all()
+
+
 def test_when_none_fits_the_longest_bucket_that_is_said():
     made = pictures(lengths=data.FitBoth(buckets=1, patches=2, tokens=8))
     made = dataclasses.replace(made, corpus=dataclasses.replace(made.corpus, bad="skip"))
