@@ -58,6 +58,7 @@ MAY_RUN = {
     ("runtime/transport/choice.py", "_candidates", "import_module"),  # by names in the code
     ("errors.py", "imported", "importlib.import_module"),  # by names that stand in the code
     ("__init__.py", "__getattr__", "import_module"),
+    ("weights/__init__.py", "__getattr__", "import_module"),
     ("runtime/engine/device.py", "_prctl", "ctypes.CDLL"),  # of None: the C library that is there
 }
 
