@@ -27,13 +27,13 @@ from rrfp_jax.train.snapshot import standing_of
 from tests.support.first_format import rewrite
 from tests.support.mutations import changed_bytes, changed_trees
 from tests.support.wrong_metadata import (
-    FIRST_MANIFESTS,
     LEAF,
     MANIFESTS,
     METADATA,
     OTHER_MODELS,
     SEALS,
     TEXTS,
+    TODAYS_MANIFESTS,
     change,
     of_state,
     reseal,
@@ -106,9 +106,9 @@ def test_a_manifest_with_another_seal(folder, case):
     passed_over(folder, "rrfp.json", said)
 
 
-@pytest.mark.parametrize("case", {**FIRST_MANIFESTS, **MANIFESTS})
+@pytest.mark.parametrize("case", {**MANIFESTS, **TODAYS_MANIFESTS})
 def test_a_manifest_with_another_content(folder, first, case):
-    cases = FIRST_MANIFESTS if first else MANIFESTS
+    cases = MANIFESTS if first else TODAYS_MANIFESTS
     if case not in cases:
         return
     manifest, said = cases[case]

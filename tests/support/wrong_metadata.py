@@ -102,8 +102,8 @@ _OF_FILES = {
     "a checksum too large",
     "a size of text",
 }
-"""Of `FIRST_MANIFESTS`, what is about the files that leaves had in the first form."""
-FIRST_MANIFESTS = {
+"""Of `MANIFESTS`, what is about the files that leaves had in the first form."""
+MANIFESTS = {
     "no files": (change("files", drop=True), "missing required field `files`"),
     "no leaves": (change("leaves", drop=True), "missing required field `leaves`"),
     "more in it": (change("more", to=1), "unknown field `more`"),
@@ -166,8 +166,8 @@ FIRST_MANIFESTS = {
     "a checksum too large": (file(f"{LEAF}/0.0", [32, 2**32]), "at `$.leaves[...].files[...][1]`"),
     "a size of text": (file(f"{LEAF}/0.0", ["32", 1]), "at `$.leaves[...].files[...][0]`"),
 }
-MANIFESTS = {
-    **{case: change for case, change in FIRST_MANIFESTS.items() if case not in _OF_FILES},
+TODAYS_MANIFESTS = {
+    **{case: change for case, change in MANIFESTS.items() if case not in _OF_FILES},
     "half the parts": (of_leaf("part", [2, 2]), "zarr.json has other bytes than were written"),
     "very many parts": (of_leaf("part", [1, 1]), "zarr.json has other bytes than were written"),
     "pieces of another rank": (of_leaf("piece", [4]), "has pieces [4] of [4, 2]"),
