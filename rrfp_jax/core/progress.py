@@ -8,6 +8,7 @@ ready one is found by a search for a byte.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from enum import Enum
 
@@ -106,12 +107,23 @@ class ReadyQueue:
     `successor` those that these make ready, if they do.
     """
 
-    __slots__ = ("by", "lowest", "mixed", "predecessor", "ready", "states", "successor", "tasks")
+    __slots__ = (
+        "__weakref__",
+        "by",
+        "lowest",
+        "mixed",
+        "predecessor",
+        "ready",
+        "states",
+        "successor",
+        "tasks",
+    )
 
     def __init__(
         self, tasks: Sequence[Task], by: ReadyBy, mixed: bool, predecessor: ReadyQueue | None
     ) -> None:
-        self.tasks, self.by, self.mixed, self.predecessor = tasks, by, mixed, predecessor
+        self.tasks, self.by, self.mixed = tasks, by, mixed
+        self.predecessor = predecessor and weakref.proxy(predecessor)  # a cycle would be garbage of each step
         self.successor: ReadyQueue | None = None
         self.states = bytearray(len(tasks))
         self.ready, self.lowest = 0, -1

@@ -205,7 +205,7 @@ class StageScheduler:
     kept: ClassVar[int | None] = KEPT
 
     def __init__(self, stage: int, rules: StepRules, budget: Budget | None = None) -> None:
-        own, chunks = rules.of_stages[stage], rules.placement.chunks
+        own, chunks = rules.of_stage(stage), rules.placement.chunks
         self.stage, self.rules, self.budget = stage, rules, budget
         self._hint, self._state, self._waits, self._order = own.hint, own.state, own.waits, own.order
         self._progress = Progress(own.tasks)

@@ -83,7 +83,10 @@ class StepRules:
             return 0
         if not isinstance(self.schedule, FixedOrder):
             return self.spare_gradients
-        most = max(most_parked(own.order, self.placement.chunks) for own in self.of_stages)
+        most = max(
+            most_parked(own.order, self.placement.chunks)
+            for own in map(self.of_stage, range(self.placement.stages))
+        )
         return min(most, self.spare_gradients)
 
     @property
@@ -98,7 +101,7 @@ class StepRules:
 
     def backward_kinds(self, stage: int) -> list[frozenset[Kind]]:
         """For each chunk of a stage, whether there are B's among its tasks, I's and W's, or both."""
-        return self.of_stages[stage].tasks.backward_kinds
+        return self.of_stage(stage).tasks.backward_kinds
 
     @cached_property
     def names(self) -> TaskIndex:
@@ -106,9 +109,15 @@ class StepRules:
         return all_tasks(self.placement.chunks, self.microbatches)
 
     @cached_property
-    def of_stages(self) -> Sequence[StageRules]:
-        """What they say of each stage; ValueError for a fixed order that does not hold every task once."""
-        return [StageRules(self, stage) for stage in range(self.placement.stages)]
+    def _known(self) -> dict[int, StageRules]:
+        return {}
+
+    def of_stage(self, stage: int) -> StageRules:
+        """What they say of a stage; ValueError for a fixed order that does not hold every task once."""
+        found = self._known.get(stage)
+        if found is None:
+            found = self._known[stage] = StageRules(self, stage)
+        return found
 
 
 class StageRules:

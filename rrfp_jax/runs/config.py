@@ -124,6 +124,8 @@ class RunConfig(Settings, ABC):
             raise UsageError(f"validate_every={self.validate_every}: give a number of steps, 0 for the end")
         if self.validation_steps < 0:
             raise UsageError(f"validation_steps={self.validation_steps}: give a number of steps, 0 for all")
+        if self.executables in ("True", "False", "None"):
+            raise UsageError(f"executables={self.executables}: give a folder, auto, or none for no folder")
         super().__post_init__()
         if self.mesh.share_devices and (self.delays.link_delay or self.delays.link_bandwidth):
             raise UsageError("link_delay or link_bandwidth with mesh.share_devices: no link is between them")

@@ -63,6 +63,11 @@ def check_types(
                 f"Trainer: the {name} is of type {type(value).__name__}, not {kind.__name__}: "
                 f"Trainer(rrfp.Pipeline(layers, loss), optimizer, mesh=rrfp.Mesh(pp=4), ...)"
             )
+    if type(settings) is not Settings:
+        raise UsageError(
+            f"Trainer: settings={type(settings).__name__}(...) is a whole config: give its settings, "
+            f"config.settings, or call config.trainer()"
+        )
     if optimizer is not None:
         check_transformation(optimizer)
     several = isinstance(split, Sequence) and not isinstance(split, str)

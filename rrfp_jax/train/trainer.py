@@ -20,6 +20,8 @@ from rrfp_jax.printing import say
 from rrfp_jax.progress import Doing, Progress, during, silent
 from rrfp_jax.runtime.engine.engine import Engine, EngineSpec
 from rrfp_jax.runtime.engine.settings import (
+    DEFAULT,
+    Default,
     LossScale,
     Settings,
     check_jax_settings,
@@ -90,12 +92,12 @@ class Trainer:
         split: Sequence[int] | str | None = None,
         init: InitFunction | None = None,
         on_step: Callable[[Report], None] | None = None,
-        clip_norm: float | None = Settings.clip_norm,
-        loss_scale: float | str | LossScale | None = Settings.loss_scale,
-        seed: int = Settings.seed,
-        remat: str = Settings.remat,
-        activation_budget: str | int | None = Settings.activation_budget,
-        executables: str | Path | None = Settings.executables,
+        clip_norm: float | Default | None = DEFAULT,
+        loss_scale: float | str | LossScale | Default | None = DEFAULT,
+        seed: int | Default = DEFAULT,
+        remat: str | Default = DEFAULT,
+        activation_budget: str | int | Default | None = DEFAULT,
+        executables: str | Path | Default | None = DEFAULT,
         settings: Settings | None = None,
     ) -> None:
         mesh, settings = Mesh() if mesh is None else mesh, Settings() if settings is None else settings

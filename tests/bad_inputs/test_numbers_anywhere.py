@@ -107,8 +107,10 @@ def test_an_odd_number_is_accepted_or_refused_with_the_value(limited, owner, nam
 def test_all_numbers_are_found():
     found = {owner: {name for own, name in FIELDS if own == owner} for owner in OWNERS}
     assert found["Mesh"] >= {"pp", "tp", "dp", "chunks"}
-    assert found["Trainer"] >= {"clip_norm", "seed", "max_in_flight", "spare_gradients", "stall_seconds"}
-    assert found["RunConfig"] >= {"steps", "split", "link_bandwidth", "stall_seconds", "clip_norm"}
+    assert found["Trainer"] >= {"clip_norm", "seed"}
+    assert found["Settings"] >= {"clip_norm", "seed", "max_in_flight", "spare_gradients", "stall_seconds"}
+    assert found["Delays"] >= {"link_bandwidth"}
+    assert found["RunConfig"] >= {"steps", "split", "stall_seconds", "clip_norm"}
     assert {"Checkpointing", "Delays", "LossScale"} <= set(OWNERS)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from enum import Enum
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
@@ -97,6 +98,18 @@ def loss_scale_of(given: Any) -> LossScale:
             f"loss_scale={shown(given)}: is no number that float32 holds; give a nearer one to 1"
         )
     return LossScale(value=rounded, dynamic=False)
+
+
+class Default(Enum):
+    """The default of an argument that settings have, too; so that it shows whether the argument is given."""
+
+    DEFAULT = "as settings have it"
+
+    def __repr__(self) -> str:
+        return self.value
+
+
+DEFAULT = Default.DEFAULT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,20 +221,20 @@ class Settings:
         return parse_setting(self.activation_budget)
 
     def with_arguments(self, given: Mapping[str, Any]) -> Settings:
-        """Settings with a Trainer's own arguments, by name; one that is at its default is not given.
+        """Settings with a Trainer's own arguments, by name; DEFAULT for one that is not given.
 
         Raises:
             UsageError: a value is given both ways.
         """
         new = {}
         for name, value in given.items():
-            own, default = getattr(self, name), getattr(Settings, name)
-            if type(value) is not type(default) or value != default:
-                if own != default:
-                    raise UsageError(
-                        f"{name}={shown(value)} beside settings with {name}={shown(own)}: give it once"
-                    )
-                new[name] = value
+            if value is DEFAULT:
+                continue
+            if (own := getattr(self, name)) != getattr(Settings, name):
+                raise UsageError(
+                    f"{name}={shown(value)} beside settings with {name}={shown(own)}: give it once"
+                )
+            new[name] = value
         return replace(self, **new)
 
     def as_text(self) -> dict[str, str]:
