@@ -9,7 +9,7 @@ from rrfp_jax.core.tasks import Task
 from rrfp_jax.runtime.engine.device import DeviceQueue, Running
 from rrfp_jax.runtime.engine.pacing import Delays, QueueFactory
 from rrfp_jax.trace import jitter
-from rrfp_jax.trace.costs import Costs
+from rrfp_jax.trace.costs import StepCosts
 
 TOKEN_SECONDS = 5e-5
 """Pause before a real program that is late is looked at again."""
@@ -66,7 +66,7 @@ class PacedQueue(DeviceQueue):
         return min(due, super().next_event(now))
 
 
-def paced(delays: Delays, costs: Costs) -> QueueFactory:
+def paced(delays: Delays, costs: StepCosts) -> QueueFactory:
     """Makes queues whose tasks take what the costs say, and the jitter of some delays."""
     model = jitter.Jitter(jitter.by_name(delays.jitter), delays.seed)
 

@@ -27,7 +27,7 @@ from benchmarks.rivals.found import found_in
 from benchmarks.rivals.torch_pipelines import RIVALS, on_ranks, step
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind, Placement, Task
 from rrfp_jax.runtime.engine.device import LEAD_SECONDS, precise_timers
-from rrfp_jax.trace.costs import Costs, Workload, WorkloadCosts
+from rrfp_jax.trace.costs import StepCosts, Workload, WorkloadCosts
 from rrfp_jax.trace.records import Part, StepTrace, TaskRecord
 
 MESSAGE_BYTES = 2**16
@@ -52,7 +52,7 @@ class PacedDevice:
         records: of the tasks since the last `begin`.
     """
 
-    def __init__(self, stage: int, costs: Costs) -> None:
+    def __init__(self, stage: int, costs: StepCosts) -> None:
         self._stage, self._costs = stage, costs
         self.begin()
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, Placement, Task
-from rrfp_jax.trace.costs import Costs
+from rrfp_jax.trace.costs import StepCosts
 from rrfp_jax.trace.layers import Work
 
 
 @dataclass(frozen=True)
-class LayeredCosts(Costs):
+class LayeredCosts(StepCosts):
     """A model cut by a split.
 
     Attributes:
@@ -41,12 +41,12 @@ class LayeredCosts(Costs):
         ]
 
     def duration(self, stage: int, task: Task) -> float:
-        """See `Costs.duration`."""
+        """See `StepCosts.duration`."""
         forward = self.forward[self.placement.virtual_stage(stage, task.chunk)]
         if task.kind is FORWARD:
             return forward
         return forward * self.backward_ratio / (1 if task.kind is BACKWARD else 2)
 
     def transfer(self, stage: int, task: Task) -> float:
-        """See `Costs.transfer`."""
+        """See `StepCosts.transfer`."""
         return self.transfer_seconds

@@ -13,7 +13,7 @@ from rrfp_jax.sim.disturbances import Jittered
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.sim.families import FORWARD_SECONDS, Family
 from rrfp_jax.sim.splits import FIRST, Balance, Move, RebalanceDecision
-from rrfp_jax.trace.costs import Costs, Workload, WorkloadCosts
+from rrfp_jax.trace.costs import StepCosts, Workload, WorkloadCosts
 from rrfp_jax.trace.jitter import LEVELS
 from rrfp_jax.trace.layers import LayerWork, Work
 from rrfp_jax.trace.records import RecordedStep
@@ -66,7 +66,7 @@ class Machine:
             trace=replace(trace, step=number), rules=rules, buckets=buckets, work=lambda: work
         )
 
-    def _costs(self, number: int, work: Work, placement: Placement) -> Costs:
+    def _costs(self, number: int, work: Work, placement: Placement) -> StepCosts:
         if self.family is None:
             return LayeredCosts(work, self.seconds, self.slowness(number), placement, transfer_seconds=1e-4)
         return WorkloadCosts(self.workload(number, work.split), placement)

@@ -21,9 +21,9 @@ import numpy as np
 from rrfp_jax import printing
 from rrfp_jax.checkpoint.folder import CheckpointFolder
 from rrfp_jax.checkpoint.leaves import PARAMETERS, Key, name_of
-from rrfp_jax.checkpoint.manifest import Leaf, RunState, StoredLeaf
+from rrfp_jax.checkpoint.manifest import LeafRecord, RunState, StoredLeaf
 from rrfp_jax.checkpoint.parts import Parts, Place, shards_to_write
-from rrfp_jax.checkpoint.restoring import FILES_AT_ONCE, Chosen, Restored, read_all, refusal_of
+from rrfp_jax.checkpoint.restoring import FILES_AT_ONCE, LeafSelection, Restored, read_all, refusal_of
 from rrfp_jax.checkpoint.small_files import Damaged
 from rrfp_jax.checkpoint.zarr_files import joined, write_leaf
 from rrfp_jax.errors import TrainingError, UsageError
@@ -174,7 +174,7 @@ class Checkpoints:
         with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
             return list(pool.map(lambda pair: write(*pair), arrays))
 
-    def _merged(self, parts: Sequence[Any]) -> dict[str, Leaf]:
+    def _merged(self, parts: Sequence[Any]) -> dict[str, LeafRecord]:
         """All ranks' leaves by name; each rank's are a list, plain data if they came from another process.
 
         Raises:
@@ -219,7 +219,7 @@ class Checkpoints:
         wanted: Mapping[Key, Any],
         step: int | None = None,
         check: Callable[[RunState], object] = lambda run: None,
-        only: Chosen | None = None,
+        only: LeafSelection | None = None,
     ) -> Restored | None:
         """The latest checkpoint, or that of a step. One that is damaged is passed over, and that is said.
 
@@ -237,7 +237,7 @@ class Checkpoints:
             UsageError: it has other leaves than all processes want together, or there is none of that step.
             NoneIntact: there are only damaged ones.
         """
-        only = only or Chosen()
+        only = only or LeafSelection()
         if self._world.rank == 0 and only.root is None:
             for unfinished in self._folder.tidy():
                 self._say(f"the checkpoint {unfinished} was never completed: it is removed")
@@ -262,7 +262,7 @@ class Checkpoints:
         wanted: Mapping[Key, Any],
         everything: Mapping[str, Any],
         check: Callable[[RunState], object],
-        only: Chosen,
+        only: LeafSelection,
     ) -> Restored | None:
         """This process's leaves of a checkpoint; None if it is damaged for any process."""
         folder, found, damage = self._folder.final(step), None, ""

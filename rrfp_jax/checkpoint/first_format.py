@@ -17,12 +17,12 @@ from rrfp_jax.checkpoint.parts import Parts, Place, file_of
 from rrfp_jax.checkpoint.small_files import LARGEST_SMALL_FILE, read_file, read_small
 
 if TYPE_CHECKING:
-    from rrfp_jax.checkpoint.manifest import Leaf
+    from rrfp_jax.checkpoint.manifest import LeafRecord
 
 HEADER = ".zarray"
 
 
-def wrong_file(leaf: Leaf, part_bytes: int) -> str:
+def wrong_file(leaf: LeafRecord, part_bytes: int) -> str:
     """A file that a leaf cannot have, or that there are too many or too few, as the end of a sentence."""
     count = 1 + math.prod(leaf.grid)
     if count != len(leaf.files):  # before all places are counted up
@@ -36,7 +36,7 @@ def wrong_file(leaf: Leaf, part_bytes: int) -> str:
     return ""
 
 
-def read_leaf(folder: Path, leaf: Leaf, part: Sequence[int], places: Sequence[Place]) -> Parts:
+def read_leaf(folder: Path, leaf: LeafRecord, part: Sequence[int], places: Sequence[Place]) -> Parts:
     """Of an array some parts, however it was cut when it was written.
 
     Raises:

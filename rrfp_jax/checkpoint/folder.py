@@ -25,7 +25,7 @@ from rrfp_jax.checkpoint.manifest import (
     METADATA,
     Content,
     Files,
-    Leaf,
+    LeafRecord,
     Metadata,
     RunState,
     Sealed,
@@ -108,7 +108,7 @@ class CheckpointFolder:
             self.discard(path)
         return unfinished
 
-    def commit(self, run: RunState, leaves: Mapping[str, Leaf], keep: int) -> None:
+    def commit(self, run: RunState, leaves: Mapping[str, LeafRecord], keep: int) -> None:
         """Make a checkpoint visible whose leaves have all been written, and remove the oldest.
 
         Later ones, of a run that has gone back since, are renamed: they are not its successors.
@@ -174,7 +174,7 @@ class CheckpointFolder:
 
     def open(
         self, step: int, check: Callable[[RunState], object] = lambda run: None
-    ) -> tuple[RunState, Mapping[str, Leaf]]:
+    ) -> tuple[RunState, Mapping[str, LeafRecord]]:
         """A checkpoint's state, and its leaves by name.
 
         Args:

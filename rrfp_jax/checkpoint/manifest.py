@@ -33,7 +33,7 @@ class Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A schema whose keys are all that there may be."""
 
 
-class Leaf(Strict, frozen=True, kw_only=True):
+class LeafRecord(Strict, frozen=True, kw_only=True):
     """What is known of a stored array.
 
     Attributes:
@@ -75,7 +75,7 @@ class StoredLeaf(Strict, frozen=True, kw_only=True):
         checksums: CRC-32 of this process's parts, by file; none of those that no other process writes.
     """
 
-    leaf: Leaf
+    leaf: LeafRecord
     checksums: Mapping[str, Checksum]
 
 
@@ -96,7 +96,7 @@ class Content(Strict, frozen=True, kw_only=True):
     """What is sealed: size and checksum of the other small file, and all leaves by name."""
 
     files: Files
-    leaves: dict[str, Leaf]
+    leaves: dict[str, LeafRecord]
 
 
 class Metadata(msgspec.Struct, frozen=True, kw_only=True):
@@ -186,7 +186,7 @@ def dtype_of(name: str) -> np.dtype[Any] | None:
     return dtype if numeric and dtype.name == name else None
 
 
-def _why_wrong(name: str, leaf: Leaf) -> str:
+def _why_wrong(name: str, leaf: LeafRecord) -> str:
     """What cannot be in a leaf that was written here, as the end of a sentence; empty if nothing is wrong."""
     if name != name_of(leaf.key):
         return f"has the key {list(leaf.key)}"

@@ -12,7 +12,7 @@ import numpy as np
 
 from rrfp_jax.checkpoint.folder import MANIFEST, STEP, CheckpointFolder
 from rrfp_jax.checkpoint.leaves import Key
-from rrfp_jax.checkpoint.manifest import Leaf, RunState
+from rrfp_jax.checkpoint.manifest import LeafRecord, RunState
 from rrfp_jax.checkpoint.small_files import Damaged
 from rrfp_jax.checkpoint.zarr_files import read_leaf
 from rrfp_jax.errors import UsageError
@@ -32,7 +32,7 @@ class Stored:
 
     folder: Path
     run: RunState
-    leaves: Mapping[Key, Leaf]
+    leaves: Mapping[Key, LeafRecord]
 
     def array(self, key: Key) -> np.ndarray[Any, Any]:
         """A whole array.

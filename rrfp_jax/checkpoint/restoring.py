@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rrfp_jax.checkpoint.leaves import PARAMETERS, Key, name_of
-from rrfp_jax.checkpoint.manifest import METADATA, Leaf, RunState
+from rrfp_jax.checkpoint.manifest import METADATA, LeafRecord, RunState
 from rrfp_jax.checkpoint.parts import Parts, places_here
 from rrfp_jax.checkpoint.zarr_files import read_leaf
 
@@ -30,7 +30,7 @@ class Restored:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chosen:
+class LeafSelection:
     """What of a checkpoint is wanted.
 
     Attributes:
@@ -43,13 +43,13 @@ class Chosen:
     sources: Mapping[Key, Key] = field(default_factory=dict)
     layers: int | None = None
 
-    def of(self, leaves: Mapping[str, Leaf]) -> Mapping[str, Leaf]:
+    def of(self, leaves: Mapping[str, LeafRecord]) -> Mapping[str, LeafRecord]:
         """The leaves below the root."""
         return {name: leaf for name, leaf in leaves.items() if self.root in (None, leaf.key[0])}
 
 
 def read_all(
-    folder: Path, leaves: Mapping[str, Leaf], wanted: Mapping[Key, Any], only: Chosen
+    folder: Path, leaves: Mapping[str, LeafRecord], wanted: Mapping[Key, Any], only: LeafSelection
 ) -> dict[Key, Parts]:
     """The wanted leaves.
 
@@ -68,14 +68,14 @@ def read_all(
         return dict(zip(wanted, arrays, strict=True))
 
 
-def _read_like(folder: Path, leaf: Leaf, spec: Any) -> Parts:
+def _read_like(folder: Path, leaf: LeafRecord, spec: Any) -> Parts:
     """Of a stored array, what this process's devices have of it."""
     if spec.sharding is None:
         return read_leaf(folder, leaf)
     return read_leaf(folder, leaf, spec.sharding.shard_shape(spec.shape), places_here(spec))
 
 
-def misfits_of(leaves: Mapping[str, Leaf], everything: Mapping[str, Any]) -> list[str]:
+def misfits_of(leaves: Mapping[str, LeafRecord], everything: Mapping[str, Any]) -> list[str]:
     """How the leaves of a checkpoint differ from those wanted, as sentences."""
     there = {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in leaves.items()}
     here = {name: f"{dtype}{shape}" for name, (shape, dtype) in everything.items()}
@@ -86,7 +86,11 @@ def misfits_of(leaves: Mapping[str, Leaf], everything: Mapping[str, Any]) -> lis
 
 
 def refusal_of(
-    folder: Path, run: RunState, leaves: Mapping[str, Leaf], everything: Mapping[str, Any], only: Chosen
+    folder: Path,
+    run: RunState,
+    leaves: Mapping[str, LeafRecord],
+    everything: Mapping[str, Any],
+    only: LeafSelection,
 ) -> str:
     """Why a checkpoint has other leaves than those wanted; empty if it has the same.
 
@@ -101,7 +105,7 @@ def refusal_of(
     if not misfits:
         return ""
     params = {name: spec for name, spec in everything.items() if name.partition(".")[0] == PARAMETERS}
-    of_params = misfits_of(Chosen(root=PARAMETERS).of(leaves), params)
+    of_params = misfits_of(LeafSelection(root=PARAMETERS).of(leaves), params)
     what, cause, remedy = "model", "the parameters differ", ""
     if not of_params:
         what, cause = "optimizer", "the parameters fit, the optimizer's state does not"

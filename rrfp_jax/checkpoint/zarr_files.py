@@ -26,7 +26,7 @@ import numpy as np
 
 from rrfp_jax.checkpoint import first_format
 from rrfp_jax.checkpoint.leaves import Key, folder_name, name_of
-from rrfp_jax.checkpoint.manifest import HEADER, Leaf, StoredLeaf
+from rrfp_jax.checkpoint.manifest import HEADER, LeafRecord, StoredLeaf
 from rrfp_jax.checkpoint.parts import Parts, Place, file_of, slices_of
 from rrfp_jax.checkpoint.small_files import Damaged, of_size, read_small
 from rrfp_jax.fields import printable
@@ -61,7 +61,9 @@ def write_leaf(folder: Path, key: Key, leaf: Parts, checked: bool = True) -> Sto
     import tensorstore as ts
 
     piece = _piece(leaf.part, leaf.dtype.itemsize)
-    stored = Leaf(key=key, shape=tuple(leaf.shape), part=tuple(leaf.part), piece=piece, dtype=leaf.dtype.name)
+    stored = LeafRecord(
+        key=key, shape=tuple(leaf.shape), part=tuple(leaf.part), piece=piece, dtype=leaf.dtype.name
+    )
     there = {place: array for place, array in leaf.arrays.items() if array.size}
     spec = _spec(folder, stored)
     try:
@@ -81,7 +83,7 @@ def write_leaf(folder: Path, key: Key, leaf: Parts, checked: bool = True) -> Sto
 
 
 def read_leaf(
-    folder: Path, leaf: Leaf, part: Sequence[int] | None = None, places: Sequence[Place] | None = None
+    folder: Path, leaf: LeafRecord, part: Sequence[int] | None = None, places: Sequence[Place] | None = None
 ) -> Parts:
     """Of an array that `write_leaf` has written, some parts, however it was cut when it was written.
 
@@ -117,7 +119,7 @@ def read_leaf(
     return Parts(leaf.shape, dtype, part, found)
 
 
-def joined(parts: Sequence[StoredLeaf]) -> Leaf:
+def joined(parts: Sequence[StoredLeaf]) -> LeafRecord:
     """What several processes have written of an array, as one.
 
     Raises:
@@ -133,7 +135,7 @@ def joined(parts: Sequence[StoredLeaf]) -> Leaf:
     return parts[0].leaf
 
 
-def files_of(leaf: Leaf) -> Iterator[tuple[str, int]]:
+def files_of(leaf: LeafRecord) -> Iterator[tuple[str, int]]:
     """All files of an array, below the checkpoint's folder, with their bytes."""
     return _files(leaf, [tuple(map(slice, leaf.shape))])
 
@@ -169,7 +171,7 @@ def context() -> tensorstore.Context:
     return ts.Context({"file_io_locking": {"mode": "none"}, "file_io_sync": True})
 
 
-def _spec(folder: Path, leaf: Leaf) -> dict[str, Any]:
+def _spec(folder: Path, leaf: LeafRecord) -> dict[str, Any]:
     """An array of a checkpoint as tensorstore asks for it."""
     return {
         "driver": "zarr3",
@@ -180,11 +182,11 @@ def _spec(folder: Path, leaf: Leaf) -> dict[str, Any]:
     }
 
 
-def _header(leaf: Leaf) -> bytes:
+def _header(leaf: LeafRecord) -> bytes:
     return json.dumps(_metadata(leaf)).encode()
 
 
-def _metadata(leaf: Leaf) -> dict[str, Any]:
+def _metadata(leaf: LeafRecord) -> dict[str, Any]:
     """The content of an array's `zarr.json`."""
     dtype = np.dtype(leaf.dtype)
     order = {"configuration": {"endian": "little"}} if dtype.itemsize > 1 else {}
@@ -233,7 +235,7 @@ def _checksum(values: np.ndarray[Any, Any]) -> int:
     return zlib.crc32(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
 
 
-def _files(leaf: Leaf, cuts: Collection[Sequence[slice]]) -> Iterator[tuple[str, int]]:
+def _files(leaf: LeafRecord, cuts: Collection[Sequence[slice]]) -> Iterator[tuple[str, int]]:
     """The files that have these slices of an array, as `files_of` has them."""
     name, part = folder_name(name_of(leaf.key)), leaf.stored_part
     yield f"{name}/{HEADER}", len(_header(leaf))

@@ -24,7 +24,7 @@ from rrfp_jax.sim.compare import Change, Conditions, Outcome, compare, outcome_o
 from rrfp_jax.sim.disturbances import Jittered
 from rrfp_jax.sim.engine import Links
 from rrfp_jax.sim.planned import EVALUATIONS, Planned
-from rrfp_jax.trace.costs import Costs
+from rrfp_jax.trace.costs import StepCosts
 from rrfp_jax.trace.jitter import Level
 from rrfp_jax.trace.jitter import by_name as jitter_by_name
 from rrfp_jax.train.named import AUTO, CSV, schedule_of
@@ -272,7 +272,7 @@ def _schedule(policy: str | Schedule | Auto) -> Schedule | Auto | None:
 def _jittered(level: Level) -> Change:
     """The paper's delays, other ones for each step."""
 
-    def change(costs: Costs, number: int) -> Costs:
+    def change(costs: StepCosts, number: int) -> StepCosts:
         return Jittered(costs, level, seed=number)
 
     return change

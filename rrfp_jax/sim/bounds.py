@@ -38,7 +38,7 @@ from rrfp_jax.core.hints import BF
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.step_rules import Budget, StepRules, charges_of
 from rrfp_jax.core.tasks import FORWARD, KINDS, Direction, Placement, Task
-from rrfp_jax.trace.costs import Costs
+from rrfp_jax.trace.costs import StepCosts
 
 
 @dataclass(eq=False, slots=True)
@@ -54,7 +54,7 @@ class Operation:
     tail: float = 0.0
 
 
-def operations(rules: StepRules, costs: Costs) -> list[Operation]:
+def operations(rules: StepRules, costs: StepCosts) -> list[Operation]:
     """All operations of a step, split as its schedule says, by microbatch, each after what it needs."""
     placement = rules.placement
     stages = [StageScheduler(stage, rules) for stage in range(placement.stages)]
@@ -96,7 +96,7 @@ class _SplitEverywhere(BF):
 
 def lower_bound(
     rules: StepRules,
-    costs: Costs,
+    costs: StepCosts,
     *,
     budgets: Sequence[Budget | None] | None = None,
     any_split: bool = False,
@@ -104,7 +104,7 @@ def lower_bound(
     """A makespan (s) that no order can beat which splits the same backwards and keeps to the same limits.
 
     As in the core, the limits are those of admission, which holds back hints only. The bound is exact up to
-    the rounding of sums. Costs must not depend on the order, budgets are in bytes. With `any_split` every
+    the rounding of sums. StepCosts must not depend on the order, budgets are in bytes. With `any_split` every
     order is bounded, without limits, whatever it splits: a fused B is I and then W, with the gradient leaving
     late, so no order beats the bound of those that split all backwards.
     """

@@ -18,7 +18,7 @@ from rrfp_jax.core.hints import Hint
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.sim.engine import Links, simulate
-from rrfp_jax.trace.costs import Costs
+from rrfp_jax.trace.costs import StepCosts
 
 CANDIDATES = (
     *("ranked:zb-v", "ranked:v-zb", "ranked:v-half", "ranked:v-min"),
@@ -76,7 +76,7 @@ class Candidate:
     """A step as it would be with some hint; `at_once` stages can compute at the same time, None for all."""
 
     rules: StepRules
-    costs: Costs
+    costs: StepCosts
     budgets: Sequence[Budget | None] | None = None
     links: Links = "parallel"
     at_once: int | None = None

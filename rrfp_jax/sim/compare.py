@@ -18,11 +18,11 @@ from rrfp_jax.sim.choice import Auto, Candidate, Choice, choose
 from rrfp_jax.sim.engine import Links, simulate
 from rrfp_jax.sim.families import Step
 from rrfp_jax.sim.planned import EVALUATIONS, plan
-from rrfp_jax.trace.costs import Costs, Workload, WorkloadCosts, workload_of
+from rrfp_jax.trace.costs import StepCosts, Workload, WorkloadCosts, workload_of
 from rrfp_jax.trace.idleness import CAUSES, StageTime, shares, stage_times
 from rrfp_jax.trace.records import RecordedStep, StepTrace, peak_bytes, peak_in_flight
 
-Change: TypeAlias = Callable[[Costs, int], Costs]
+Change: TypeAlias = Callable[[StepCosts, int], StepCosts]
 """What else a step costs besides its workload, such as jitter, by the step's number; it only adds."""
 
 
@@ -104,7 +104,7 @@ def _simulated(schedule: Schedule | Auto | None, steps: Sequence[Step], given: C
         else:
             ours = schedule or _planned(step, given)
         rules, budgets = _limits(ours, step, given)
-        costs: Costs = WorkloadCosts(step.actual, rules.placement)
+        costs: StepCosts = WorkloadCosts(step.actual, rules.placement)
         if given.change is not None:
             costs = given.change(costs, number)
         trace = simulate(rules, costs, links=given.links, budgets=budgets)

@@ -12,15 +12,15 @@ import math
 from dataclasses import dataclass, replace
 
 from rrfp_jax.core.tasks import Task
-from rrfp_jax.trace.costs import Costs
+from rrfp_jax.trace.costs import StepCosts
 from rrfp_jax.trace.jitter import Jitter, Level
 
 
 @dataclass(frozen=True)
-class Disturbed(Costs):
+class Disturbed(StepCosts):
     """Other costs, unchanged."""
 
-    inner: Costs
+    inner: StepCosts
 
     def duration(self, stage: int, task: Task) -> float:
         return self.inner.duration(stage, task)
@@ -31,7 +31,7 @@ class Disturbed(Costs):
     def occupancy(self, stage: int, task: Task) -> float:
         return self.inner.occupancy(stage, task)
 
-    def begin(self) -> Costs:
+    def begin(self) -> StepCosts:
         return replace(self, inner=self.inner.begin())
 
 
@@ -47,7 +47,7 @@ class Jittered(Disturbed):
         object.__setattr__(self, "_jitter", Jitter(self.level, self.seed))
 
     def duration(self, stage: int, task: Task) -> float:
-        """See `Costs.duration`; depends on the running mean of what was asked before."""
+        """See `StepCosts.duration`; depends on the running mean of what was asked before."""
         own = self.inner.duration(stage, task)
         jitter: Jitter = self._jitter  # type: ignore[attr-defined]
         return own + jitter.delay(self.step, stage, task, own)

@@ -34,7 +34,7 @@ from rrfp_jax.core.events import ROOM, Arrived, Dispatch
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, KINDS, Direction, Kind, Task
-from rrfp_jax.trace.costs import Costs
+from rrfp_jax.trace.costs import StepCosts
 from rrfp_jax.trace.records import RECORD, Part, StepTrace
 
 Whom = TypeVar("Whom")
@@ -119,7 +119,7 @@ Freed: TypeAlias = Callable[[float, Device], None]
 class Network(ABC):
     """Carries outputs; all times in seconds."""
 
-    def __init__(self, costs: Costs, agenda: EventQueue[Device], receive: Receive, freed: Freed) -> None:
+    def __init__(self, costs: StepCosts, agenda: EventQueue[Device], receive: Receive, freed: Freed) -> None:
         self._transfer, self._occupancy = costs.transfer, costs.occupancy
         self._add, self._receive, self._freed = agenda.add, receive, freed
         self._free: dict[tuple[int, int], float] = defaultdict(float)  # when each link is, if they are serial
@@ -177,7 +177,7 @@ NETWORKS: dict[str, type[Network]] = {"parallel": Parallel, "serial": Serial, "s
 
 def simulate(
     rules: StepRules,
-    costs: Costs,
+    costs: StepCosts,
     *,
     links: Links = "parallel",
     budgets: Sequence[Budget | None] | None = None,
@@ -226,7 +226,7 @@ class _Simulation:
     def __init__(
         self,
         rules: StepRules,
-        costs: Costs,
+        costs: StepCosts,
         links: Links,
         budgets: Sequence[Budget | None] | None,
         lead: float,

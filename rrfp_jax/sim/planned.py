@@ -33,7 +33,7 @@ from rrfp_jax.core.schedules import NAMED, Schedule
 from rrfp_jax.core.step_rules import Budget, StepRules, charges_of
 from rrfp_jax.core.tasks import FORWARD, KINDS, Placement, Task
 from rrfp_jax.sim.engine import Links, simulate
-from rrfp_jax.trace.costs import Costs, CostTable
+from rrfp_jax.trace.costs import CostTable, StepCosts
 from rrfp_jax.trace.records import StepTrace, peak_charge
 
 Rows: TypeAlias = Sequence[Sequence[Task]]
@@ -101,7 +101,7 @@ class Plan:
 
 def plan(
     rules: StepRules,
-    costs: Costs,
+    costs: StepCosts,
     *,
     candidates: Mapping[str, Schedule] = NAMED,
     evaluations: int = EVALUATIONS,
@@ -138,7 +138,7 @@ class _Planner:
     """Simulates, counts, and improves orders of one step."""
 
     rules: StepRules
-    costs: Costs
+    costs: StepCosts
     links: Links
     budgets: Sequence[Budget | None] | None
     evaluations: int = 0
@@ -248,7 +248,9 @@ class Planned:
         """The base as a hint: what it ranks first, within the limits."""
         return self.base if isinstance(self.base, Hint) else Ranked(self.base)
 
-    def plan(self, rules: StepRules, costs: Costs, budgets: Sequence[Budget | None] | None = None) -> Plan:
+    def plan(
+        self, rules: StepRules, costs: StepCosts, budgets: Sequence[Budget | None] | None = None
+    ) -> Plan:
         """The order for a step, whatever the schedule in its rules; budgets are in bytes, per stage."""
         candidates: dict[str, Schedule] = {} if self.hint in NAMED.values() else {"base": self.hint}
         for name, schedule in NAMED.items():

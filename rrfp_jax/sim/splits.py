@@ -30,7 +30,7 @@ from rrfp_jax.core.orders import ListedOrder
 from rrfp_jax.core.step_rules import Budget
 from rrfp_jax.core.tasks import Placement, Task
 from rrfp_jax.sim.engine import simulate
-from rrfp_jax.trace.costs import Costs, TableCosts
+from rrfp_jax.trace.costs import StepCosts, TableCosts
 from rrfp_jax.trace.layers import (
     BusySample,
     LayerShares,
@@ -119,7 +119,7 @@ class Layers:
 
     def recut(
         self, step: RecordedStep, costs: TableCosts, split: Sequence[int]
-    ) -> tuple[Costs, RecordedStep]:
+    ) -> tuple[StepCosts, RecordedStep]:
         """The step's costs and its budgets with another split of the same layers."""
         ranges = self.work.ranges(split)
         own = self.placement.virtual_stage

@@ -16,7 +16,7 @@ from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.tasks import Kind, Task
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.sim.splits import Layers
-from rrfp_jax.trace.costs import Costs, TableCosts, recorded
+from rrfp_jax.trace.costs import StepCosts, TableCosts, recorded
 from rrfp_jax.trace.records import RecordedStep, StepTrace, peak_charge, peak_in_flight
 from rrfp_jax.trace.replayed import Place, replay_of
 
@@ -45,7 +45,7 @@ class Variant(NamedTuple):
     change: str
     kind: str
     subject: Hashable
-    costs: Costs
+    costs: StepCosts
     step: RecordedStep
 
 
@@ -213,7 +213,7 @@ def _limits(step: RecordedStep, costs: TableCosts) -> Iterator[Variant]:
 
 
 @dataclass(frozen=True)
-class _Halves(Costs):
+class _Halves(StepCosts):
     """Costs of fused backwards for schedules that split them: each half takes half of it."""
 
     inner: TableCosts
@@ -293,7 +293,7 @@ def what_ifs(
     return WhatIfs(measured=step.trace.makespan, replayed=as_it_was.makespan, changes=found)
 
 
-def _replay(step: RecordedStep, costs: Costs, leads: Mapping[Place, float]) -> StepTrace:
+def _replay(step: RecordedStep, costs: StepCosts, leads: Mapping[Place, float]) -> StepTrace:
     return simulate(step.rules, costs, budgets=step.budgets, lead=step.lead, leads=leads)
 
 

@@ -215,7 +215,7 @@ Row: TypeAlias = tuple[float, ...]
 """Seconds by microbatch."""
 
 
-class Costs(ABC):
+class StepCosts(ABC):
     """How long the tasks of a step and the transfers between its stages take (s)."""
 
     @abstractmethod
@@ -230,13 +230,13 @@ class Costs(ABC):
         """For how much of its transfer an output keeps the link from others, if links are serial."""
         return self.transfer(stage, task)
 
-    def begin(self) -> Costs:
+    def begin(self) -> StepCosts:
         """These costs for one simulation: a fresh copy where they depend on what was asked before."""
         return self
 
 
 @dataclass(frozen=True)
-class WorkloadCosts(Costs):
+class WorkloadCosts(StepCosts):
     """A workload on a placement with as many stages.
 
     An output takes the workload's time for the link that it crosses: on a looped placement that of the
@@ -305,7 +305,7 @@ def link_row(placement: Placement, stage: int, to: int, kind: Kind) -> int:
 
 
 @dataclass(frozen=True)
-class TableCosts(Costs):
+class TableCosts(StepCosts):
     """Durations and transfer times by (stage, task); a fused B may be given as I and W."""
 
     durations: Mapping[tuple[int, Task], float]

@@ -8,7 +8,7 @@ from typing import Any
 
 from rrfp_jax.checkpoint.folder import MANIFEST, CheckpointFolder
 from rrfp_jax.checkpoint.leaves import OPTIMIZER, PARAMETERS, keyed, name_of
-from rrfp_jax.checkpoint.restoring import Chosen, refusal_of
+from rrfp_jax.checkpoint.restoring import LeafSelection, refusal_of
 from rrfp_jax.checkpoint.small_files import Damaged
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import printable
@@ -66,7 +66,7 @@ def _seen(engine: Engine, seed: int, folder: CheckpointFolder, step: int | None)
             check_seed(run, seed)
         except UsageError as error:
             return Found(run.config, str(error))
-        everything = Chosen(layers=len(engine.library.params))
+        everything = LeafSelection(layers=len(engine.library.params))
         refusal = refusal_of(folder.final(candidate), run, leaves, _leaves(engine), everything)
         return Found(run.config, refusal, candidate)
     return Found() if candidates else None

@@ -11,7 +11,7 @@ from rrfp_jax.checkpoint.checkpoint import Checkpoints, OnError
 from rrfp_jax.checkpoint.leaves import OPTIMIZER, PARAMETERS, Key, filled, keyed, plain_key
 from rrfp_jax.checkpoint.manifest import RunState, StoredLayer
 from rrfp_jax.checkpoint.parts import Parts
-from rrfp_jax.checkpoint.restoring import Chosen
+from rrfp_jax.checkpoint.restoring import LeafSelection
 from rrfp_jax.errors import UsageError
 from rrfp_jax.json_files import as_kind
 from rrfp_jax.runtime.engine.engine import Engine
@@ -135,7 +135,7 @@ class Saves:
             key: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
             for key, leaf in leaves_of(stages, optimizers)
         }
-        everything = Chosen(layers=len(self._engine.library.params))
+        everything = LeafSelection(layers=len(self._engine.library.params))
         found = Checkpoints(folder, self._world).restore(wanted, step, standing_of, everything)
         if found is None:
             return None
@@ -160,7 +160,7 @@ class Saves:
         specs, owners = self._engine.library.params, self._engine.library.roles.owners
         keys = dict(zip(leaf_paths(specs), (key for key, _ in keyed(specs, PARAMETERS)), strict=True))
         sources = {keys[alias]: keys[owner] for alias, owner in owners.items()}
-        only = Chosen(root=PARAMETERS, sources=sources, layers=len(specs))
+        only = LeafSelection(root=PARAMETERS, sources=sources, layers=len(specs))
         found = Checkpoints(folder, self._world).restore(wanted, step, only=only)
         if found is None:
             raise UsageError(f"{folder}: no checkpoint is there to take parameters from")

@@ -9,7 +9,7 @@ from rrfp_jax.core.schedules import by_name, read_csv
 from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Placement
 from rrfp_jax.sim.engine import simulate
-from rrfp_jax.trace.costs import Costs, Workload, WorkloadCosts, constant
+from rrfp_jax.trace.costs import StepCosts, Workload, WorkloadCosts, constant
 from tests.support.reference_simulator import Reference
 
 LETTERS = {FORWARD: "F", BACKWARD: "B", INPUT: "I", WEIGHT: "W"}
@@ -19,7 +19,7 @@ def lettered(task):
     return LETTERS[task.kind], task.chunk, task.microbatch
 
 
-class Spelled(Costs):
+class Spelled(StepCosts):
     """A workload's costs, spelled out once more: by link, and equal shares for chunks."""
 
     def __init__(self, workload, placement):

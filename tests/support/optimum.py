@@ -28,7 +28,7 @@ from rrfp_jax.core.orders import ListedOrder
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import FORWARD, INPUT, Task
 from rrfp_jax.sim.bounds import one_machine, operations
-from rrfp_jax.trace.costs import Costs
+from rrfp_jax.trace.costs import StepCosts
 
 FIRST_WIDTH, WIDENING = 30, 10
 """How many partial schedules of a layer are kept, and how many times as many in each further search."""
@@ -42,7 +42,7 @@ class Optimum:
     order: ListedOrder
 
 
-def optimum(rules: StepRules, costs: Costs, *, most: int = 1_000_000) -> Optimum:
+def optimum(rules: StepRules, costs: StepCosts, *, most: int = 1_000_000) -> Optimum:
     """The best of all orders that split the same backwards and keep to the same limit in flight.
 
     As in the core, the limit is that of admission, which holds back hints only. Its reserve for lower
@@ -81,7 +81,7 @@ class _Partial:
 
 
 class _Search:
-    def __init__(self, rules: StepRules, costs: Costs, most: int) -> None:
+    def __init__(self, rules: StepRules, costs: StepCosts, most: int) -> None:
         self._rules, self._most, self._left = rules, most, most
         self._by_chunk = rules.charges_by_chunk
         self._limit = limit = rules.admission_limit  # places on each stage

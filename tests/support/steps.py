@@ -11,7 +11,7 @@ from rrfp_jax.core.hints import Hint, Ranked
 from rrfp_jax.core.schedules import NAMED
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Placement, Task
-from rrfp_jax.trace.costs import Costs
+from rrfp_jax.trace.costs import StepCosts
 
 
 @functools.cache
@@ -22,7 +22,7 @@ def seconds(*key):
 
 
 @dataclasses.dataclass(frozen=True)
-class Drawn(Costs):
+class Drawn(StepCosts):
     """Each task and each transfer has a time of its own."""
 
     placement: Placement

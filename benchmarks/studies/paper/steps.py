@@ -13,7 +13,7 @@ from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.sim.compare import byte_budgets
 from rrfp_jax.sim.disturbances import LateReadiness
 from rrfp_jax.sim.engine import Links, simulate
-from rrfp_jax.trace.costs import Costs, Workload, WorkloadCosts
+from rrfp_jax.trace.costs import StepCosts, Workload, WorkloadCosts
 from rrfp_jax.trace.records import StepTrace, peak_bytes
 
 LIMIT = 32
@@ -53,7 +53,7 @@ def paper(row: Row, machine: Machine) -> dict[str, How]:
     }
 
 
-Change = Callable[[Costs], Costs]
+Change = Callable[[StepCosts], StepCosts]
 """What else happens to a step's costs."""
 
 
@@ -68,7 +68,7 @@ def run(work: Workload, how: How, change: Change | None = None) -> StepTrace:
         limit=how.limit,
         accumulation="arrival",
     )
-    costs: Costs = LateReadiness(WorkloadCosts(work, placement), how.exchange)
+    costs: StepCosts = LateReadiness(WorkloadCosts(work, placement), how.exchange)
     budgets = byte_budgets(work, how.bytes, placement.chunks)
     return simulate(rules, change(costs) if change else costs, links=how.links, budgets=budgets)
 

@@ -28,7 +28,7 @@ from rrfp_jax.core.tasks import FORWARD, INPUT, WEIGHT, Direction, Input, Placem
 from rrfp_jax.runtime.engine.device import DEEPEST, LEAD_SECONDS
 from rrfp_jax.runtime.run.consensus import FIRST_LEAD_SECONDS, LONGEST_LEAD_SECONDS, MEASURED
 from rrfp_jax.sim.engine import EventQueue
-from rrfp_jax.trace.costs import Costs, WorkloadCosts, log_normal
+from rrfp_jax.trace.costs import StepCosts, WorkloadCosts, log_normal
 from rrfp_jax.trace.jitter import uniforms
 from rrfp_jax.trace.records import TaskRecord
 
@@ -76,7 +76,7 @@ class Grouped:
             limit=self.limit,
         )
 
-    def costs(self, replica: int) -> Costs:
+    def costs(self, replica: int) -> StepCosts:
         """Of a pipeline's tasks."""
         size = {"sigma": 0.3, "shared": 0.5, "seed": 1 + replica}
         workload = log_normal(self.stages, self.microbatches, forward=self.task_seconds, **size)  # type: ignore[arg-type]

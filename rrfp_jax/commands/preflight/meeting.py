@@ -65,14 +65,14 @@ def meet(place: Place, host: str, address: str, folder: Path, limit: float) -> M
     return found
 
 
-class JsonLines:
+class Call:
     """A connection that carries lines of JSON."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._file = connection.makefile("r", encoding="utf-8")
 
-    def __enter__(self) -> JsonLines:
+    def __enter__(self) -> Call:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -103,20 +103,20 @@ def _door(coordinator: Address) -> socket.socket:
     return socket.create_server(("", port))
 
 
-def _call(coordinator: Address, deadline: float) -> JsonLines:
+def _call(coordinator: Address, deadline: float) -> Call:
     """Rank 0, which may not be there yet."""
     where = (coordinator.host, coordinator.port)
     while True:
         left = deadline - time.monotonic()
         try:
-            return JsonLines(socket.create_connection(where, max(left, PAUSE_SECONDS)))
+            return Call(socket.create_connection(where, max(left, PAUSE_SECONDS)))
         except OSError as error:
             if left <= 0 or isinstance(error, socket.gaierror):
                 raise TrainingError(f"rank 0 cannot be reached at {coordinator}: {error}") from None
         time.sleep(PAUSE_SECONDS)
 
 
-def _met(place: Place, host: str, listener: socket.socket, line: JsonLines, deadline: float) -> Meeting:
+def _met(place: Place, host: str, listener: socket.socket, line: Call, deadline: float) -> Meeting:
     began = time.time()
     line.send([place.rank, host, *listener.getsockname()[:2]])
     theirs = line.receive("rank 0's answer", ANSWER_SECONDS)
@@ -153,7 +153,7 @@ def _serve(door: socket.socket, count: int, folder: Path, deadline: float) -> No
         while None in ranks and (left := deadline - time.monotonic()) > 0:
             door.settimeout(left)
             with suppress(OSError, TrainingError, ValueError, TypeError, IndexError):
-                line = JsonLines(door.accept()[0])
+                line = Call(door.accept()[0])
                 lines.append(line)
                 rank, *one = line.receive("a task's place", ANSWER_SECONDS)
                 line.send(time.time())

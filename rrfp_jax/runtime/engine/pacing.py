@@ -17,7 +17,7 @@ from rrfp_jax.runtime.engine.device import DeviceQueue, Running
 from rrfp_jax.runtime.sizes import nbytes
 from rrfp_jax.runtime.transport.protocol import Arrival
 from rrfp_jax.trace import jitter
-from rrfp_jax.trace.costs import Costs
+from rrfp_jax.trace.costs import StepCosts
 
 QueueFactory: TypeAlias = Callable[[str, Callable[[], None]], DeviceQueue]
 
@@ -85,7 +85,7 @@ class Delays:
         return (lambda name, wake: JitteredQueue(name, wake, delay)) if jitters else DeviceQueue
 
     def arrivals(
-        self, placement: Placement, costs: Costs | None = None, rank: int = 0
+        self, placement: Placement, costs: StepCosts | None = None, rank: int = 0
     ) -> ArrivalDelays | None:
         """Holds every arrival until it would have come here; None if nothing is asked."""
         if not (costs or self.late_readiness or self.skew or self.link_delay or self.link_bandwidth):

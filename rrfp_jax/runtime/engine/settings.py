@@ -101,7 +101,7 @@ def loss_scale_of(given: Any) -> LossScale:
 
 
 class Default(Enum):
-    """The default of an argument that settings have, too; so that it shows whether the argument is given."""
+    """Default of an argument that is a setting, too: tells one that is not given from one at its default."""
 
     DEFAULT = "as settings have it"
 
@@ -251,6 +251,7 @@ class Settings:
     def rules(
         self, placement: Placement, microbatches: int, schedule: Schedule, forward_only: bool = False
     ) -> StepRules:
+        """The rules of a step of so many microbatches on each replica."""
         return StepRules(
             placement=placement,
             microbatches=microbatches,
