@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import optax
 
 import rrfp_jax as rrfp
+from configs.characters import Characters
 from configs.open_characters import OpenCharacters
 from configs.quickstart import is_matrix
 from models import decoder, vlm
@@ -86,7 +87,7 @@ class Reading(rrfp.RunConfig):
         encoder = self.model.encoder
         rows, columns = encoder.grid
         return rrfp.data.ImageCorpus(
-            source=rrfp.data.Glyphs(self.most, self.seed, self.blank),
+            source=Characters(self.most, self.seed, self.blank),
             tokenizer=rrfp.data.Bytes(),
             vocabulary=self.model.decoder.vocab_size,
             patches=rrfp.data.Patches(

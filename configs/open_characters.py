@@ -10,11 +10,12 @@ import jax
 import numpy as np
 
 import rrfp_jax as rrfp
+from configs.characters import END
 
 
 @dataclasses.dataclass(frozen=True)
 class OpenCharacters:
-    """Documents of `Glyphs` with the field `open` float32[B, T]: 1 where a picture could help.
+    """Documents of `Characters` with the field `open` float32[B, T]: 1 where a picture could help.
 
     That is where the names of training that begin as this one go on with more than one character, or where
     none begins so. All other characters can be told without a picture by whoever knows those names.
@@ -53,7 +54,7 @@ class OpenCharacters:
         for at in np.flatnonzero(mask).tolist():
             character = chr(labels[at])
             marks[at] = len(self._following.get(begun, ())) != 1
-            begun = "" if character == rrfp.data.Glyphs.end else begun + character
+            begun = "" if character == END else begun + character
         return marks
 
     @functools.cached_property

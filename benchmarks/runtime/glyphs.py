@@ -28,12 +28,13 @@ import numpy as np
 
 import rrfp_jax as rrfp
 from benchmarks.harness import Aim, finish, output_of, parse
+from configs.characters import END
 from configs.glyphs import Reading, get_config
 from models import vlm
 
 Layer: TypeAlias = Callable[[Any, Any], Any]
 
-LIMIT_SECONDS, LONGEST_NAME, END = 3600, 80, rrfp.data.Glyphs.end
+LIMIT_SECONDS, LONGEST_NAME = 3600, 80
 RUNS: Mapping[str, Sequence[str]] = {"sees": (), "blank": ("--config.blank=True",)}
 
 

@@ -10,7 +10,7 @@ from rrfp_jax.data.byte_text import ByteText
 from rrfp_jax.data.contract import Stream
 from rrfp_jax.data.corpus import Corpus, ImageCorpus, write_tokens
 from rrfp_jax.data.documents import Documents, ImageDocuments
-from rrfp_jax.data.image_sources import Glyphs, ImageExamples, ImageFolder, ImageLines
+from rrfp_jax.data.image_sources import ImageExamples, ImageFolder, ImageLines
 from rrfp_jax.data.images import Patches
 from rrfp_jax.data.sources import Examples, JsonLines, TextFiles, TokenFile, hugging_face
 from rrfp_jax.data.tokenizers import Bytes, SentencePiece, TokenizerFile
@@ -24,7 +24,6 @@ __all__ = [
     "Examples",
     "Fit",
     "FitBoth",
-    "Glyphs",
     "ImageCorpus",
     "ImageDocuments",
     "ImageExamples",

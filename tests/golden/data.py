@@ -9,6 +9,7 @@ import numpy as np
 from PIL import Image
 
 import rrfp_jax as rrfp
+from configs.characters import Characters
 from rrfp_jax.data.contract import as_data, plan_hash
 
 data = rrfp.data
@@ -361,7 +362,7 @@ TABLE = {
     ),
     "Glyphs, documents": steps_of(
         lambda given: image_documents(
-            corpus=image_corpus(source=data.Glyphs(most=2, seed=1)),
+            corpus=image_corpus(source=Characters(most=2, seed=1)),
             lengths=data.FitBoth(buckets=2, patches=200, tokens=400),
             rows=2,
             tokens=None,
@@ -369,7 +370,7 @@ TABLE = {
     ),
     "Glyphs, packed": steps_of(
         lambda given: image_documents(
-            corpus=image_corpus(source=data.Glyphs()), lengths=((90, 300),), packed=True, tokens=600
+            corpus=image_corpus(source=Characters()), lengths=((90, 300),), packed=True, tokens=600
         )
     ),
     "Documents, many": steps_of(lambda given: many(lengths=data.Fit(buckets=7, longest=700, multiple=2))),
@@ -381,7 +382,7 @@ TABLE = {
 
 def glyphs():
     """Characters as pictures with their names, by the fonts and the Unicode tables that are installed."""
-    source = data.Glyphs()
+    source = Characters()
     documents = [source.read(number) for number in range(0, len(source.names), 997)]
     return [
         [name, [digest(p.tobytes()) if hasattr(p, "tobytes") else p for p in parts]]
