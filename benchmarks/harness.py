@@ -1,32 +1,33 @@
-"""What all benchmark commands share: flags, aims, medians, and a plain table."""
+"""What benchmarks share: the registry, flags, aims, ranks, tables. Importing it needs no JAX."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
+import inspect
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any
-
-import jax
-import numpy as np
+from typing import Any, TypeVar
 
 REPOSITORY = Path(__file__).parent.parent
-
 RESULTS = REPOSITORY / "benchmarks" / "results"
-
-SIMULATED = RESULTS / "simulated.md"
-
-
+LAUNCH = "rrfp_jax.commands.launch"
 MOST_DIGITS = 9
 """Behind the point, of a value beside its aim."""
+
+F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+U = TypeVar("U")
 
 
 @dataclass(frozen=True)
@@ -58,40 +59,124 @@ class Aim:
         return next((text for text in texts if replace(self, value=float(text)).met == self.met), texts[-1])
 
 
-def percent_longer(one: float, other: float) -> float:
-    """By how many per cent the first is longer than the other."""
-    return 100 * (one / other - 1)
+@dataclass(frozen=True)
+class Found:
+    """What a benchmark found.
+
+    Attributes:
+        figures: for `--json`.
+        aims: judged figures.
+        tables: Markdown by "PAGE.md NAME": printed, and with `--write` put between `<!-- NAME -->` and
+            `<!-- end of NAME -->` of that page of results/.
+        pictures: what draws each file, by its path below the repository; drawn with `--write`.
+    """
+
+    figures: Any
+    aims: Sequence[Aim] = ()
+    tables: Mapping[str, str] = field(default_factory=dict)
+    pictures: Mapping[str, Callable[[Path], None]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Compared:
-    """What was measured, and the same simulated, in one unit."""
+@dataclass(frozen=True)
+class Bench:
+    """A benchmark: a function whose parameters, all with a default, are its flags; it gives `Found`."""
 
-    real: float
-    simulated: float
+    run: Callable[..., Found]
+    question: str
+    minutes: str
+    aims: str
 
-    @property
-    def percent(self) -> float:
-        """By which the real one is longer."""
-        return percent_longer(self.real, self.simulated)
+    def parser(self) -> argparse.ArgumentParser:
+        """Flags by the function's parameters: a tuple is a list of what its first default is."""
+        own = parse(f"{self.question}\n\n{inspect.getdoc(self.run) or ''}\n\nMinutes: {self.minutes}.")
+        own.prog = f"python -m benchmarks {self.run.__name__}"
+        own.formatter_class = argparse.RawDescriptionHelpFormatter
+        own.add_argument("--write", action="store_true", help="tables and pictures into benchmarks/results/")
+        for name, parameter in inspect.signature(self.run).parameters.items():
+            default = parameter.default
+            if isinstance(default, bool):
+                own.add_argument(f"--{name}", action="store_true")
+            else:
+                kind = _listed(default) if isinstance(default, tuple) else type(default)
+                shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
+                own.add_argument(f"--{name}", type=kind, default=default, metavar="X", help=f"({shown})")
+        return own
+
+
+REGISTRY: dict[str, Bench] = {}
+"""By name, those whose modules are imported."""
+
+
+def bench(question: str, *, minutes: str, aims: str) -> Callable[[F], F]:
+    """Enter a function as a benchmark under its name.
+
+    Args:
+        question: that it answers.
+        minutes: on 2 cores; a star if other work ran beside it, so fewer on a quiet machine.
+        aims: what `--check` judges, in words.
+    """
+
+    def register(function: F) -> F:
+        REGISTRY[function.__name__] = Bench(function, question, minutes, aims)
+        return function
+
+    return register
+
+
+def index() -> dict[str, str]:
+    """The modules of all benchmarks by name, found in their sources: a bare machine cannot import all."""
+    found = {}
+    for file in sorted(Path(__file__).parent.rglob("*.py")):
+        module = ".".join(file.relative_to(REPOSITORY).with_suffix("").parts)
+        text = file.read_text(encoding="utf-8")
+        for name in re.findall(r"^@bench\(.*?^def (\w+)\(", text, re.MULTILINE | re.DOTALL):
+            found[name] = module
+    return found
+
+
+def load(name: str) -> Bench:
+    """A benchmark by name, its module imported."""
+    importlib.import_module(index()[name])
+    return REGISTRY[name]
+
+
+def run(name: str, arguments: Sequence[str]) -> int:
+    """Run a benchmark: print tables and aims, write what flags say; the exit status."""
+    own = load(name)
+    options = own.parser().parse_args(arguments)
+    flags = {flag: value for flag, value in vars(options).items() if flag not in ("json", "check", "write")}
+    found = own.run(**flags)
+    for place, text in found.tables.items():
+        print(f"\n{text}\n", flush=True)
+        if options.write:
+            page, _, part = place.partition(" ")
+            put_figures(RESULTS / page, part, f"\n{text}\n\n")
+    for path, draw in found.pictures.items() if options.write else ():
+        draw(REPOSITORY / path)
+    return finish(options, found.figures, found.aims)
+
+
+def _listed(default: tuple[Any, ...]) -> Callable[[str], tuple[Any, ...]]:
+    kind = type(default[0]) if default else str
+
+    def words(text: str) -> tuple[Any, ...]:
+        found = tuple(kind(word) for word in text.split(","))
+        if kind is str and default and (unknown := [word for word in found if word not in default]):
+            raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(default)}")
+        return found
+
+    return words
 
 
 def parse(description: str | None) -> argparse.ArgumentParser:
-    """A parser with the flags of every benchmark."""
+    """A parser with the flags of every benchmark and verification."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
     parser.add_argument("--check", action="store_true", help="exit with 1 if an aim is missed")
     return parser
 
 
-def parts_flag(parser: argparse.ArgumentParser, parts: Iterable[str]) -> None:
-    """Add `--part` of a command that has parts; None stands for all."""
-    parser.add_argument(
-        "--part", choices=tuple(parts), action="append", help="only this; may be repeated (all)"
-    )
-
-
-def finish(options: argparse.Namespace, figures: dict[str, Any], aims: Sequence[Aim]) -> int:
+def finish(options: argparse.Namespace, figures: Any, aims: Sequence[Aim]) -> int:
     """Print the aims, write the file, and give the exit status."""
     print(*aims, sep="\n")
     if options.json:
@@ -119,17 +204,46 @@ def put_figures(path: Path, name: str, text: str) -> None:
     path.write_text(f"{before}{begin}{text}{end}{after}", encoding="utf-8")
 
 
-def machine() -> dict[str, Any]:
-    """Versions and devices that figures belong to; `driver` is the GPU driver's, or None."""
-    devices = jax.local_devices()
-    return {
-        **{name: metadata.version(name) for name in ("jax", "jaxlib", "flax", "optax", "numpy")},
-        "python": platform.python_version(),
-        "devices": [f"{d.platform} {d.device_kind}" for d in devices],
-        "platform": str(devices[0].client.platform_version),
-        "driver": _driver(),
-        "cores": os.cpu_count(),
-    }
+def table(heads: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
+    """A table in Markdown, without a line's end behind it; cells are shown as `str` does.
+
+    Raises:
+        ValueError: a row has more or fewer cells than there are heads.
+    """
+    lines = [_line(heads), "|---" * len(heads) + "|"]
+    for row in rows:
+        if len(row) != len(heads):
+            raise ValueError(f"a row of {len(row)} cells under {len(heads)} heads: {row}")
+        lines.append(_line(row))
+    return "\n".join(lines)
+
+
+def _line(cells: Iterable[object]) -> str:
+    return "|" + "".join(f" {text} |" if (text := str(cell)) else " |" for cell in cells)
+
+
+def say(text: object) -> None:
+    """Print at once, so that a long benchmark can be watched."""
+    print(text, flush=True)
+
+
+def side_by_side(function: Callable[[T], U], items: Iterable[T], jobs: int = 0) -> list[U]:
+    """A function of each item, in so many processes; one for each core if 0."""
+    with ProcessPoolExecutor(jobs or os.cpu_count()) as pool:
+        return list(pool.map(function, items))
+
+
+def percent_longer(one: float, other: float) -> float:
+    """By how many per cent the first is longer than the other."""
+    return 100 * (one / other - 1)
+
+
+def median_and_p99(seconds: Sequence[float]) -> dict[str, float]:
+    """Median and 99th percentile in microseconds."""
+    import numpy as np
+
+    median, p99 = np.percentile(np.asarray(seconds) * 1e6, [50, 99])
+    return {"median_us": round(float(median), 1), "p99_us": round(float(p99), 1)}
 
 
 def output_of(command: Sequence[str], seconds: float, env: Mapping[str, str] | None = None) -> str:
@@ -153,12 +267,12 @@ def output_of(command: Sequence[str], seconds: float, env: Mapping[str, str] | N
     return done.stdout
 
 
-def found_by_ranks(
-    count: int, module: str, *arguments: object, seconds: float, env: Mapping[str, str] | None = None
+def on_ranks(
+    count: int, function: Callable[..., Any], *arguments: Any, seconds: float, cpu: bool = True
 ) -> Any:
-    """What the ranks of a module found, started by the launcher in a folder that is gone afterwards.
+    """What a function gives on rank 0 of so many ranks that the launcher starts, each of which calls it.
 
-    The module's first argument is the file into which rank 0 writes that, as JSON; `arguments` follow.
+    Arguments and result travel as JSON. The ranks' folder is gone afterwards.
 
     Raises:
         RuntimeError: a rank failed; with what the launcher said.
@@ -166,9 +280,32 @@ def found_by_ranks(
     """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "found.json"
-        command = [sys.executable, "-m", "rrfp_jax.commands.launch", "-n", str(count), "--directory", folder]
-        output_of([*command, "-m", module, str(file), *map(str, arguments)], seconds, env)
+        command = [sys.executable, "-m", LAUNCH, "-n", str(count), "--directory", folder, "-m", "benchmarks"]
+        what = ["--rank", str(file), function.__module__, function.__name__, json.dumps(arguments)]
+        output_of([*command, *what], seconds, {"JAX_PLATFORMS": "cpu"} if cpu else None)
         return json.loads(file.read_text(encoding="utf-8"))
+
+
+def rank(file: str, module: str, function: str, arguments: str) -> None:
+    """Be one of `on_ranks`."""
+    found = getattr(importlib.import_module(module), function)(*json.loads(arguments))
+    if os.environ.get("RRFP_RANK", "0") == "0":
+        Path(file).write_text(json.dumps(found), encoding="utf-8")
+
+
+def machine() -> dict[str, Any]:
+    """Versions and devices that figures belong to; `driver` is the GPU driver's, or None."""
+    import jax
+
+    devices = jax.local_devices()
+    return {
+        **{name: metadata.version(name) for name in ("jax", "jaxlib", "flax", "optax", "numpy")},
+        "python": platform.python_version(),
+        "devices": [f"{d.platform} {d.device_kind}" for d in devices],
+        "platform": str(devices[0].client.platform_version),
+        "driver": _driver(),
+        "cores": os.cpu_count(),
+    }
 
 
 def _driver() -> str | None:
@@ -180,8 +317,37 @@ def _driver() -> str | None:
         return None
 
 
-def median_and_p99(seconds: Sequence[float]) -> dict[str, float]:
-    """Median and 99th percentile in microseconds."""
-    values = np.asarray(seconds) * 1e6
-    median, p99 = np.percentile(values, [50, 99])
-    return {"median_us": round(float(median), 1), "p99_us": round(float(p99), 1)}
+# What is left of the frame before: for commands that are not yet in the registry.
+
+SIMULATED = RESULTS / "simulated.md"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """What was measured, and the same simulated, in one unit."""
+
+    real: float
+    simulated: float
+
+    @property
+    def percent(self) -> float:
+        """By which the real one is longer."""
+        return percent_longer(self.real, self.simulated)
+
+
+def parts_flag(parser: argparse.ArgumentParser, parts: Iterable[str]) -> None:
+    """Add `--part` of a command that has parts; None stands for all."""
+    parser.add_argument(
+        "--part", choices=tuple(parts), action="append", help="only this; may be repeated (all)"
+    )
+
+
+def found_by_ranks(
+    count: int, module: str, *arguments: object, seconds: float, env: Mapping[str, str] | None = None
+) -> Any:
+    """What the ranks of a module found, started by the launcher in a folder that is gone afterwards."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "found.json"
+        command = [sys.executable, "-m", LAUNCH, "-n", str(count), "--directory", folder]
+        output_of([*command, "-m", module, str(file), *map(str, arguments)], seconds, env)
+        return json.loads(file.read_text(encoding="utf-8"))

@@ -21,8 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import chain, product
 from statistics import fmean, median
 
-from benchmarks.harness import RESULTS, Aim, finish, parse, percent_longer, put_figures
-from benchmarks.markdown import table
+from benchmarks.harness import RESULTS, Aim, finish, parse, percent_longer, put_figures, table
 from benchmarks.studies.measured import (
     CHATQA2,
     LMSYS,

@@ -25,8 +25,7 @@ from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
 
-from benchmarks.harness import RESULTS, Aim, finish, parse, percent_longer, put_figures
-from benchmarks.markdown import table
+from benchmarks.harness import RESULTS, Aim, finish, parse, percent_longer, put_figures, table
 from benchmarks.rivals.environment import require_torch, torch_finds
 from benchmarks.rivals.found import Found, found_in
 from benchmarks.rivals.slackness import adapted, measured

@@ -17,8 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from statistics import fmean
 
-from benchmarks.harness import RESULTS, Aim, finish, parse, put_figures
-from benchmarks.markdown import table
+from benchmarks.harness import RESULTS, Aim, finish, parse, put_figures, table
 from benchmarks.rivals.slackness import adapted, measured
 from rrfp_jax.core.schedules import Schedule, by_name
 from rrfp_jax.core.step_rules import StepRules

@@ -29,8 +29,8 @@ from benchmarks.harness import (
     parse,
     percent_longer,
     put_figures,
+    table,
 )
-from benchmarks.markdown import table
 from benchmarks.runtime.computed_rank import COMPARED, RANKS, Case
 from benchmarks.studies.observed import Observed
 from benchmarks.studies.pictures import simulated_against

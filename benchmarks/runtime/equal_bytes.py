@@ -16,8 +16,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 
-from benchmarks.harness import SIMULATED, Aim, Compared, finish, parse, put_figures
-from benchmarks.markdown import table
+from benchmarks.harness import SIMULATED, Aim, Compared, finish, parse, put_figures, table
 from benchmarks.runtime.paced import PacedCase
 from rrfp_jax.trace.costs import log_normal
 from rrfp_jax.trace.records import peak_bytes

@@ -21,8 +21,7 @@ from math import isnan, nan
 from statistics import fmean, median
 from typing import Any
 
-from benchmarks.harness import RESULTS, Aim, Compared, finish, parse, put_figures
-from benchmarks.markdown import table
+from benchmarks.harness import RESULTS, Aim, Compared, finish, parse, put_figures, table
 from benchmarks.runtime.paced import PacedCase, PacedTimes
 from configs.qwen3_4b_vit_bigg import get_config
 from rrfp_jax import Mesh

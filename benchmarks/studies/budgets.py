@@ -18,8 +18,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from statistics import median
 
-from benchmarks.harness import SIMULATED, Aim, finish, parse, put_figures
-from benchmarks.markdown import table
+from benchmarks.harness import SIMULATED, Aim, finish, parse, put_figures, table
 from benchmarks.studies.cells import Cell
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.sim.compare import Conditions, compare

@@ -23,8 +23,7 @@ from functools import partial
 from statistics import geometric_mean, median
 from time import process_time
 
-from benchmarks.harness import SIMULATED, Aim, finish, parse, put_figures
-from benchmarks.markdown import table
+from benchmarks.harness import SIMULATED, Aim, finish, parse, put_figures, table
 from benchmarks.studies.cells import CELLS, Cell
 from benchmarks.studies.simulated import FACTORS, FITS, FIXED, figures_of, seeds_of
 from rrfp_jax.core.schedules import by_name

@@ -21,8 +21,7 @@ from functools import partial
 from operator import attrgetter
 from statistics import median
 
-from benchmarks.harness import RESULTS, Aim, finish, parse, put_figures
-from benchmarks.markdown import table
+from benchmarks.harness import RESULTS, Aim, finish, parse, put_figures, table
 from benchmarks.studies.measured import CELLS, SIZES, UNKNOWN, MeasuredCell
 from benchmarks.studies.pictures import ratios
 from benchmarks.studies.simulated import FITS, FIXED, HINTS, Figures, figures_of

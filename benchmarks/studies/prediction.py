@@ -20,8 +20,7 @@ from itertools import permutations
 from pathlib import Path
 from statistics import median
 
-from benchmarks.harness import RESULTS, Aim, finish, parse, parts_flag, percent_longer, put_figures
-from benchmarks.markdown import table
+from benchmarks.harness import RESULTS, Aim, finish, parse, parts_flag, percent_longer, put_figures, table
 from benchmarks.runtime.blocks import BLOCK_SECONDS, Paced
 from benchmarks.runtime.computed import ROUNDS, sitting
 from benchmarks.runtime.paced import run_paced

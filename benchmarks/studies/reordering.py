@@ -25,8 +25,7 @@ from functools import partial
 from itertools import groupby, product, starmap
 from statistics import quantiles
 
-from benchmarks.harness import SIMULATED, Aim, finish, parse, put_figures
-from benchmarks.markdown import table
+from benchmarks.harness import SIMULATED, Aim, finish, parse, put_figures, table
 from rrfp_jax.core.admission import SPARE_GRADIENTS, Accumulation
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import StepRules

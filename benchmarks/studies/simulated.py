@@ -23,8 +23,7 @@ from functools import partial
 from statistics import geometric_mean, median
 from typing import TypeAlias
 
-from benchmarks.harness import REPOSITORY, SIMULATED, Aim, finish, parse, put_figures
-from benchmarks.markdown import table
+from benchmarks.harness import REPOSITORY, SIMULATED, Aim, finish, parse, put_figures, table
 from benchmarks.studies.cells import CELLS, Cell
 from benchmarks.studies.pareto import plot
 from rrfp_jax.commands.simulation import PLANNED

@@ -1,8 +1,11 @@
 """What benchmark commands share."""
 
+import json
+
 import pytest
 
-from benchmarks.harness import Aim
+from benchmarks import __main__ as command
+from benchmarks.harness import REGISTRY, Aim, Found, bench, index, load, run, table
 
 
 @pytest.mark.parametrize(
@@ -25,3 +28,58 @@ def test_an_aim_shows_on_which_side_of_its_limit_a_figure_is(value, limit, said)
 
 def test_an_aim_from_below():
     assert str(Aim("it", 0.9496, 0.95, "", at_least=True)) == "MISSED  it: 0.9496 (aim: at least 0.95)"
+
+
+def test_a_table_shows_cells_as_text_and_empty_ones_as_such():
+    assert table(["", "s"], [("a", 1.5), ("", "-")]) == "| | s |\n|---|---|\n| a | 1.5 |\n| | - |"
+
+
+def test_a_row_must_have_a_cell_for_each_head():
+    with pytest.raises(ValueError, match="3 cells under 2 heads"):
+        table(["a", "b"], [(1, 2, 3)])
+
+
+@pytest.fixture
+def toy(monkeypatch):
+    """A benchmark whose aim is missed where its flag says more than two."""
+    monkeypatch.setattr("benchmarks.harness.load", REGISTRY.get)
+
+    @bench("How many?", minutes="0", aims="at most 2")
+    def toy_bench(many: int = 1, names: tuple[str, ...] = ("a", "b"), quick: bool = False):
+        return Found({"many": many, "names": names, "quick": quick}, [Aim("many", many, 2, "")])
+
+    yield "toy_bench"
+    del REGISTRY["toy_bench"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"), [([], 0), (["--check"], 0), (["--many=3"], 0), (["--many=3", "--check"], 1)]
+)
+def test_a_missed_aim_is_named_and_fails_a_check(toy, arguments, status, capsys):
+    assert run(toy, arguments) == status
+    assert ("missed: many" in capsys.readouterr().err) == (status == 1)
+
+
+def test_flags_are_the_functions_parameters(toy, tmp_path):
+    file = tmp_path / "found.json"
+    assert run(toy, [f"--json={file}", "--many=2", "--names=b", "--quick"]) == 0
+    found = json.loads(file.read_text())
+    assert found["figures"] == {"many": 2, "names": ["b"], "quick": True}
+    assert found["aims"][0]["met"] and found["machine"]["jax"]
+    with pytest.raises(SystemExit, match="2"):
+        run(toy, ["--names=c"])
+
+
+def test_every_benchmark_has_a_question_aims_and_flags(capsys):
+    for name in index():
+        own = load(name)
+        assert own.run.__name__ == name and own.question.endswith("?") and own.minutes and own.aims
+        assert {"--json", "--check"} <= set(own.parser()._option_string_actions)
+    assert command.main([]) == 0
+    listed = capsys.readouterr().out
+    assert all(f"\n{name} " in listed for name in index())
+
+
+def test_an_unknown_benchmark_is_refused(capsys):
+    assert command.main(["nothing"]) == 2
+    assert "no 'nothing' among" in capsys.readouterr().err

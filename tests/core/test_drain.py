@@ -2,12 +2,12 @@
 
 import pytest
 
-from benchmarks.studies.drain import Drain
 from rrfp_jax.core.events import ROOM, Arrived
 from rrfp_jax.core.hints import BFW, FPriority
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Direction, Input, Placement
+from tests.support.drain import Drain
 from tests.support.invariants import check_invariants
 
 

@@ -5,13 +5,13 @@ import random
 
 import pytest
 
-from benchmarks.studies.drain import Drain
 from rrfp_jax.core.group import Unanimous
 from rrfp_jax.core.hints import BF, BFW, Ranked, _Place
 from rrfp_jax.core.orders import ZBH1
 from rrfp_jax.core.progress import ReadyQueue
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Placement
+from tests.support.drain import Drain
 from tests.verification.exploration.cases import cases, schedules, sizes
 from tests.verification.exploration.faults import faults
 from tests.verification.exploration.machines import Case, real

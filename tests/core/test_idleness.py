@@ -5,7 +5,6 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 
-from benchmarks.studies.drain import Drain
 from rrfp_jax.core.events import Wait, WaitCause
 from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.schedules import by_name
@@ -22,6 +21,7 @@ from rrfp_jax.trace.idleness import (
     shares,
     stage_times,
 )
+from tests.support.drain import Drain
 from tests.support.steps import steps
 from tests.support.traces import record, trace_of
 

@@ -5,12 +5,12 @@ import dataclasses
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.studies.drain import Drain
 from rrfp_jax.core.hints import BFW, Hint, Ranked
 from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.schedules import NAMED
 from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import Placement
+from tests.support.drain import Drain
 from tests.support.interleave import World
 
 HINTS = [schedule for schedule in NAMED.values() if isinstance(schedule, Hint)]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.harness import index, load
 from rrfp_jax.commands.overrides import override
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runs.config_file import load_config
@@ -52,6 +53,8 @@ def unknown_commands(text):
     code = "\n".join([*(block[3] for block in FENCE.finditer(text)), *INLINE.findall(text)])
     modules = re.findall(r"(?:python|rrfp-launch[^\n]*) -m ([\w.]+\w)", code)
     wrong = [module for module in modules if module != "module" and source_of(module) is None]
+    benches = re.findall(r"-m benchmarks\s+([\w.]+)", code)
+    wrong += [name for name in benches if name != "NAME" and name not in index()]
     wrong += set(re.findall(r"^make ([a-z][\w-]*)", code, re.MULTILINE)) - targets()
     named = set(re.findall(r"(?:^|\s)(rrfp-(?!jax)[a-z]+)", code))
     return wrong + sorted(named - project()["scripts"].keys())
@@ -85,11 +88,17 @@ def commands_in(words):
             own = words[at + (2 if module else 1) :]
             # What follows a script or a module is that one's.
             scripts = [i for i, a in enumerate(own) if a == "-m" or (a.endswith(".py") and a[0] != "-")]
+            if module == "benchmarks" and own and own[0] in index():
+                module, own, scripts = f"benchmarks {own[0]}", own[1:], []
             yield module or word, own[: min(scripts, default=len(own))]
 
 
 def is_known(command, flag):
-    """Whether the command says that it takes the flag; benchmarks have theirs in their sources."""
+    """Whether the command says that it takes the flag; verifications have theirs in their sources."""
+    if command.startswith("benchmarks "):
+        return flag in load(command.partition(" ")[2]).parser().format_help()
+    if command == "benchmarks":  # any of them
+        return flag in ("--json", "--check", "--write")
     if command in project()["scripts"]:
         return flag in help_of(command)
     if command == "launch.local":
@@ -156,6 +165,7 @@ def test_extras_are_there(page):
     "text",
     [
         "`python -m benchmarks.no_such_thing`",
+        "`python -m benchmarks no_such_thing`",
         "`make no-such-target`",
         "`rrfp-nothing --help`",
         "```\nrrfp-launch -n 2 -m tests.no_such_thing\n```",

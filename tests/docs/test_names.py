@@ -6,6 +6,7 @@ from functools import cache
 
 import pytest
 
+from benchmarks.harness import index
 from rrfp_jax.core.schedules import NAMED
 from tests.docs.pages import INLINE, LINK, PACKAGE, PAGES, REPOSITORY, name_of, prose_of, text_of
 from tests.docs.test_commands import targets
@@ -56,6 +57,13 @@ def test_the_index_lists_every_page():
     listed = set(LINK.findall(text_of(REPOSITORY / "docs" / "README.md")))
     pages = {page.name for page in (REPOSITORY / "docs").glob("*.md")} - {"README.md"}
     assert pages <= listed, "each page has one line in docs/README.md"
+
+
+def test_every_benchmark_is_listed_and_no_other():
+    listed = re.findall(
+        r"^\| `python -m benchmarks (\w+)", text_of(REPOSITORY / "benchmarks/README.md"), re.M
+    )
+    assert sorted(listed) == sorted(index())
 
 
 @pytest.mark.parametrize("folder", ["benchmarks", "tests/verification"])

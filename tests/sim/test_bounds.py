@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.studies.drain import Drain
 from rrfp_jax.core.hints import BF, BFW
 from rrfp_jax.core.orders import ZBH1, ZBH2, GPipe, OneFOneB
 from rrfp_jax.core.step_rules import Budget, StepRules
@@ -15,6 +14,7 @@ from rrfp_jax.core.tasks import WEIGHT, Placement
 from rrfp_jax.sim.bounds import lower_bound, one_machine, operations
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.trace.costs import Workload, WorkloadCosts, constant
+from tests.support.drain import Drain
 from tests.support.steps import steps
 
 ROUNDING = 1 + 1e-9

@@ -6,12 +6,12 @@ import random
 
 from hypothesis import strategies as st
 
-from benchmarks.studies.drain import Drain
 from rrfp_jax.core.hints import Hint, Ranked
 from rrfp_jax.core.schedules import NAMED
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Placement, Task
 from rrfp_jax.trace.costs import StepCosts
+from tests.support.drain import Drain
 
 
 @functools.cache

@@ -18,8 +18,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
-from benchmarks.harness import Aim, finish, parse, parts_flag, put_figures
-from benchmarks.markdown import table
+from benchmarks.harness import Aim, finish, parse, parts_flag, put_figures, table
 from benchmarks.studies.families import IMAGES, PROOF
 from benchmarks.studies.paper import ablation, scores, tables
 from benchmarks.studies.paper.fit import FORMS, Fitted, fit, fitted, write

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from benchmarks.markdown import table
+from benchmarks.harness import table
 from benchmarks.studies.paper.published import ROWS, Row
 from benchmarks.studies.paper.steps import How, most_bytes, paper, run
 from benchmarks.studies.paper.workloads import Machine, workload

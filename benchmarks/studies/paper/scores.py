@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from benchmarks.markdown import table
+from benchmarks.harness import table
 from benchmarks.studies.paper.published import FITTED, SCHEDULES, Row
 from benchmarks.studies.paper.steps import paper, seconds
 from benchmarks.studies.paper.workloads import Machine

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
 
-from benchmarks.markdown import table
+from benchmarks.harness import table
 from benchmarks.studies.paper.published import Row
 from benchmarks.studies.paper.steps import How, paper, run
 from benchmarks.studies.paper.workloads import Machine, workload

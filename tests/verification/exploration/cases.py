@@ -7,7 +7,6 @@ import random
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from benchmarks.studies.drain import Drain
 from rrfp_jax.core.admission import Accumulation
 from rrfp_jax.core.group import GroupProtocol
 from rrfp_jax.core.hints import BPriority, Hint, Ranked
@@ -15,6 +14,7 @@ from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.schedules import NAMED, Schedule
 from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import Direction, Placement, Shape
+from tests.support.drain import Drain
 from tests.verification.exploration.machines import Case
 
 LARGEST = 3

@@ -6,11 +6,11 @@ from collections.abc import Collection, Sequence
 from itertools import product
 from typing import NamedTuple
 
-from benchmarks.studies.drain import Drain
 from rrfp_jax.core.events import Arrived, Dispatch
 from rrfp_jax.core.hints import Ranked
 from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Input, Placement, Task
+from tests.support.drain import Drain
 
 
 class Broken(AssertionError):

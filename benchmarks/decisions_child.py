@@ -1,4 +1,4 @@
-"""What a decision costs by schedule, as JSON: `python decisions_child.py NAME...`, run by `decisions.py`.
+"""What a decision costs by schedule, as JSON: `python decisions_child.py NAME...`, run by `speed.py`.
 
 Reads nothing of the benchmarks, and finds modules by the names that they had in an earlier layout, too, so
 that the core of another revision can be measured.
