@@ -23,16 +23,7 @@ PRINTED = re.compile(r"\n\n```\n(.*?)```", re.DOTALL)
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block.
-
-    Attributes:
-        language: what stands behind the fence; "" for nothing.
-        code: what is in it.
-        given: code in a comment right before it, `<!-- given ... -->`: what readers have and the page does
-            not show.
-        title: the name of the file that it is; "" for none.
-        printed: the block without a language that follows at once: what it prints.
-    """
+    """A fenced block."""
 
     language: str
     code: str

@@ -1,5 +1,4 @@
-"""The site that `make docs` builds: no warning, every page in its contents, every link leads somewhere, and
-nothing is fetched from elsewhere."""
+"""The site that `make docs` builds."""
 
 import os
 import re

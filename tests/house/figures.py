@@ -77,12 +77,7 @@ def is_kind(node):
 
 
 def tables_by_kind(tree, indexed):
-    """Lines of literals with an entry for each kind, or for some of them.
-
-    Args:
-        tree: of a module.
-        indexed: names of its constants that are indexed by a kind, wherever.
-    """
+    """Lines of literals with an entry for each kind, or for some of them."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Dict):
             keys = [key for key in node.keys if key is not None]

@@ -1,8 +1,4 @@
-"""Who imports whom, and how long things are, read from the sources with `ast`.
-
-The package is divided into *rooms*: a folder of `rrfp_jax`, a folder or file of `rrfp_jax/runtime`, a file
-beside them. `ARROWS` says which room uses which; a room may also use whatever those use, and nothing else.
-"""
+"""Who imports whom, and how long things are, read from the sources with `ast`."""
 
 import ast
 import json

@@ -46,11 +46,7 @@ def wheel(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def environment(wheel, tmp_path_factory):
-    """The folder of the commands of a new environment with the wheel in it and nothing else.
-
-    The packages that the wheel depends on are not downloaded again: a .pth file lends them from the running
-    environment. Such a file brings in no editable installation, so `rrfp_jax` can only be the wheel's.
-    """
+    """The folder of the commands of a new environment with the wheel in it and nothing else."""
     folder = tmp_path_factory.mktemp("environment")
     run(sys.executable, "-m", "venv", "--without-pip", folder, folder=folder)
     pip = (sys.executable, "-m", "pip", "--python", folder / "bin" / "python", "--disable-pip-version-check")

@@ -41,12 +41,7 @@ LIMIT_SECONDS = 300.0
 
 
 class Walk:
-    """Notes the functions of the package that are entered while it is on.
-
-    Args:
-        wanted: whether to note one, by its frame; called at its entry, and with `ended` when it returns.
-        file: where each is written at once, for processes that may end in any way.
-    """
+    """Notes the functions of the package that are entered while it is on."""
 
     def __init__(self, wanted=None, file=None):
         self.on, self.wanted, self.file = False, wanted, file

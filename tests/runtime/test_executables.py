@@ -1,7 +1,4 @@
-"""Stored executables: a second start compiles nothing; files that do not fit are not used.
-
-Those that a stranger may have written: `tests/attacks/test_programs.py`.
-"""
+"""Stored executables: a second start compiles nothing; files that do not fit are not used."""
 
 import json
 import os

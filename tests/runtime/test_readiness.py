@@ -83,10 +83,7 @@ def test_a_real_run_replays_to_the_same_instructions(trainer, schedule, monkeypa
 
 
 def skipped_although_ready(trace):
-    """Tasks that BF ranks above the one dispatched, and that the trace says were ready then.
-
-    Its own small copy of BF: the direction whose turn it is first, then the lowest microbatch.
-    """
+    """Tasks that BF ranks above the one dispatched, and that the trace says were ready then."""
     wrong = []
     for stage in range(trace.stages):
         records = sorted(trace.stage_records(stage), key=lambda r: r.dispatched)

@@ -1,9 +1,4 @@
-"""The published bubble formulas of the field's schedules, from simulated steps of constant durations.
-
-A stage's bubble is the time from its first task's start to its last one's end in which it does not compute;
-that of the step is the largest (arXiv:2401.10241, section 2: the cost of a schedule is its longest stage).
-t_F, t_I and t_W are the times of a whole stage, whatever the number of chunks; p stages.
-"""
+"""The published bubble formulas of the field's schedules, from simulated steps of constant durations."""
 
 import pytest
 

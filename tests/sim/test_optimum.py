@@ -39,10 +39,7 @@ def interleavings(chains):
 
 
 def brute_force(layout, microbatches, split, costs, limit=None):
-    """The shortest makespan of all orders; `layout` is the (stage, chunk) of each virtual stage.
-
-    A chunk's W may come any time after its I; with several chunks backwards must be fused here.
-    """
+    """The shortest makespan of all orders; `layout` is the (stage, chunk) of each virtual stage."""
     stages, kinds = range(1 + max(stage for stage, _ in layout)), SPLIT if split else FUSED
     last = len(layout) - 1
 

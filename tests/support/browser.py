@@ -21,12 +21,7 @@ OPTIONS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars
 
 
 class Browser:
-    """One page of a running Chromium. What it says meanwhile is kept.
-
-    Attributes:
-        requests: addresses that the page asked for.
-        complaints: errors of its scripts, and what they printed.
-    """
+    """One page of a running Chromium. What it says meanwhile is kept."""
 
     def __init__(self, to: int, of: int, limit: float) -> None:
         self._to, self._of, self._limit = to, of, limit
@@ -100,12 +95,7 @@ class Browser:
 
 @contextmanager
 def browser(profile: Path, limit: float = 60.0) -> Iterator[Browser]:
-    """A browser that is gone afterwards, with all its processes.
-
-    Args:
-        profile: an empty folder for its files.
-        limit: on every answer (s).
-    """
+    """A browser that is gone afterwards, with all its processes."""
     assert CHROMIUM is not None
     (read_by_it, to), (of, written_by_it) = os.pipe(), os.pipe()
     command = f'exec 3<&{read_by_it} 4>&{written_by_it}; exec "$@"'

@@ -17,10 +17,7 @@ PATIENCE = 10_000
 
 @dataclass
 class World:
-    """Runs one step, choosing at random among deliveries and offers of room.
-
-    Ranks are numbered stage by stage; `orders` and `added` are what each dispatched and added.
-    """
+    """Runs one step, choosing at random among deliveries and offers of room."""
 
     rules: StepRules
     seed: int

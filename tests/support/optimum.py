@@ -43,34 +43,13 @@ class Optimum:
 
 
 def optimum(rules: StepRules, costs: StepCosts, *, most: int = 1_000_000) -> Optimum:
-    """The best of all orders that split the same backwards and keep to the same limit in flight.
-
-    As in the core, the limit is that of admission, which holds back hints only. Its reserve for lower
-    microbatches and the order in which gradients are added are left out: they can only make a step longer.
-
-    Args:
-        rules: of the step; its schedule says only which backwards are split.
-        costs: of its tasks and transfers, which must not depend on the order.
-        most: partial schedules to look at before giving up.
-
-    Raises:
-        ValueError: the search takes more than `most`, or what the core refuses of the rules.
-    """
+    """The best of all orders that split the same backwards and keep to the same limit in flight."""
     return _Search(rules, costs, most).run()
 
 
 @dataclass(eq=False, slots=True)
 class _Partial:
-    """A partial schedule. All times are in seconds, and none is before the start of what was built last.
-
-    Attributes:
-        done: the operations built, as bits.
-        starts: earliest start of each operation that has its input, by index.
-        free: when each stage is.
-        bound: no completion is shorter.
-        built: index of the operation built last.
-        before: the partial schedule without that one.
-    """
+    """A partial schedule. All times are in seconds, and none is before the start of what was built last."""
 
     done: int
     starts: dict[int, float]

@@ -13,11 +13,7 @@ class OrderError(AssertionError):
 
 
 class Link:
-    """One direction between two devices: transfers go one after another, in the order in which both post.
-
-    Attributes:
-        announced: what the sender has posted and the receiver has not, by a channel that keeps order, too.
-    """
+    """One direction between two devices: transfers go one after another, in the order in which both post."""
 
     def __init__(self):
         self.announced = deque()

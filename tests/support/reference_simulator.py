@@ -22,13 +22,7 @@ class Stage:
 
 @dataclass
 class Reference:
-    """One step. `chain` lists the (stage, chunk) of every virtual stage in order.
-
-    Args:
-        policy: "bf", "bfw", or each stage's list of tasks.
-        duration: (stage, task) -> seconds.
-        transfer: (stage, task) -> seconds, between different stages.
-    """
+    """One step. `chain` lists the (stage, chunk) of every virtual stage in order."""
 
     chain: list
     microbatches: int

@@ -14,16 +14,7 @@ class ReplayError(RuntimeError):
 
 
 def replay(logged: StageScheduler) -> StageScheduler:
-    """Tell a new scheduler of the same rules the same events, and compare what it dispatches.
-
-    Returns:
-        The new scheduler, in the state of the other one.
-
-    Raises:
-        ReplayError: naming the first event on which another task is dispatched.
-        ValueError: the log no longer begins with the step.
-        IllegalEvent, ScheduleError: see `StageScheduler.handle`.
-    """
+    """Tell a new scheduler of the same rules the same events, and compare what it dispatches."""
     if len(logged.log.entries) == logged.log.entries.maxlen:  # some may have been dropped
         raise ValueError(
             f"stage {logged.stage}: the log holds only the latest {len(logged.log.entries)} entries, and a "

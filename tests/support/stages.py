@@ -128,11 +128,7 @@ UNARY = {  # name: (shapes of its parameters, function of them and x)
 
 
 def from_recipe(steps, loss):
-    """(stage, shapes of its parameters) of a graph; every step adds a value to those at hand.
-
-    A step is (name, which value it reads, which one is added, whether to use the parameters of the last
-    step of that name again). The carry has a float32 leaf and one of whole numbers, which picks rows.
-    """
+    """(stage, shapes of its parameters) of a graph; every step adds a value to those at hand."""
     shapes, places = [], []
     for i, (name, _, _, shared) in enumerate(steps):
         before = [places[k] for k in range(i) if steps[k][0] == name]

@@ -13,14 +13,7 @@ KIB, MIB = 2**10, 2**20
 
 
 class Ends:
-    """The ends of a transport that are in this process. Stage 0 sends to the other stages in turn.
-
-    Args:
-        transport: to be tested.
-        devices: of this process's stages.
-        owners: the rank of each stage.
-        world: of this process, if there are several.
-    """
+    """The ends of a transport that are in this process. Stage 0 sends to the other stages in turn."""
 
     def __init__(self, transport, devices, owners, world=None):
         self.transport, self.devices, self.owners, self.world = transport, devices, owners, world

@@ -1,7 +1,4 @@
-"""Programs compiled without a run's devices: a start finds them, and they say what it needs.
-
-CPUs stand in for the devices that are absent: what is stored for them can be loaded.
-"""
+"""Programs compiled without a run's devices: a start finds them, and they say what it needs."""
 
 import dataclasses
 from types import SimpleNamespace

@@ -85,19 +85,7 @@ def run(
     seconds: Callable[[Running], float],
     delay: Callable[[], float] | None = None,
 ) -> Outcome:
-    """One step in this process, every stage on a device of its own.
-
-    Args:
-        rules: of the step.
-        footprints: by stage and bucket.
-        buckets: of each microbatch.
-        budgets: by stage; empty for none.
-        seconds: how long a task keeps its device busy (s).
-        delay: draws how much later an arrival is noticed (s).
-
-    Raises:
-        TrainingError: nothing moved for `STALL_SECONDS`.
-    """
+    """One step in this process, every stage on a device of its own."""
     devices = dict(enumerate(jax.local_devices()[: rules.placement.stages]))
     driver = Driver(
         {stage: (device,) for stage, device in devices.items()},

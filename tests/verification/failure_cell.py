@@ -29,10 +29,7 @@ HANG_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Cell:
-    """Which rank fails, how, and when; `tp` ranks share a stage, messages go by a transport.
-
-    With a folder in `layers_move`, layers move to other stages; see `tests/scripts/failing.py`.
-    """
+    """Which rank fails, how, and when; `tp` ranks share a stage, messages go by a transport."""
 
     rank: int
     way: str
@@ -58,18 +55,7 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How a run ended.
-
-    Attributes:
-        failed: whether the failure happened at all.
-        silence: the limit on a rank's silence, in seconds.
-        seconds: from the failure to the end of the last process, or of the last survivor without a launcher.
-        statuses: of the launcher, or of every survivor.
-        sentences: the first line of the diagnosis, or of what every survivor says; "" for nothing.
-        text: all that was printed.
-        hung: it had to be killed.
-        left: how many processes the launcher left behind.
-    """
+    """How a run ended."""
 
     failed: bool
     silence: float

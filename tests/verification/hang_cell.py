@@ -27,16 +27,7 @@ STALL_SECONDS = 12.0
 
 @dataclass(frozen=True)
 class Cell:
-    """A way to hang, and what must be said of it.
-
-    Attributes:
-        name: of the cell.
-        script: that hangs, and its arguments.
-        says: a pattern of the sentence.
-        count: of ranks.
-        env: of the ranks.
-        ends: whether the run ends without a stall, so that the doctor may come too late.
-    """
+    """A way to hang, and what must be said of it."""
 
     name: str
     script: Sequence[str]
@@ -48,16 +39,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Answer:
-    """What was said.
-
-    Attributes:
-        sentence: the first line of `rrfp-why`, without its name.
-        seconds: from the hang until `rrfp-why` said it, the time that it waited for quiet among them.
-        own: the sentence that the launcher printed by itself; "" if none.
-        text: all that `rrfp-why` printed.
-        log: all that the launcher printed.
-        left: how many processes were left at the end.
-    """
+    """What was said."""
 
     sentence: str
     seconds: float

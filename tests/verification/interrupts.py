@@ -45,17 +45,7 @@ VALIDATES, SAVES = 5, 7
 
 @dataclass(frozen=True, kw_only=True)
 class Interrupt:
-    """What followed a Ctrl-C.
-
-    Attributes:
-        moment: when it was pressed.
-        step: the latest that had been trained.
-        answer: seconds to the first line that names Ctrl-C; None if none did.
-        end: seconds to the end; None if it had to be killed.
-        status: of the launcher, or of the one process.
-        says_how: whether it was said how to go on, or that all is done.
-        left: processes left behind.
-    """
+    """What followed a Ctrl-C."""
 
     moment: str
     step: int

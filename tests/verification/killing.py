@@ -39,15 +39,7 @@ LAST_BYTES = 8192
 
 @dataclass
 class Run:
-    """A training run of ranks that a launcher starts, in a folder of its own.
-
-    Attributes:
-        folder: for its files.
-        command: that starts the launcher.
-        mark: an argument of it by which its ranks are known.
-        launches: how often the launcher was started.
-        said_before: bytes of `said` when it was started the last time.
-    """
+    """A training run of ranks that a launcher starts, in a folder of its own."""
 
     folder: Path
     command: Sequence[str]

@@ -43,17 +43,7 @@ class InTurns(FixedOrder):
 
 @dataclass(frozen=True)
 class Moment:
-    """A device at rest before a task (bytes).
-
-    Attributes:
-        waits_for: the task that is next.
-        fixed: what the ledger says is there whatever is in flight.
-        of_microbatches: what the runtime counts for those in flight.
-        of_all_stages: the same, of both devices.
-        live: what is there.
-        resident: of the whole process.
-        in_use: what the device itself says; None where it does not.
-    """
+    """A device at rest before a task (bytes)."""
 
     stage: int
     waits_for: str

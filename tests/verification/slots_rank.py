@@ -38,10 +38,7 @@ def resident() -> int:
 
 
 def in_flight(world: World) -> dict[str, Any]:
-    """Slots of 1 GiB on each rank, and messages of as much that rank 1 has got and holds: what memory grew.
-
-    NIXL's libraries take memory of their own, which is told apart: another transport has loaded them before.
-    """
+    """Slots of 1 GiB on each rank, and messages of as much that rank 1 has got and holds."""
     devices = {world.rank: jax.local_devices()[:1]}
     began = resident()
     ends = Endpoints(world, [[0], [1]], devices, [1 - world.rank])

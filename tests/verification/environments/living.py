@@ -37,13 +37,7 @@ mkdir -p "$1" && exec mount -t tmpfs -o size="$2k" small "$1"
 
 
 def run_case(case: Case, scratch: Path, kept: Path) -> Outcome:
-    """Run a case.
-
-    Args:
-        case: which.
-        scratch: an empty folder for it.
-        kept: a folder for compiled programs and keys, the same for all cases.
-    """
+    """Run a case."""
     if missing := [need for need in case.needs if not has(need)]:
         return Outcome(missing=", ".join(missing))
     mark, folder, watch = uuid.uuid4().hex, scratch / "run", scratch / "watch"

@@ -31,14 +31,7 @@ def run(
     explore: Callable[[Any, Enough], Any],
     most_states: int,
 ) -> int:
-    """Look for the faults, explore the cases in the time that is given, print, write; the exit status.
-
-    Args:
-        description: of the command, for `--help`.
-        explore_fault: visits the states of a fault's case, with the fault in the machine.
-        explore: visits the states of a case, until those are enough; raises `Violation`.
-        most_states: of one case; a larger one counts as not finished.
-    """
+    """Look for the faults, explore the cases in the time that is given, print, write; the exit status."""
     parser = parse(description)
     parser.add_argument("--seconds", type=float, default=300.0, help="to spend (default: 300)")
     options = parser.parse_args()

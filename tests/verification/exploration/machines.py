@@ -24,15 +24,7 @@ class StateCheck(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One step to explore.
-
-    Attributes:
-        budgets: per stage; None for none.
-        ranks: per stage.
-        collectives: whether a task of a group ends only once all its ranks run it.
-        any_choice: instead of what the hint prefers, try every task that can run.
-        memory: what microbatches take, to be checked in every state; of stages of one rank.
-    """
+    """One step to explore."""
 
     rules: StepRules
     budgets: tuple[Budget, ...] | None = None
@@ -102,11 +94,7 @@ class Table:
         return steps
 
     def step(self, row: int, event: object) -> Step:
-        """What an event does.
-
-        Raises:
-            Broken: something that must never happen.
-        """
+        """What an event does."""
         machine = self._machine(row)
         dispatch, message = machine.handle(event)
         seen = self._witness.after(self._seen[row], event, dispatch)
@@ -143,11 +131,7 @@ class Journal:
         self._all = [start]
 
     def dispatched(self, row: int, rank: int, task: Task) -> tuple[int, Task | None]:
-        """The row after a rank's dispatch, and the task that from now on all ranks run, if there is one.
-
-        Raises:
-            Broken: others have dispatched another task at this position.
-        """
+        """The row after a rank's dispatch, and the task that from now on all ranks run, if there is one."""
         sequence, counts = self._all[row]
         at = counts[rank]
         sequence += (task,) if at == len(sequence) else ()

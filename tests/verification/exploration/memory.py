@@ -30,11 +30,7 @@ class Memory:
     rooms: Sequence[int]
 
     def check(self, seen: Sequence[Seen]) -> None:
-        """Refuse a state, by what each stage has seen, in which one holds more than it has room for.
-
-        Raises:
-            Broken: saying which.
-        """
+        """Refuse a state, by what each stage has seen, in which one holds more than it has room for."""
         for stage, room in enumerate(self.rooms):
             held = self.held(seen, stage)
             if held > room:

@@ -70,11 +70,7 @@ class Space:
         return all(table.complete[row] for table, row in zip(self._tables, rows, strict=True))
 
     def check(self, state: int) -> None:
-        """Have the case's own check look at a state.
-
-        Raises:
-            Broken: see there.
-        """
+        """Have the case's own check look at a state."""
         if self.case.memory is not None:
             rows = [state >> WIDTH * node & ROW for node in range(len(self._tables))]
             self.case.memory.check([table.seen(row) for table, row in zip(self._tables, rows, strict=True)])
@@ -166,11 +162,7 @@ class Reach:
 
 
 def explore(case: Case, make: Maker = real, enough: Callable[[int], bool] = lambda states: False) -> Reach:
-    """Visit all states of a case, or as many as are enough, and check each.
-
-    Raises:
-        Violation: with the shortest way to what is wrong.
-    """
+    """Visit all states of a case, or as many as are enough, and check each."""
     space = Space(case, make)
     before: dict[int, int] = {0: 0}
     queue = deque([0])

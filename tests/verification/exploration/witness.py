@@ -34,15 +34,7 @@ def virtual_stages(placement: Placement) -> list[tuple[int, int]]:
 
 
 class Seen(NamedTuple):
-    """What happened on a rank.
-
-    Attributes:
-        arrived: the inputs that came from elsewhere.
-        dispatched: what runs or has run.
-        added: (chunk, microbatch) of the gradients in the sum.
-        ends: on how many chunks each microbatch has been released.
-        held: the (chunk, microbatch) in flight.
-    """
+    """What happened on a rank."""
 
     arrived: frozenset[Input]
     dispatched: frozenset[Task]
@@ -90,11 +82,7 @@ class Witness:
         return whole and forwards == rules.microbatches * chunks and len(seen.added) == wanted
 
     def after(self, seen: Seen, event: object, dispatch: Dispatch | None) -> Seen:
-        """What has happened after an event and what it led to.
-
-        Raises:
-            Broken: that must never happen.
-        """
+        """What has happened after an event and what it led to."""
         if isinstance(event, Arrived):
             require(event.input not in seen.arrived, f"the input of {event.input} comes twice")
             seen = seen._replace(arrived=seen.arrived | {event.input})

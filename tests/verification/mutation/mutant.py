@@ -14,17 +14,7 @@ OURS = "a promise of ours"
 
 @dataclass(frozen=True, kw_only=True)
 class Mutant:
-    """A bug put into this code.
-
-    Attributes:
-        id: its name.
-        bug: what was wrong, in one sentence.
-        source: where it was published, as repository#number; `OURS` for what only we promise.
-        target: what is replaced, as "module:Class.method".
-        make: makes the replacement from what was there.
-        here: why it cannot happen here, in one sentence.
-        tests: the tests of `make test` that must all fail with it.
-    """
+    """A bug put into this code."""
 
     id: str
     bug: str

@@ -28,14 +28,7 @@ Verdict: TypeAlias = Literal["found", "survived", "hung", "never reached", "brok
 
 @dataclass(frozen=True)
 class Ran:
-    """What came of a pytest process.
-
-    Attributes:
-        status: as pytest ended; None if it was ended after `LIMIT_SECONDS`.
-        failed: by test as `make test` names it, how it failed, empty if it passed; skipped ones are left out.
-        seconds: that it took.
-        said: the end of what it printed.
-    """
+    """What came of a pytest process."""
 
     status: int | None
     failed: Mapping[str, str]
@@ -49,12 +42,7 @@ class Ran:
 
 @dataclass(frozen=True)
 class Trial:
-    """A mutant and its tests.
-
-    Attributes:
-        verdict: "found" if every named test failed, "broken" if pytest could not run them.
-        by: the tests that failed.
-    """
+    """A mutant and its tests."""
 
     mutant: Mutant
     verdict: Verdict

@@ -18,11 +18,7 @@ Way: TypeAlias = tuple[Any, ...]
 def explore(
     case: Case, machine: Machine = Membership, *, enough: Callable[[int], bool] = lambda states: False
 ) -> Reach:
-    """Visit all states of a case, or as many as are enough.
-
-    Raises:
-        Violation: something is wrong.
-    """
+    """Visit all states of a case, or as many as are enough."""
     first = start(case, machine)
     known: set[Hashable] = {first.key()}
     queue: deque[tuple[World, Way]] = deque([(first, ())])

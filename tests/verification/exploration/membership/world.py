@@ -29,14 +29,7 @@ Item: TypeAlias = Said | None
 
 @dataclass(frozen=True)
 class Case:
-    """What may happen: each of the faults once, to any rank, at any time.
-
-    Attributes:
-        ranks: how many.
-        faults: among "fail", "kill", "freeze", "thaw", "cut", and "stop", which stops all for a while.
-        leaves: whether ranks may say goodbye.
-        host: whether rank 0 outlives the others, and leaves only if none is in trouble.
-    """
+    """What may happen: each of the faults once, to any rank, at any time."""
 
     ranks: int
     faults: tuple[str, ...] = ()
@@ -110,11 +103,7 @@ def start(case: Case, machine: Machine = Membership) -> World:
 
 
 def moves(world: World) -> Iterator[tuple[str, World]]:
-    """What may happen next, with the world after it.
-
-    Raises:
-        Broken: a machine does what it must not.
-    """
+    """What may happen next, with the world after it."""
     running = [r for r, one in enumerate(world.ranks) if one.state == "runs"]
     for r in running:
         if not world.ranks[r].ticked and not _due(world, r):

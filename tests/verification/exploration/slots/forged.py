@@ -16,11 +16,7 @@ NEVER = 99
 
 
 def check_forged(world: World) -> None:
-    """Try all of them.
-
-    Raises:
-        Broken: one is taken, or changes something.
-    """
+    """Try all of them."""
     for rank in range(1, len(world.ends) + 1):
         if not world.dead and rank not in world.lost:
             for method, message in _to_receiver(world, rank):

@@ -51,11 +51,7 @@ def actions(world: World) -> Iterator[Action]:
 
 
 def after(world: World, action: Action) -> World:
-    """The world after something has happened.
-
-    Raises:
-        Broken: what must never be.
-    """
+    """The world after something has happened."""
     new = replace(world)
     name, *of = action
     try:

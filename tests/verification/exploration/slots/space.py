@@ -31,19 +31,7 @@ def explore(
     enough: Callable[[int], bool] = lambda states: False,
     check: Callable[[World], None] = lambda world: None,
 ) -> Reach:
-    """Visit all states of a case, or as many as are enough.
-
-    From each the end must be within reach: one from which it is not is a deadlock.
-
-    Args:
-        case: what may happen.
-        makers: of the machines.
-        enough: asked with the number of states.
-        check: of one's own, in every state.
-
-    Raises:
-        Violation: something is wrong.
-    """
+    """Visit all states of a case, or as many as are enough."""
     world = start(case, makers)
     number: dict[Hashable, int] = {world.key(): 0}
     came: list[tuple[int, Action]] = [(0, ())]  # by number of the state: the one before, and what happened

@@ -27,15 +27,7 @@ STAGE = 0
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What is sent, and what may go wrong.
-
-    Attributes:
-        sends: by sender, by round, the size of each message: 0, or how many times a slot's first size.
-        slots: of the slab.
-        ahead: places given ahead, for each sender.
-        resets: whether somebody may break a round off; once it is, all may.
-        deaths: whether somebody may die.
-    """
+    """What is sent, and what may go wrong."""
 
     sends: Sequence[Sequence[Sequence[int]]]
     slots: int = 2
@@ -73,18 +65,7 @@ class Live(NamedTuple):
 
 @dataclass
 class End:
-    """A sender. Messages have numbers from 1.
-
-    Attributes:
-        machine: pickled.
-        keys: of its messages, by number.
-        offered: how many of this round's.
-        unproduced: whose programs run.
-        writing: number and slot of writes under way.
-        inbox, outbox: on their way to it, and from it; None is the end of the connection.
-        alone: it has heard that the receiver is gone.
-        reset: this round is over for it.
-    """
+    """A sender. Messages have numbers from 1."""
 
     machine: bytes
     round: int = 1
@@ -101,20 +82,7 @@ class End:
 
 @dataclass
 class World:
-    """A state of the whole.
-
-    Attributes:
-        machine: the receiver's, pickled.
-        round, over: of the receiver.
-        arrived: in its round.
-        broken: rounds that somebody has broken off.
-        sizes, contents: of the slots.
-        live: places.
-        copies: of them, those that are being copied out.
-        dead: whether the receiver is.
-        lost: senders of whom it has heard that they are dead.
-        known: of machines seen before, their keys and whether they are idle; shared by all states.
-    """
+    """A state of the whole."""
 
     case: Case
     machine: bytes
