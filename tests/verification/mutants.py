@@ -2,11 +2,11 @@
 
     python -m tests.verification.mutants [--json=FILE] [--check] [--only=NAME,...] [--everything] [--jobs=N]
 
-The table is `tests/verification/mutation/table.py`; `--page` writes docs/bugs.md from it. First all named
-tests must pass as the code is. Then each mutant is put into a fresh pytest process, and into all processes
-that its tests start, and its named tests must all fail. A mutant that is never executed is a fault of the
-table. A hang counts as found if a test ends it, but not if the limit of this command does. With
-`--everything`, mutants that their tests do not find are tried on all tests until one fails.
+The table is docs/bugs.md; `tests/verification/mutation` has what makes each mutant. First all named tests
+must pass as the code is. Then each mutant is put into a fresh pytest process, and into all processes that its
+tests start, and its named tests must all fail. A mutant that is never executed is a fault of the table. A
+hang counts as found if a test ends it, but not if the limit of this command does. With `--everything`,
+mutants that their tests do not find are tried on all tests until one fails.
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from benchmarks.harness import Aim, finish, parse
-from tests.verification.mutation.mutant import Mutant
-from tests.verification.mutation.page import PAGE, page
-from tests.verification.mutation.table import MUTANTS
+from tests.verification.mutation.table import Mutant, mutants
 from tests.verification.mutation.trial import Ran, Trial, run, tried
 
 FEWEST = 40
@@ -33,15 +31,15 @@ EVERYTHING_SECONDS = 7200.0
 def chosen(only: str) -> list[Mutant]:
     """The mutants of these names, separated by commas; all for none."""
     names = [name for name in only.split(",") if name]
-    known = {mutant.id: mutant for mutant in MUTANTS}
+    known = {mutant.id: mutant for mutant in mutants()}
     if unknown := [name for name in names if name not in known]:
         sys.exit(f"--only={','.join(unknown)}: no such mutant; the table has {', '.join(known)}")
-    return [known[name] for name in names] if names else [*MUTANTS]
+    return [known[name] for name in names] if names else [*known.values()]
 
 
-def without_a_mutant(mutants: Sequence[Mutant]) -> Ran:
+def without_a_mutant(own: Sequence[Mutant]) -> Ran:
     """All named tests, with the code as it is."""
-    tests = list(dict.fromkeys(test for mutant in mutants for test in mutant.tests))
+    tests = list(dict.fromkeys(test for mutant in own for test in mutant.tests))
     return run(tests, {}, BASELINE_SECONDS)
 
 
@@ -54,11 +52,8 @@ def line(trial: Trial) -> str:
 def main(argv: Sequence[str]) -> int:
     """Try the mutants, print the table, and give the exit status."""
     options = _options(argv)
-    if options.page:
-        PAGE.write_text(page(), encoding="utf-8")
-        return 0
-    mutants = chosen(options.only)
-    baseline = without_a_mutant(mutants)
+    own = chosen(options.only)
+    baseline = without_a_mutant(own)
     wrong = [name for name, failed in baseline.failed.items() if failed]
     if baseline.status != 0:
         print(f"without a mutant: {', '.join(wrong) or baseline.said}", flush=True)
@@ -67,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
     print(f"{'mutant':38} {'verdict':14} {'s':>6}  found by", flush=True)
     trials = []
     with ThreadPoolExecutor(options.jobs) as pool:
-        for trial in pool.map(tried, mutants):
+        for trial in pool.map(tried, own):
             trials.append(trial)
             print(line(trial), flush=True)
             if trial.verdict in ("broken", "hung"):
@@ -78,7 +73,7 @@ def main(argv: Sequence[str]) -> int:
             print(line(tried(trial.mutant, ["tests"], EVERYTHING_SECONDS, *EVERYTHING)), flush=True)
     aims = [
         Aim("mutants that their tests do not find", len(lost), 0, "mutants"),
-        Aim("mutants", len(trials), FEWEST if len(mutants) == len(MUTANTS) else 1, "mutants", at_least=True),
+        Aim("mutants", len(trials), 1 if options.only else FEWEST, "mutants", at_least=True),
     ]
     print(f"\n{len(trials) - len(lost)} of {len(trials)} found")
     return finish(options, {"mutants": list(map(_figures, trials))}, aims)
@@ -91,7 +86,6 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
         "--everything", action="store_true", help="try survivors on all tests, until one fails"
     )
     parser.add_argument("--jobs", type=int, default=1, help="mutants at the same time (default: 1)")
-    parser.add_argument("--page", action="store_true", help="write docs/bugs.md, and nothing else")
     return parser.parse_args(argv)
 
 

@@ -19,8 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tests.verification.mutation.mutant import Mutant
-from tests.verification.mutation.table import MUTANTS
+from tests.verification.mutation.table import Mutant, mutants
 
 HOOK = Path(__file__).parent / "hook"
 MUTANT, REACHED = "RRFP_TEST_MUTANT", "RRFP_TEST_MUTANT_REACHED"
@@ -33,7 +32,7 @@ def variables(mutant: Mutant, reached: Path) -> dict[str, str]:
 
 def install(name: str) -> None:
     """Let this process, and all that it starts, have the mutant of this name."""
-    mutant = next(mutant for mutant in MUTANTS if mutant.id == name)
+    mutant = next(mutant for mutant in mutants() if mutant.id == name)
     sys.meta_path.insert(0, _Finder(mutant))
     popen = subprocess.Popen.__init__
 

@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 import psutil  # type: ignore[import-untyped]
 
 from tests.verification.mutation.install import variables
-from tests.verification.mutation.mutant import Mutant
+from tests.verification.mutation.table import Mutant
 
 REPOSITORY = Path(__file__).parents[3]
 LIMIT_SECONDS = 420.0
