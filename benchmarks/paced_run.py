@@ -33,9 +33,11 @@ from rrfp_jax.core.hints import Hint
 from rrfp_jax.core.schedules import name_of
 from rrfp_jax.core.tasks import Task
 from rrfp_jax.errors import DONE, UsageError
-from rrfp_jax.explain.explanation import Explanation, TimedStep, explain
 from rrfp_jax.fields import check_fields
 from rrfp_jax.printing import say
+from rrfp_jax.report.explanation import Explanation, TimedStep, explain
+from rrfp_jax.report.perfetto import TRACED_STEPS, write_trace
+from rrfp_jax.report.timeline import Panel, Timeline
 from rrfp_jax.runs.config import RunConfig
 from rrfp_jax.runs.files import RunFiles
 from rrfp_jax.runtime.engine.device import LEAD_SECONDS
@@ -54,9 +56,6 @@ from rrfp_jax.trace.records import Part, RecordedStep, StepTrace
 from rrfp_jax.train.checks import check_order
 from rrfp_jax.train.named import read_schedule, read_workload
 from rrfp_jax.train.report import summary_of_idleness
-from rrfp_jax.views.picture import Panel
-from rrfp_jax.views.timeline import Timeline
-from rrfp_jax.views.trace_file import TRACED_STEPS, write_trace
 
 MOST_BYTES = 2**30
 """Of a message; every stage holds some of them."""

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rrfp_jax.commands.simulation import simulate
     from rrfp_jax.data.contract import Microbatch
     from rrfp_jax.errors import TrainingError, UsageError
+    from rrfp_jax.report.timeline import compare
     from rrfp_jax.runs.config import RunConfig
     from rrfp_jax.runtime.engine.settings import Settings
     from rrfp_jax.runtime.mesh.topology import Mesh
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from rrfp_jax.train.exporting import export
     from rrfp_jax.train.join import join
     from rrfp_jax.train.trainer import Trainer
-    from rrfp_jax.views.timeline import compare
 
 __all__ = [
     "EvaluationBatch",
@@ -64,7 +64,7 @@ _MODULES = {
     "Trainer": "train.trainer",
     "TrainingError": "errors",
     "UsageError": "errors",
-    "compare": "views.timeline",
+    "compare": "report.timeline",
     "export": "train.exporting",
     "join": "train.join",
     "layer": "runtime.model.layers",

@@ -8,7 +8,7 @@ from functools import cache
 from statistics import median
 
 from benchmarks.runtime.paced import run_paced
-from rrfp_jax.explain.explanation import TimedStep
+from rrfp_jax.report.explanation import TimedStep
 from rrfp_jax.trace.costs import Table, Workload, log_normal
 from rrfp_jax.trace.layers import LayerWork, Work
 

@@ -34,9 +34,9 @@ from benchmarks.harness import (
 from benchmarks.runtime.computed_rank import COMPARED, RANKS, Case
 from benchmarks.studies.observed import Observed
 from benchmarks.studies.pictures import simulated_against
+from rrfp_jax.report.perfetto import write_trace
+from rrfp_jax.report.trace_reading import read_trace
 from rrfp_jax.trace.records import RecordedStep, peak_bytes
-from rrfp_jax.views.trace_file import write_trace
-from rrfp_jax.views.trace_reading import read_trace
 
 PROOF = RESULTS / "proof.md"
 

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 import rrfp_jax as rrfp
 from configs.quickstart import pipeline
 from models import gpt
+from rrfp_jax.report.perfetto import write_trace
 from rrfp_jax.runtime.run.join import join
 from rrfp_jax.trace.records import RecordedStep
-from rrfp_jax.views.trace_file import write_trace
 
 RANKS, WARM_UP = 2, 1
 """Processes, one stage each; and rounds that do not count."""

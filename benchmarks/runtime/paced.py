@@ -16,8 +16,8 @@ from benchmarks.harness import output_of
 from rrfp_jax.core.admission import SPARE_GRADIENTS, Accumulation
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import StepRules
-from rrfp_jax.explain.explanation import TimedStep
-from rrfp_jax.explain.run_folder import read_run
+from rrfp_jax.report.explanation import TimedStep
+from rrfp_jax.report.run_folder import read_run
 from rrfp_jax.runtime.engine.device import LEAD_SECONDS
 from rrfp_jax.sim.disturbances import LateReadiness
 from rrfp_jax.sim.engine import simulate

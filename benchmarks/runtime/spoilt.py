@@ -25,9 +25,9 @@ from statistics import median
 from benchmarks.harness import Aim, finish, parse
 from benchmarks.runtime.blocks import MICROBATCHES, STAGES, STEPS, WARM_UP, Paced
 from benchmarks.runtime.paced import run_steps
-from rrfp_jax.explain.explanation import TimedStep, explain
-from rrfp_jax.explain.main_cause import Finding
-from rrfp_jax.explain.sentence import ways_of
+from rrfp_jax.report.causes import Finding
+from rrfp_jax.report.explanation import TimedStep, explain
+from rrfp_jax.report.sentence import ways_of
 from rrfp_jax.trace.idleness import stage_times
 
 

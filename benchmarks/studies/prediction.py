@@ -26,9 +26,9 @@ from benchmarks.runtime.computed import ROUNDS, sitting
 from benchmarks.runtime.paced import run_paced
 from benchmarks.studies.observed import Observed
 from benchmarks.studies.pictures import simulated_against
+from rrfp_jax.report.trace_reading import read_trace
 from rrfp_jax.trace.layers import LayerWork, Work
 from rrfp_jax.trace.records import RecordedStep
-from rrfp_jax.views.trace_reading import read_trace
 
 PROOF = RESULTS / "proof.md"
 IMAGES = PROOF.parent / "images"

@@ -19,6 +19,7 @@ from rrfp_jax.errors import UsageError
 from rrfp_jax.forecast.devices import LINKS, Accelerator
 from rrfp_jax.forecast.estimate import Estimate
 from rrfp_jax.forecast.forecast import Devices
+from rrfp_jax.report.progress_line import shown_progress
 from rrfp_jax.runs.compiled_ahead import MadeFor
 from rrfp_jax.runs.config import RunConfig
 from rrfp_jax.runtime.programs.compiler import absent_gpus
@@ -30,7 +31,6 @@ from rrfp_jax.train.ahead import AheadOfTime, CompiledRun, CompiledStage, compil
 from rrfp_jax.train.auto_schedule import predict
 from rrfp_jax.train.auto_split import AUTO, estimate_of
 from rrfp_jax.train.named import read_schedule
-from rrfp_jax.views.progress_line import shown_progress
 
 GIB, MIB = 2**30, 2**20
 

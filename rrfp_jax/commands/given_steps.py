@@ -10,10 +10,10 @@ from typing import Any, TypeAlias
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import path_of, printable
 from rrfp_jax.json_files import Unreadable, load_json
+from rrfp_jax.report.trace_reading import read_trace
 from rrfp_jax.sim.families import Step
 from rrfp_jax.sim.families import by_name as family_by_name
 from rrfp_jax.trace.costs import CostTable, Workload, workload_of
-from rrfp_jax.views.trace_reading import read_trace
 
 MICROBATCHES = 32
 """Of a step, unless somebody says otherwise, or a file does."""

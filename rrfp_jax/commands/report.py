@@ -41,9 +41,9 @@ def _report(arguments: Sequence[str]) -> int:
     options = _parser().options(arguments)
     if options is None:
         return DONE
-    from rrfp_jax.explain.explanation import explain  # after --help, which is to be quick
-    from rrfp_jax.explain.run_folder import READ, read_run
     from rrfp_jax.json_files import Unreadable
+    from rrfp_jax.report.explanation import explain  # after --help, which is to be quick
+    from rrfp_jax.report.run_folder import READ, read_run
 
     folder = options.run if options.run.is_dir() else options.run.parent
     file = folder / ("report.html" if options.other is None else TWO) if options.out is None else options.out
@@ -58,12 +58,12 @@ def _report(arguments: Sequence[str]) -> int:
     explanation = explain(run.steps)
     if other is None:
         print_whole(str(explanation))
-        from rrfp_jax.explain.page import page  # for which the text need not wait
+        from rrfp_jax.report.page import page  # for which the text need not wait
 
         html = page(run, explanation)
     else:
-        from rrfp_jax.explain.page import page_of_two
-        from rrfp_jax.explain.two_runs import TwoRuns
+        from rrfp_jax.report.page import page_of_two
+        from rrfp_jax.report.two_runs import TwoRuns
 
         both = TwoRuns((run, other), (explanation, explain(other.steps)))
         print_whole(str(both))

@@ -15,12 +15,12 @@ from rrfp_jax.core.schedules import NAMED, RANKED
 from rrfp_jax.errors import DONE, UsageError
 from rrfp_jax.fields import check_not_read, output_of
 from rrfp_jax.json_files import write_json
+from rrfp_jax.report.timeline import check_picture
 from rrfp_jax.sim.engine import NETWORKS
 from rrfp_jax.sim.families import FAMILIES
 from rrfp_jax.sim.planned import EVALUATIONS
 from rrfp_jax.trace.jitter import LEVELS
 from rrfp_jax.train.named import AUTO, CSV
-from rrfp_jax.views.timeline import check_picture
 
 COMMAND = "rrfp-sim"
 

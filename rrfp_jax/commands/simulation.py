@@ -19,6 +19,8 @@ from rrfp_jax.core.schedules import RANKED, Schedule, by_name, name_of
 from rrfp_jax.core.step_rules import default_max_in_flight
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import output_of, shown
+from rrfp_jax.report.perfetto import write_trace
+from rrfp_jax.report.timeline import Panel, Timeline
 from rrfp_jax.sim.choice import Auto
 from rrfp_jax.sim.compare import Change, Conditions, Outcome, compare, outcome_of
 from rrfp_jax.sim.disturbances import Jittered
@@ -28,9 +30,6 @@ from rrfp_jax.trace.costs import StepCosts
 from rrfp_jax.trace.jitter import Level
 from rrfp_jax.trace.jitter import by_name as jitter_by_name
 from rrfp_jax.train.named import AUTO, CSV, schedule_of
-from rrfp_jax.views.picture import Panel
-from rrfp_jax.views.timeline import Timeline
-from rrfp_jax.views.trace_file import write_trace
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -45,8 +45,8 @@ def _top(arguments: Sequence[str]) -> int:
         raise UsageError(f"{folder} is no folder: give that of a run, as runs/NAME")
     from rich.console import Console  # after --help, which is to be quick
 
-    from rrfp_jax.live.frame import shown, watch
-    from rrfp_jax.live.look import Looker, State
+    from rrfp_jax.report.frame import shown, watch
+    from rrfp_jax.report.look import Looker, State
 
     console = Console(highlight=False)
     if not options.once:

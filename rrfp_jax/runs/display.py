@@ -18,8 +18,8 @@ from rich.table import Column
 from rrfp_jax import printing
 from rrfp_jax.printing import Lenient, is_terminal
 from rrfp_jax.progress import Doing
+from rrfp_jax.report.progress_line import LIVE_AFTER, LIVE_EVERY, Lasting, printed_lines
 from rrfp_jax.train.report import Evaluation, Report
-from rrfp_jax.views.progress_line import LIVE_AFTER, LIVE_EVERY, Lasting, printed_lines
 
 
 class Display:

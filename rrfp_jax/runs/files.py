@@ -24,8 +24,8 @@ from rrfp_jax import printing
 from rrfp_jax.errors import UsageError
 from rrfp_jax.files import MOVED_AWAY, is_used, move_away, named, read_whole
 from rrfp_jax.json_files import LARGEST_LINES, Count, Unreadable, as_kind, parse_json, read_json
-from rrfp_jax.live.step_file import NAME as STEP_FILE
-from rrfp_jax.live.step_file import Reported, StepFile
+from rrfp_jax.report.step_file import NAME as STEP_FILE
+from rrfp_jax.report.step_file import Reported, StepFile
 from rrfp_jax.runs.config import RunConfig, as_json
 from rrfp_jax.runtime.run.name_lock import used_folder
 from rrfp_jax.runtime.run.place import typed_command

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from rrfp_jax.errors import UsageError
-from rrfp_jax.explain.explanation import Explanation, TimedStep, explain
+from rrfp_jax.report.explanation import Explanation, TimedStep, explain
+from rrfp_jax.report.timeline import Panel, Timeline
 from rrfp_jax.runtime.stages.step import Reduced, Sums, figures
 from rrfp_jax.trace.records import RecordedStep, StepTrace
-from rrfp_jax.views.picture import Panel
-from rrfp_jax.views.timeline import Timeline
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,8 @@ from rrfp_jax.fields import output_of
 from rrfp_jax.json_files import write_json
 from rrfp_jax.printing import say
 from rrfp_jax.progress import Doing, Progress, during, silent
+from rrfp_jax.report.perfetto import write_trace
+from rrfp_jax.report.progress_line import shown_progress
 from rrfp_jax.runtime.engine.engine import Engine, EngineSpec
 from rrfp_jax.runtime.engine.settings import (
     DEFAULT,
@@ -51,8 +53,6 @@ from rrfp_jax.train.rebalancing import rebalancing
 from rrfp_jax.train.reference import CheckReport, compare
 from rrfp_jax.train.report import Evaluation, Report
 from rrfp_jax.train.stepping import Stepper
-from rrfp_jax.views.progress_line import shown_progress
-from rrfp_jax.views.trace_file import write_trace
 
 
 class Trainer:

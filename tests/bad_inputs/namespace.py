@@ -21,6 +21,8 @@ from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import FORWARD, Placement, Task
 from rrfp_jax.errors import REFUSED
 from rrfp_jax.json_files import read_json
+from rrfp_jax.report.timeline import Panel, Timeline
+from rrfp_jax.report.trace_reading import read_trace
 from rrfp_jax.runs.config import Checkpointing
 from rrfp_jax.runtime.engine.pacing import Delays
 from rrfp_jax.runtime.engine.settings import LossScale, Settings
@@ -32,9 +34,6 @@ from rrfp_jax.runtime.run.token import take_token
 from rrfp_jax.trace.costs import constant
 from rrfp_jax.trace.records import Part, RecordedStep, StepTrace, TaskRecord
 from rrfp_jax.train.named import read_costs, read_schedule, read_workload
-from rrfp_jax.views.picture import Panel
-from rrfp_jax.views.timeline import Timeline
-from rrfp_jax.views.trace_reading import read_trace
 from tests.support import toy
 from tests.support.refusals import BATCH
 

@@ -18,8 +18,8 @@ from rrfp_jax.data.sources import BadDocument
 from rrfp_jax.errors import REFUSED
 from rrfp_jax.files import written_whole
 from rrfp_jax.json_files import write_json
+from rrfp_jax.report.perfetto import write_trace
 from rrfp_jax.trace.costs import constant
-from rrfp_jax.views.trace_file import write_trace
 from tests.bad_inputs.namespace import timeline
 
 ROOT, LIMIT_SECONDS = Path(__file__).parents[2], 20

@@ -17,9 +17,11 @@ from rrfp_jax.core.schedules import by_name, write_csv
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import FORWARD, Placement, Task
 from rrfp_jax.json_files import Unreadable
-from rrfp_jax.live.frame import BLOCKS, Window, frame
-from rrfp_jax.live.look import latest_lines
-from rrfp_jax.live.step_file import NAME, read_step
+from rrfp_jax.report.frame import BLOCKS, Window, frame
+from rrfp_jax.report.look import latest_lines
+from rrfp_jax.report.perfetto import write_trace
+from rrfp_jax.report.step_file import NAME, read_step
+from rrfp_jax.report.trace_reading import read_trace
 from rrfp_jax.runs.files import _lines_of
 from rrfp_jax.runtime.run import recorder as flight_recorder
 from rrfp_jax.runtime.run.exits import ExitReport
@@ -28,8 +30,6 @@ from rrfp_jax.sim.engine import simulate
 from rrfp_jax.trace.costs import CostTable, WorkloadCosts, log_normal
 from rrfp_jax.trace.records import RecordedStep
 from rrfp_jax.train.named import read_costs, read_workload, schedule_of
-from rrfp_jax.views.trace_file import write_trace
-from rrfp_jax.views.trace_reading import read_trace
 from tests.support.mutations import changed_bytes, changed_trees
 from tests.support.watched import latest, seen, step_of, told
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from rrfp_jax.commands import report
-from rrfp_jax.views.trace_file import write_trace
+from rrfp_jax.report.perfetto import write_trace
 from tests.support.spoilt import spoilt
 
 

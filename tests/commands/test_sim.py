@@ -14,11 +14,11 @@ import rrfp_jax as rrfp
 from rrfp_jax.commands.sim import main
 from rrfp_jax.core.schedules import NAMED, by_name
 from rrfp_jax.core.step_rules import Budget, StepRules
+from rrfp_jax.report.perfetto import write_trace
 from rrfp_jax.sim.choice import CANDIDATES
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.trace.costs import WorkloadCosts, constant, log_normal, measured
 from rrfp_jax.trace.records import RecordedStep
-from rrfp_jax.views.trace_file import write_trace
 
 ROOT = Path(__file__).parents[2]
 STEP = log_normal(3, 6, forward=0.01, sigma=0.4, shared=0.5, seed=1, transfer=0.001)

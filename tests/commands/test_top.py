@@ -17,7 +17,7 @@ import pytest
 
 import rrfp_jax as rrfp
 from rrfp_jax.commands import top
-from rrfp_jax.live.step_file import NAME, StepFile, read_step
+from rrfp_jax.report.step_file import NAME, StepFile, read_step
 from rrfp_jax.runtime.run.name_lock import name_held
 from rrfp_jax.runtime.run.world import World
 from tests.support import toy

@@ -30,7 +30,6 @@ ARROWS = {
     "trace": {"core"},
     "sim": {"trace"},
     "schedules": {"sim"},
-    "views": {"environment", "json_files", "printing", "progress", "trace"},
     "data": {"json_files", "trace", "user_code"},
     # The runtime: what one process knows of others ...
     "runtime._jax": {"environment"},
@@ -49,11 +48,10 @@ ARROWS = {
     # What is made of it.
     "forecast": {"runtime.stages", "sim"},
     "checkpoint": {"json_files", "printing", "progress", "random_keys", "runtime.run"},
-    "explain": {"sim", "views"},
+    "report": {"environment", "json_files", "printing", "progress", "runtime.run", "sim"},
     "weights": {"checkpoint", "fields", "files", "runtime.programs"},
-    "train": {"checkpoint", "data", "explain", "fields", "forecast", "runtime.engine", "views"},
-    "live": {"json_files", "runtime.run", "trace"},
-    "runs": {"live", "train"},
+    "train": {"checkpoint", "data", "fields", "forecast", "report", "runtime.engine"},
+    "runs": {"train"},
     "launcher": {"progress", "runtime.run"},
     "commands": {"fields", "launcher", "nixl", "runs", "weights"},
     # What users import.

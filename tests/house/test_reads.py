@@ -212,7 +212,7 @@ WALL_CLOCK = {
     "runtime/run/exits.py": "held beside flight recorders",
     "launcher/rank_process.py": "the same; what is waited for goes by `monotonic`",
     "launcher/snapshot.py": "the same",
-    "live/look.py": "the same, and beside times of files",
+    "report/look.py": "the same, and beside times of files",
     "runtime/run/host_memory.py": "beside times of files",
     "runtime/programs/executables.py": "beside times of files",
     "runtime/run/name_lock.py": "a date for people",

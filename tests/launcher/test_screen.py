@@ -8,7 +8,7 @@ import time
 from rrfp_jax.launcher.rank_process import RankProcess
 from rrfp_jax.launcher.supervisor import Screen
 from rrfp_jax.progress import LIVE, MARK, Doing
-from rrfp_jax.views import progress_line
+from rrfp_jax.report import progress_line
 
 
 class Terminal:

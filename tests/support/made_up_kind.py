@@ -15,18 +15,17 @@ from rrfp_jax.core.footprint import costs
 from rrfp_jax.core.hints import BFR
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, KINDS, RECOMPUTE, Placement, Task
-from rrfp_jax.explain.explanation import TimedStep, explain
-from rrfp_jax.explain.page import page
-from rrfp_jax.explain.run_folder import Run, StepLine
+from rrfp_jax.report.explanation import TimedStep, explain
+from rrfp_jax.report.page import page
+from rrfp_jax.report.perfetto import write_trace
+from rrfp_jax.report.run_folder import Run, StepLine
+from rrfp_jax.report.timeline import Panel, Timeline
+from rrfp_jax.report.trace_reading import read_trace
 from rrfp_jax.runtime.run.recorder import FlightRecorder, read
 from rrfp_jax.sim.bounds import lower_bound
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.trace.costs import WorkloadCosts, constant, recorded
 from rrfp_jax.trace.records import peak_in_flight
-from rrfp_jax.views.picture import Panel
-from rrfp_jax.views.timeline import Timeline
-from rrfp_jax.views.trace_file import write_trace
-from rrfp_jax.views.trace_reading import read_trace
 
 WIDTH, ROWS, MICROBATCHES = 16, 8, 4
 BUDGET = 8192

@@ -15,10 +15,10 @@ from pathlib import Path
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import Task
-from rrfp_jax.explain.explanation import TimedStep, explain
-from rrfp_jax.explain.page import page, page_of_two
-from rrfp_jax.explain.run_folder import Run, StepLine
-from rrfp_jax.explain.two_runs import TwoRuns
+from rrfp_jax.report.explanation import TimedStep, explain
+from rrfp_jax.report.page import page, page_of_two
+from rrfp_jax.report.run_folder import Run, StepLine
+from rrfp_jax.report.two_runs import TwoRuns
 from rrfp_jax.sim.disturbances import Disturbed
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.trace.costs import WorkloadCosts, constant

@@ -6,8 +6,8 @@ from pathlib import Path
 from rrfp_jax.core.hints import BF
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Placement
-from rrfp_jax.live.look import Line, Seen, State
-from rrfp_jax.live.step_file import NAME, StepFile, read_step
+from rrfp_jax.report.look import Line, Seen, State
+from rrfp_jax.report.step_file import NAME, StepFile, read_step
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.trace.costs import WorkloadCosts, log_normal
 from rrfp_jax.trace.records import RecordedStep

@@ -5,7 +5,7 @@ import optax
 import pytest
 
 import rrfp_jax as rrfp
-from rrfp_jax.explain.run_folder import read_run
+from rrfp_jax.report.run_folder import read_run
 
 WIDTH, ROWS = 16, 8
 

@@ -1,8 +1,8 @@
 """What a Trainer tells a listener of whatever lasts; unless one is given it is quiet."""
 
 from rrfp_jax.progress import Doing
-from rrfp_jax.views import progress_line
-from rrfp_jax.views.progress_line import Lasting
+from rrfp_jax.report import progress_line
+from rrfp_jax.report.progress_line import Lasting
 from tests.support import toy
 
 

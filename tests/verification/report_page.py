@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from benchmarks.harness import Aim, finish, parse
-from rrfp_jax.views.trace_file import write_trace
+from rrfp_jax.report.perfetto import write_trace
 from tests.support.browser import CHROMIUM, browser
 from tests.support.large_steps import large_step
 

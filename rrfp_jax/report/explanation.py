@@ -12,8 +12,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from rrfp_jax.explain.main_cause import Finding, main_cause
-from rrfp_jax.explain.sentence import MEANING
+from rrfp_jax.report.causes import Finding, main_cause
+from rrfp_jax.report.sentence import MEANING
 from rrfp_jax.sim.splits import Layers
 from rrfp_jax.sim.what_if import TRUSTED_ERROR, WhatIfs, what_ifs
 from rrfp_jax.trace.idleness import shares, stage_times

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from rrfp_jax.live.look import Looker, State, latest_lines
-from rrfp_jax.live.step_file import NAME, StepFile
+from rrfp_jax.report.look import Looker, State, latest_lines
+from rrfp_jax.report.step_file import NAME, StepFile
 from rrfp_jax.runtime.run import name_lock
 from rrfp_jax.runtime.run.recorder import COMPILING, ENDED, STARTING, FlightRecorder, RunPhase
 from tests.support.watched import step_of, told

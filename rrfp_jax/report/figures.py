@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import NamedTuple
 
-from rrfp_jax.live.look import Line
-from rrfp_jax.live.step_file import LatestStep
+from rrfp_jax.report.look import Line
+from rrfp_jax.report.step_file import LatestStep
 
 COMPUTE, DELAYED = "compute", "delayed"
 """Of `StageTime.seconds`, in both of which a device is busy."""

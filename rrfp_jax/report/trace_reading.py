@@ -14,8 +14,8 @@ from rrfp_jax.core.events import WaitCause
 from rrfp_jax.core.tasks import KINDS, Kind, Placement, Task
 from rrfp_jax.fields import printable
 from rrfp_jax.json_files import Seconds, Unreadable, as_kind, load_json
+from rrfp_jax.report.perfetto import DELAY, RulesText
 from rrfp_jax.trace.records import Part, RecordedStep, StepTrace, TaskRecord
-from rrfp_jax.views.trace_file import DELAY, RulesText
 
 Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 """Of a stage, a task or a step, as records have it."""

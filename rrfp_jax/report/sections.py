@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from rrfp_jax.core.tasks import KINDS
-from rrfp_jax.explain import charts
-from rrfp_jax.explain.charts import MOST_MEDIANS, Plot, heatmap, history, lengths, links, slowest, tightest
-from rrfp_jax.explain.explanation import Explanation
-from rrfp_jax.explain.memory_chart import memory
-from rrfp_jax.explain.memory_chart import said as said_of_memory
-from rrfp_jax.explain.run_folder import Run
-from rrfp_jax.explain.tails import tails
-from rrfp_jax.explain.timeline_chart import drawn_stages, timeline
+from rrfp_jax.report import charts
+from rrfp_jax.report.charts import MOST_MEDIANS, Plot, heatmap, history, lengths, links, slowest, tightest
+from rrfp_jax.report.explanation import Explanation
+from rrfp_jax.report.run_folder import Run
+from rrfp_jax.report.step_charts import drawn_stages, memory, timeline
+from rrfp_jax.report.step_charts import said as said_of_memory
+from rrfp_jax.report.tails import tails
 from rrfp_jax.trace.records import RecordedStep
 
 MOST_TAILS = 40

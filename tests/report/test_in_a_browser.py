@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from rrfp_jax.explain.explanation import Explanation, TimedStep, explain
-from rrfp_jax.explain.main_cause import Finding
-from rrfp_jax.explain.page import page, page_of_two
-from rrfp_jax.explain.run_folder import Run, StepLine
-from rrfp_jax.explain.two_runs import TwoRuns
+from rrfp_jax.report.causes import Finding
+from rrfp_jax.report.explanation import Explanation, TimedStep, explain
+from rrfp_jax.report.page import page, page_of_two
+from rrfp_jax.report.run_folder import Run, StepLine
+from rrfp_jax.report.two_runs import TwoRuns
 from rrfp_jax.trace.records import Part
 from tests.support.browser import CHROMIUM, browser
 from tests.support.large_steps import large_step

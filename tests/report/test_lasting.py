@@ -8,9 +8,9 @@ import pytest
 
 from rrfp_jax import printing
 from rrfp_jax.progress import Doing, during
+from rrfp_jax.report import progress_line
+from rrfp_jax.report.progress_line import Lasting, text_of
 from rrfp_jax.runs.display import Display
-from rrfp_jax.views import progress_line
-from rrfp_jax.views.progress_line import Lasting, text_of
 
 
 def shown_of(told, after, every, monkeypatch):

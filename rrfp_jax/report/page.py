@@ -9,10 +9,10 @@ from typing import Any
 
 import vl_convert
 
-from rrfp_jax.explain.explanation import Explanation
-from rrfp_jax.explain.run_folder import Run
-from rrfp_jax.explain.sections import Section, sections_of
-from rrfp_jax.explain.two_runs import TwoRuns, both_sections
+from rrfp_jax.report.explanation import Explanation
+from rrfp_jax.report.run_folder import Run
+from rrfp_jax.report.sections import Section, sections_of
+from rrfp_jax.report.two_runs import TwoRuns, both_sections
 
 STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; color: #202020; max-width: 1180px }

@@ -7,14 +7,14 @@ import pytest
 
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import Budget, StepRules
+from rrfp_jax.report.perfetto import DELAY, write_trace
+from rrfp_jax.report.trace_reading import read_trace
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.sim.planned import plan
 from rrfp_jax.sim.what_if import what_ifs
 from rrfp_jax.trace.costs import WorkloadCosts, log_normal
 from rrfp_jax.trace.records import Part, RecordedStep
 from rrfp_jax.trace.replayed import replay_of
-from rrfp_jax.views.trace_file import DELAY, write_trace
-from rrfp_jax.views.trace_reading import read_trace
 
 
 def step(schedule, limit=None):

@@ -10,13 +10,13 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from rrfp_jax.explain import charts
-from rrfp_jax.explain.charts import history
-from rrfp_jax.explain.explanation import Explanation
-from rrfp_jax.explain.run_folder import Run
-from rrfp_jax.explain.sections import HISTORY, WHAT_IF, Section, timeline_note, title_of
-from rrfp_jax.explain.sentence import MEANING
-from rrfp_jax.explain.timeline_chart import timeline
+from rrfp_jax.report import charts
+from rrfp_jax.report.charts import history
+from rrfp_jax.report.explanation import Explanation
+from rrfp_jax.report.run_folder import Run
+from rrfp_jax.report.sections import HISTORY, WHAT_IF, Section, timeline_note, title_of
+from rrfp_jax.report.sentence import MEANING
+from rrfp_jax.report.step_charts import timeline
 from rrfp_jax.sim.what_if import TRUSTED_ERROR
 
 ABSENT = "-"

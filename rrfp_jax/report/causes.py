@@ -6,8 +6,8 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from rrfp_jax.explain import sentence
-from rrfp_jax.explain.sentence import NOTEWORTHY, ways_of
+from rrfp_jax.report import sentence
+from rrfp_jax.report.sentence import NOTEWORTHY, ways_of
 from rrfp_jax.sim.splits import Layers
 from rrfp_jax.trace.idleness import Cause as Idleness
 from rrfp_jax.trace.records import RecordedStep

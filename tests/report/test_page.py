@@ -5,10 +5,10 @@ import re
 
 import pytest
 
-from rrfp_jax.explain.explanation import TimedStep, explain
-from rrfp_jax.explain.page import page, page_of_two
-from rrfp_jax.explain.run_folder import Run, StepLine
-from rrfp_jax.explain.two_runs import TwoRuns
+from rrfp_jax.report.explanation import TimedStep, explain
+from rrfp_jax.report.page import page, page_of_two
+from rrfp_jax.report.run_folder import Run, StepLine
+from rrfp_jax.report.two_runs import TwoRuns
 from tests.support.spoilt import MICROBATCHES, STAGES, spoilt
 
 EVIL = "a</script><script>alert(1)</script>"

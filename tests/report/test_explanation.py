@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from rrfp_jax.explain.explanation import TimedStep, explain
-from rrfp_jax.explain.main_cause import main_cause
-from rrfp_jax.explain.sentence import MEANING
+from rrfp_jax.report.causes import main_cause
+from rrfp_jax.report.explanation import TimedStep, explain
+from rrfp_jax.report.sentence import MEANING
 from rrfp_jax.sim.disturbances import Disturbed
 from rrfp_jax.trace.costs import WorkloadCosts
 from rrfp_jax.trace.layers import LayerWork, Work

@@ -21,9 +21,9 @@ from rich.live import Live
 from rich.text import Text
 
 from rrfp_jax.fields import printable
-from rrfp_jax.live.figures import COMPUTE, DELAYED, Slowest, StageRow, rows_of, slowest_of, summarised
-from rrfp_jax.live.look import ALIVE_SECONDS, Line, Looker, Seen, State
-from rrfp_jax.live.step_file import Edge, LatestStep
+from rrfp_jax.report.figures import COMPUTE, DELAYED, Slowest, StageRow, rows_of, slowest_of, summarised
+from rrfp_jax.report.look import ALIVE_SECONDS, Line, Looker, Seen, State
+from rrfp_jax.report.step_file import Edge, LatestStep
 from rrfp_jax.runtime.run.recorder import ENDED, RunPhase
 from rrfp_jax.trace.idleness import CAUSES
 

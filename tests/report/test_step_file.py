@@ -5,8 +5,8 @@ import json
 import pytest
 
 from rrfp_jax.json_files import Unreadable
-from rrfp_jax.live import step_file
-from rrfp_jax.live.step_file import NAME, StepFile, read_step
+from rrfp_jax.report import step_file
+from rrfp_jax.report.step_file import NAME, StepFile, read_step
 from rrfp_jax.trace.records import RECORD
 from tests.support.spoilt import spoilt
 from tests.support.watched import latest, step_of, told

@@ -11,12 +11,11 @@ import rrfp_jax as rrfp
 from rrfp_jax.core.hints import BF
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, KINDS, Placement, Task
+from rrfp_jax.report import timeline as picture
+from rrfp_jax.report.timeline import SVG, Panel, Timeline, compare, reason, tips, told
 from rrfp_jax.trace.idleness import CAUSES, Cause, Idle
 from rrfp_jax.trace.records import Part, RecordedStep, StepTrace, TaskRecord
-from rrfp_jax.views import picture
-from rrfp_jax.views.picture import Panel, reason, tips, told
-from rrfp_jax.views.timeline import SVG, Timeline, compare
-from tests.views.test_trace_file import delayed, step
+from tests.report.test_trace_file import delayed, step
 
 IDLE = [name for name, _, _ in picture.IDLE.values()]
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
-from rrfp_jax.explain.explanation import TimedStep
 from rrfp_jax.files import read_whole
 from rrfp_jax.json_files import LARGEST_LINES, Count, Seconds, Unreadable, as_kind, load_json, parse_json
-from rrfp_jax.views.trace_reading import read_trace
+from rrfp_jax.report.explanation import TimedStep
+from rrfp_jax.report.trace_reading import read_trace
 
 READ = ("trace.json", "metrics.jsonl", "config.json")
 """Files of a run that are read."""

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple, TypeAlias
 import altair as alt
 
 from rrfp_jax.core.tasks import KINDS, Direction, Kind
-from rrfp_jax.explain.explanation import Explanation
-from rrfp_jax.explain.run_folder import StepLine
-from rrfp_jax.explain.sentence import MEANING
-from rrfp_jax.explain.tails import quantile
+from rrfp_jax.report.explanation import Explanation
+from rrfp_jax.report.run_folder import StepLine
+from rrfp_jax.report.sentence import MEANING
+from rrfp_jax.report.tails import quantile
 from rrfp_jax.trace.idleness import CAUSES, Cause, stage_times
 from rrfp_jax.trace.records import RecordedStep, StepTrace
 

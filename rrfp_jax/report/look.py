@@ -16,7 +16,7 @@ import msgspec
 
 from rrfp_jax.files import read_end, staged
 from rrfp_jax.json_files import Count, Seconds, Unreadable, as_kind, parse_json, read_json
-from rrfp_jax.live.step_file import NAME, LatestStep, read_step
+from rrfp_jax.report.step_file import NAME, LatestStep, read_step
 from rrfp_jax.runtime.run import recorder as flight_recorder
 from rrfp_jax.runtime.run.name_lock import hold_on
 from rrfp_jax.runtime.run.recorder import Recording

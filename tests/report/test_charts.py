@@ -7,7 +7,7 @@ import pytest
 
 from rrfp_jax.core.step_rules import Budget
 from rrfp_jax.core.tasks import Direction
-from rrfp_jax.explain.charts import (
+from rrfp_jax.report.charts import (
     MOST_POINTS,
     changes,
     heatmap,
@@ -19,10 +19,9 @@ from rrfp_jax.explain.charts import (
     slowest,
     tightest,
 )
-from rrfp_jax.explain.memory_chart import held, memory, said
-from rrfp_jax.explain.run_folder import StepLine
-from rrfp_jax.explain.tails import MOST_LATE, quantile, tails
-from rrfp_jax.explain.timeline_chart import MOST_TASKS, drawn_stages, timeline
+from rrfp_jax.report.run_folder import StepLine
+from rrfp_jax.report.step_charts import MOST_TASKS, drawn_stages, held, memory, said, timeline
+from rrfp_jax.report.tails import MOST_LATE, quantile, tails
 from rrfp_jax.trace.costs import WorkloadCosts
 from rrfp_jax.trace.records import Part, peak_charge
 from tests.support.spoilt import EVEN, MICROBATCHES, STAGES, ran, rules, spoilt
@@ -168,7 +167,7 @@ def test_long_runs_are_thinned_and_their_longest_steps_kept():
 def test_a_large_step_is_drawn_in_part(monkeypatch):
     step, _ = spoilt("stage")
     assert drawn_stages(step) == list(range(STAGES)) and len(step.trace.records) < MOST_TASKS
-    monkeypatch.setattr("rrfp_jax.explain.timeline_chart.MOST_TASKS", 3 * 2 * MICROBATCHES)
+    monkeypatch.setattr("rrfp_jax.report.step_charts.MOST_TASKS", 3 * 2 * MICROBATCHES)
     assert drawn_stages(step) == [0, 2, 3]  # the first, the busiest, the last
     plot = timeline(step, 1.0)
     for name in ("tasks", "idle", "critical"):

@@ -1,4 +1,0 @@
-"""Pictures and files made of a trace; they need the core and nothing else of ours.
-
-Begin with `timeline`.
-"""
