@@ -69,12 +69,8 @@ class Reading(rrfp.RunConfig):
 
     def train_data(self) -> OpenCharacters:
         """Shuffled documents."""
-        fitted = rrfp.data.FitBoth(
-            buckets=self.buckets,
-            patches=24 * self.most,
-            tokens=80 * self.most,
-            patch_multiple=8,
-            token_multiple=8,
+        fitted = rrfp.data.Fit(
+            buckets=self.buckets, longest=(24 * self.most, 80 * self.most), multiple=(8, 8)
         )
         return self._documents("train", fitted)
 
@@ -83,10 +79,10 @@ class Reading(rrfp.RunConfig):
         return self._documents("validation", self.train_data().documents.bucket_lengths)
 
     @functools.cached_property
-    def _corpus(self) -> rrfp.data.ImageCorpus:
+    def _corpus(self) -> rrfp.data.Corpus:
         encoder = self.model.encoder
         rows, columns = encoder.grid
-        return rrfp.data.ImageCorpus(
+        return rrfp.data.Corpus(
             source=Characters(self.most, self.seed, self.blank),
             tokenizer=rrfp.data.Bytes(),
             vocabulary=self.model.decoder.vocab_size,
@@ -99,7 +95,7 @@ class Reading(rrfp.RunConfig):
 
     def _documents(self, split: Any, lengths: Any) -> OpenCharacters:
         return OpenCharacters(
-            rrfp.data.ImageDocuments(
+            rrfp.data.Documents(
                 corpus=self._corpus,
                 lengths=lengths,
                 rows=self.batch,

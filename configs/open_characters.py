@@ -21,25 +21,25 @@ class OpenCharacters:
     none begins so. All other characters can be told without a picture by whoever knows those names.
     """
 
-    documents: rrfp.data.ImageDocuments
+    documents: rrfp.data.Documents
 
     @property
     def steps(self) -> int:
-        """See `ImageDocuments`."""
+        """See `Documents`."""
         return self.documents.steps
 
     @property
     def buckets(self) -> Sequence[Mapping[str, jax.ShapeDtypeStruct]]:
-        """See `ImageDocuments`."""
+        """See `Documents`."""
         return [_with_open(fields) for fields in self.documents.buckets]
 
     def plan(self, step: int) -> Sequence[rrfp.Microbatch]:
-        """See `ImageDocuments`."""
+        """See `Documents`."""
         planned = self.documents.plan(step)
         return [dataclasses.replace(mb, fields=_with_open(mb.fields)) for mb in planned]
 
     def load(self, microbatch: rrfp.Microbatch, fields: Collection[str]) -> Mapping[str, np.ndarray]:
-        """See `ImageDocuments`."""
+        """See `Documents`."""
         others = sorted({*fields, "labels", "mask"} - {"open"}) if "open" in fields else fields
         arrays = dict(self.documents.load(microbatch, others))
         if "open" in fields:

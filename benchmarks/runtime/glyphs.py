@@ -84,6 +84,7 @@ def reading(config: Reading, checkpoints: Path) -> dict[str, float]:
     documents = config.validation_data().documents
     parts = [part for d in documents.documents.tolist() for part in documents.corpus.source.read(d)]
     pictures, names = parts[::2], [name.removesuffix(END) for name in parts[1::2]]
+    assert documents.corpus.patches
     layers = rrfp.export(checkpoints, pipe=config.pipeline(), modules=True)
     found = read_names(layers, fields_of(documents.corpus.patches, pictures))
     shares = [max(0.0, 1 - edits(one, name) / len(name)) for one, name in zip(found, names, strict=True)]

@@ -96,7 +96,8 @@ def lost(*splits: rrfp.data.Documents) -> int:
 
     The first byte of a document cannot be predicted; every other one must be, once.
     """
-    lengths = splits[0].corpus.lengths
+    labels = splits[0].corpus.lengths.labels
+    lengths = labels + (labels > 0)
     first = np.cumsum(lengths) - lengths
     times = np.zeros(int(lengths.sum()), np.int64)
     for data in splits:

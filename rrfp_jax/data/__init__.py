@@ -2,17 +2,16 @@
 
 `Documents` reads a source (`TextFiles`, `JsonLines`, `TokenFile`, `Examples`, `hugging_face`) by a tokenizer
 (`Bytes`, `TokenizerFile`, `SentencePiece`) into buckets that are given or fitted (`Fit`); see `docs/data.md`.
-`ImageDocuments` does so with documents of text and images; see `docs/multimodal.md`.
+With `Corpus(patches=...)` documents are of text and images; see `docs/multimodal.md`.
 """
 
-from rrfp_jax.data.buckets import Costs, Fit, FitBoth, Polynomial, Table
+from rrfp_jax.data.buckets import Costs, Fit, Polynomial, Table
 from rrfp_jax.data.byte_text import ByteText
 from rrfp_jax.data.contract import Stream
-from rrfp_jax.data.corpus import Corpus, ImageCorpus, write_tokens
-from rrfp_jax.data.documents import Documents, ImageDocuments
-from rrfp_jax.data.image_sources import ImageExamples, ImageFolder, ImageLines
+from rrfp_jax.data.corpus import Corpus, write_tokens
+from rrfp_jax.data.documents import Documents
 from rrfp_jax.data.images import Patches
-from rrfp_jax.data.sources import Examples, JsonLines, TextFiles, TokenFile, hugging_face
+from rrfp_jax.data.sources import Examples, ImageFolder, JsonLines, TextFiles, TokenFile, hugging_face
 from rrfp_jax.data.tokenizers import Bytes, SentencePiece, TokenizerFile
 
 __all__ = [
@@ -23,12 +22,7 @@ __all__ = [
     "Documents",
     "Examples",
     "Fit",
-    "FitBoth",
-    "ImageCorpus",
-    "ImageDocuments",
-    "ImageExamples",
     "ImageFolder",
-    "ImageLines",
     "JsonLines",
     "Patches",
     "Polynomial",

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
+from numbers import Integral
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,12 +20,6 @@ from rrfp_jax.fields import check_fields, shown
 
 Pair: TypeAlias = tuple[int, int]
 """Patches and tokens."""
-
-L = TypeVar("L", int, Pair)
-"""A bucket's length or lengths."""
-
-Costing: TypeAlias = Callable[[NDArray[Any]], NDArray[np.float64]]
-"""A `Cost`, or `Costs`."""
 
 MOST_CELLS = 256
 """Different pairs of lengths that buckets are fitted to; more are rounded up to fewer first."""
@@ -37,9 +32,9 @@ MOST_OPEN = 1024
 
 
 class Cost(Protocol):
-    """Costs of documents (or of padded rows) by their tokens, in any unit; float64[...]."""
+    """Costs of documents (or of padded rows) by their tokens, in any unit; float64[...]. See `Costs`, too."""
 
-    def __call__(self, tokens: NDArray[Any]) -> NDArray[np.float64]:
+    def __call__(self, tokens: NDArray[Any], /) -> NDArray[np.float64]:
         """One each."""
         ...
 
@@ -116,7 +111,9 @@ class Costs:
         return np.where(patches > 0, self.patches(patches), 0.0) + self.tokens(tokens)
 
 
-def rows_by_limits(lengths: Sequence[L], limits: Sequence[int | None], without: int) -> tuple[int, ...]:
+def rows_by_limits(
+    lengths: Sequence[int | Pair], limits: Sequence[int | None], without: int
+) -> tuple[int, ...]:
     """How many rows of each bucket keep the limits of each length (None: `without`); at least one."""
     each = np.reshape(lengths, (len(lengths), -1)).tolist()
     return tuple(
@@ -125,13 +122,13 @@ def rows_by_limits(lengths: Sequence[L], limits: Sequence[int | None], without: 
     )
 
 
-def rows_by_cost(lengths: Sequence[L], longest: int, cost: Costing) -> tuple[int, ...]:
+def rows_by_cost(lengths: Sequence[int | Pair], longest: int, cost: Cost) -> tuple[int, ...]:
     """As many rows of each bucket as cost about the same as so many of the last one; at least one."""
     each = cost(np.array(lengths))
     return tuple(max(1, round(longest * float(each[-1] / one))) for one in each)
 
 
-def cheapest(rows: NDArray[np.int64], lengths: ArrayLike, cost: Costing) -> NDArray[np.int64]:
+def cheapest(rows: NDArray[np.int64], lengths: ArrayLike, cost: Cost) -> NDArray[np.int64]:
     """int64[N]: the cheapest of the buckets that holds each row; -1 if none does."""
     corners = np.asarray(lengths, np.int64)
     best, least = np.full(len(rows), -1), np.full(len(rows), np.inf)
@@ -145,35 +142,40 @@ def cheapest(rows: NDArray[np.int64], lengths: ArrayLike, cost: Costing) -> NDAr
 # Lengths of buckets, given or fitted.
 
 
-def check_lengths(lengths: Sequence[int]) -> tuple[int, ...]:
-    """Configured bucket lengths, ascending; raises UsageError for none, one below 1, or one twice."""
-    found = tuple(sorted(lengths))
-    if not found or found[0] < 1 or len(set(found)) < len(found):
-        raise UsageError(f"lengths={tuple(lengths)}: give different bucket lengths of at least 1")
-    return found
-
-
-def check_pairs(pairs: Sequence[Pair]) -> tuple[Pair, ...]:
-    """Configured pairs; raises UsageError for none, one that is no pair of lengths >= 1, or one twice."""
+def check_lengths(given: Sequence[Any], count: int) -> tuple[Any, ...]:
+    """Configured buckets of `count` lengths each, ascending; raises UsageError for odd ones, or one twice."""
+    found = [tuple(own) if isinstance(own, (tuple, list)) else (own,) for own in given]
     good = all(
-        isinstance(pair, (tuple, list)) and len(pair) == 2 and all(isinstance(n, int) and n > 0 for n in pair)
-        for pair in pairs
+        len(own) == count and all(isinstance(n, Integral) and int(n) > 0 for n in own) for own in found
     )
-    found = tuple((pair[0], pair[1]) for pair in pairs) if good else ()
-    if not found or len(set(found)) < len(found):
-        raise UsageError(f"lengths={tuple(pairs)}: give different pairs (patches, tokens) of at least 1 each")
-    return found
+    if not found or not good or len(set(found)) < len(found):
+        kind = "bucket lengths of at least 1" if count == 1 else "pairs (patches, tokens) of at least 1 each"
+        raise UsageError(f"lengths={tuple(given)}: give different {kind}")
+    return tuple(sorted(own if count > 1 else own[0] for own in found))
 
 
 @dataclass(frozen=True, kw_only=True)
-class BaseFit:
-    """How many buckets to choose, and how much padding; of rows with any number of lengths."""
+class Fit:
+    """How to choose buckets from the lengths of the data; give one of the first two, or both.
+
+    With images, buckets have two lengths, patches and tokens, and padding is a share of what rows cost with
+    it: in `Costs` where given, else of patches and tokens added up. Otherwise it is a share of all positions.
+
+    Args:
+        buckets: at most so many; without `padding`, with the least padding that is found for so many.
+        padding: the fewest whose padding is at most this share.
+        longest: no bucket is longer, `longest=512`, or with images `longest=(patches, tokens)`. Longer texts
+            are split; longer documents with images are bad.
+        multiple: lengths are multiples of this, or of these two.
+
+    Raises:
+        UsageError: an impossible setting.
+    """
 
     buckets: int | None = None
     padding: float | None = None
-
-    MULTIPLES: ClassVar[tuple[tuple[str, str], ...]] = ()
-    """The name of each longest length, and that of what it must be a multiple of."""
+    longest: int | tuple[int, ...]
+    multiple: int | tuple[int, ...] = 1
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -183,27 +185,29 @@ class BaseFit:
             raise UsageError(f"{self}: give at least one bucket")
         if self.padding is not None and not 0 <= self.padding < 1:
             raise UsageError(f"{self}: padding is a share, from 0 to below 1")
-        for name, other in self.MULTIPLES:
-            longest, multiple = getattr(self, name), getattr(self, other)
-            if multiple < 1 or longest < 1 or longest % multiple:
-                raise UsageError(f"{self}: {name} must be a positive multiple of {multiple}")
+        longest, multiple = np.array(self.longest), np.array(self.multiple)
+        if longest.shape not in ((), (2,)) or multiple.shape not in ((), longest.shape):
+            raise UsageError(f"{self}: give one length, or with images two, (patches, tokens)")
+        if (np.minimum(multiple, longest) < 1).any() or (longest % multiple).any():
+            raise UsageError(f"{self}: longest must be a positive multiple of {self.multiple}")
 
-    @property
-    def longest_lengths(self) -> tuple[int, ...]:
-        """The most that a bucket can have in each length."""
-        return tuple(getattr(self, name) for name, _ in self.MULTIPLES)
+    def lengths(self, rows: NDArray[np.int64], cost: Cost = Polynomial()) -> tuple[Any, ...]:
+        """Buckets, ascending, for rows none of which is too long; `UsageError` if they pad too much.
 
-    def lengths(self, rows: NDArray[np.int64], cost: Costing) -> tuple[Any, ...]:
-        """Lengths of buckets for rows none of which is too long; `UsageError` if they pad too much."""
-        raise NotImplementedError
-
-    def _chosen(self, fits: Iterable[tuple[tuple[L, ...], float, bool]], smaller: str) -> tuple[L, ...]:
-        """The first of more and more buckets that pad little enough; without `padding` as many as may be.
-
-        Fits are lengths of buckets, their share of padding, and whether that is little enough. If none is,
-        `UsageError` names the remedy: more buckets, or else `smaller`.
+        Rows are int64[N], whose padding is counted in tokens whatever they cost, or int64[N, 2].
         """
-        remedy = smaller
+        most, own, multiple = self.padding or 0.0, float(cost(rows).sum()), np.array(self.multiple)
+        fits: Iterable[tuple[tuple[Any, ...], float, bool]]
+        if rows.ndim == 1:
+            tokens = int(rows.sum())
+            fits = (
+                (found, padding / (padding + tokens), padding <= most * (padding + tokens))
+                for found, padding in best_buckets(rows, int(multiple))
+            )
+        else:
+            pairs = [*best_pairs(np.maximum(-(-rows // multiple), 1) * multiple, cost)]
+            fits = ((found, 1 - own / total, 1 - own / total <= most) for found, total in reversed(pairs))
+        remedy = "smaller multiples" if rows.ndim > 1 else f"multiple < {self.multiple}"
         for found, share, enough in fits:
             if self.buckets is not None and len(found) > self.buckets:
                 remedy = "more buckets"
@@ -214,71 +218,6 @@ class BaseFit:
         if self.padding is not None:
             raise UsageError(f"{self}: {len(best)} buckets still pad {least:.3f}; give {remedy}")
         return best
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fit(BaseFit):
-    """How to choose bucket lengths from the lengths of the data; give one of the first two, or both.
-
-    Args:
-        buckets: at most so many; without `padding`, with the least padding that so many can have.
-        padding: the fewest whose padding is at most this share of all positions.
-        longest: no bucket is longer; longer documents are split.
-        multiple: lengths are multiples of this.
-
-    Raises:
-        UsageError: an impossible setting.
-    """
-
-    longest: int
-    multiple: int = 1
-
-    MULTIPLES = (("longest", "multiple"),)
-
-    def lengths(self, rows: NDArray[np.int64], cost: Costing = Polynomial()) -> tuple[int, ...]:
-        """Bucket lengths, ascending, for rows int64[N]; padding is counted in tokens, whatever they cost."""
-        most, tokens = self.padding or 0.0, int(rows.sum())
-        fits = (
-            (found, padding / (padding + tokens), padding <= most * (padding + tokens))
-            for found, padding in best_buckets(rows, self.multiple)
-        )
-        return self._chosen(fits, f"multiple < {self.multiple}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class FitBoth(BaseFit):
-    """How to choose buckets, pairs of patches and tokens, from those of the data; see `Fit`.
-
-    The share of padding is of what rows cost with it: in `Costs` where given, else of patches and tokens
-    added up.
-
-    Args:
-        buckets: at most so many.
-        padding: the fewest whose padding is at most this share.
-        patches: no bucket has more; documents with more are bad.
-        tokens: likewise, places of images included.
-        patch_multiple: patches of buckets are multiples of this.
-        token_multiple: tokens are.
-
-    Raises:
-        UsageError: an impossible setting.
-    """
-
-    patches: int
-    tokens: int
-    patch_multiple: int = 1
-    token_multiple: int = 1
-
-    MULTIPLES = (("patches", "patch_multiple"), ("tokens", "token_multiple"))
-
-    def lengths(self, rows: NDArray[np.int64], cost: Costing) -> tuple[Pair, ...]:
-        """Pairs, by ascending cost, for rows int64[N, 2]."""
-        multiple = np.array([self.patch_multiple, self.token_multiple])
-        rounded = np.maximum(-(-rows // multiple), 1) * multiple
-        own, most = float(cost(rows).sum()), self.padding or 0.0
-        shares = [(found, 1 - own / total) for found, total in best_pairs(rounded, cost)]
-        fits = ((found, share, share <= most) for found, share in reversed(shares))
-        return self._chosen(fits, "smaller multiples")
 
 
 def best_buckets(rows: NDArray[np.int64], multiple: int = 1) -> Iterator[tuple[tuple[int, ...], int]]:
@@ -343,7 +282,7 @@ def _never_lowest(a: tuple[int, float, int], b: tuple[int, float, int], c: tuple
     return (c[1] - a[1]) * (a[0] - b[0]) <= (b[1] - a[1]) * (a[0] - c[0])
 
 
-def best_pairs(rows: NDArray[np.int64], cost: Costing) -> Iterator[tuple[tuple[Pair, ...], float]]:
+def best_pairs(rows: NDArray[np.int64], cost: Cost) -> Iterator[tuple[tuple[Pair, ...], float]]:
     """Few buckets for rows int64[N, 2], fewer and fewer to one: (pairs by ascending cost, cost of all rows).
 
     Of each bucket, both lengths are those of some of its rows. To choose the best is hard (unlike in one
@@ -372,7 +311,7 @@ def best_pairs(rows: NDArray[np.int64], cost: Costing) -> Iterator[tuple[tuple[P
 
 
 def _settled(
-    cells: NDArray[np.int64], count: NDArray[np.int64], corners: NDArray[np.int64], cost: Costing
+    cells: NDArray[np.int64], count: NDArray[np.int64], corners: NDArray[np.int64], cost: Cost
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Buckets shrunk to the cells that are cheapest in them, and which each cell is in."""
     least = np.inf

@@ -7,17 +7,16 @@ import hashlib
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from os import PathLike
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rrfp_jax.data.buckets import Pieces, cut
-from rrfp_jax.data.image_sources import ImageSource, Parts
-from rrfp_jax.data.images import Image, Patches
-from rrfp_jax.data.sources import BadDocument, Raw, Source, offsets_path
+from rrfp_jax.data.images import BadDocument, Image, Patches
+from rrfp_jax.data.sources import Raw, Source, offsets_path
 from rrfp_jax.data.tokenizers import Bytes, Tokenizer, check_vocabulary
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import check_fields, check_not_read, path_of, printable, shown
@@ -39,19 +38,12 @@ TEXT = -1
 """In place of a patch, where a token is text."""
 
 
-@dataclass(frozen=True)
-class Lengths:
-    """Of documents, int64[N] each; all 0 for those that are skipped.
+class Lengths(NamedTuple):
+    """Of documents, int64[N] each; all 0 for those that are skipped."""
 
-    Attributes:
-        patches: of all images of a document.
-        tokens: places in a row. The last token is only a label; if that is an image's, it has a place, too.
-        labels: tokens of text behind the first token.
-    """
-
-    patches: NDArray[np.int64]
-    tokens: NDArray[np.int64]
-    labels: NDArray[np.int64]
+    patches: NDArray[np.int64]  # of all images of a document
+    tokens: NDArray[np.int64]  # places in a row; a last token that is text is only a label, and has none
+    labels: NDArray[np.int64]  # tokens of text behind the first token
 
 
 @dataclass(frozen=True)
@@ -80,8 +72,9 @@ class TokenizedDocument:
 
     @functools.cached_property
     def is_label(self) -> NDArray[np.bool_]:
-        """Whether the token behind each place is text, bool[places]; of a document with images."""
-        assert self.patch is not None
+        """Whether the token behind each place is text, bool[places]."""
+        if self.patch is None:
+            return np.ones(max(self.places, 0), np.bool_)
         return np.append(self.patch[1:] == TEXT, False)[: self.places]
 
     @property
@@ -96,14 +89,35 @@ def _kept(read: Callable[[Any, int], Any]) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BaseCorpus:
-    """What corpora of text and of text and images share; see `Corpus`."""
+class Corpus:
+    """Documents as tokens, and with `patches` as tokens and patches of images.
 
-    source: Source | ImageSource
+    Lengths are needed before the first step. They are known from sizes if documents are bytes or tokens
+    already; else every process tokenizes all text once for that (`write_tokens` saves this), and opens the
+    images or, with `patches.strict=False`, their headers.
+
+    Args:
+        source: of the documents.
+        tokenizer: for text, each stretch between images by itself; None if documents are tokens.
+        vocabulary: of the model; a tokenizer or token beyond it is refused.
+        end: a token to put behind every document, so that its end is learnt; None for none.
+        bad: "refuse" or "skip" documents that are bad: unreadable, undecodable, not what the source holds,
+            with an image that is missing, broken or too large, or "too short", with nothing to predict. With
+            `patches` also those without an image or without text. What is skipped is counted in a warning.
+        patches: how images are cut; None for text alone.
+        text_alone: with `patches`, documents without an image are good.
+
+    Raises:
+        UsageError: an impossible setting, when made; bad documents or no others, when first used.
+    """
+
+    source: Source
     tokenizer: Tokenizer | None
     vocabulary: int
     end: int | None = None
     bad: Bad = "refuse"
+    patches: Patches | None = None
+    text_alone: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -111,141 +125,82 @@ class BaseCorpus:
         if self.bad not in ("refuse", "skip"):
             raise UsageError(f"bad={self.bad!r}: bad documents are 'refuse'd or 'skip'ped")
 
+    @property
+    def lengths(self) -> Lengths:
+        """Of every document."""
+        return self._measured[0]
+
+    @functools.cached_property
+    def sizes(self) -> NDArray[np.int64]:
+        """Patches and tokens of every document, int64[N, 2]."""
+        return np.stack(self.lengths[:2], axis=1)
+
     @functools.cached_property
     def good(self) -> NDArray[np.int64]:
         """Indices of documents that are not skipped."""
-        return np.flatnonzero(self._all_lengths[-1])
+        return np.flatnonzero(self.lengths.labels)
 
     @functools.cached_property
     def fingerprint(self) -> int:
         """56 bits that change with names and lengths of documents, and with how they are read."""
         digest = hashlib.blake2b("\0".join(self.source.names).encode(errors="surrogateescape"), digest_size=7)
-        for lengths in self._all_lengths:
+        for lengths in self.lengths if self.patches else [self._tokens]:
             digest.update(lengths.tobytes())
-        digest.update(self._how.encode())
+        how = f"{self.end} {self.tokenizer and self.tokenizer.fingerprint}"
+        digest.update((f"{how} {self.patches}" if self.patches else how).encode())
         return int.from_bytes(digest.digest())
 
-    @property
-    def _all_lengths(self) -> Sequence[NDArray[np.int64]]:
-        """Arrays int64[N] of the fingerprint."""
-        raise NotImplementedError
-
-    @property
-    def _how(self) -> str:
-        """What else documents depend on."""
-        return f"{self.end} {self.tokenizer and self.tokenizer.fingerprint}"
-
-    def _measured_by(self, lengths: NDArray[np.int64], measure: Callable[[int], Any]) -> NDArray[np.int64]:
-        """Fill in the lengths of every document, [N] or [N, K]; raises as `_without_bad` does."""
-        names, reasons = list(self.source.names), dict[int, str]()
-        for document in range(len(names)):
-            try:
-                lengths[document] = measure(document)
-            except BadDocument as error:
-                reasons[document], *part = error.args
-                names[document] += "".join(f" ({printable(name)})" for name in part if name)
-        return self._without_bad(lengths, names, reasons)
-
-    def _without_bad(
-        self, lengths: NDArray[np.int64], names: Sequence[str], reasons: Mapping[int, str]
-    ) -> NDArray[np.int64]:
-        """Lengths with 0 for documents that are skipped; `UsageError` if any is refused, or none is good."""
-        if reasons:
-            reject_or_warn(names, reasons, self.bad)
-            lengths[list(reasons)] = 0
-        if not lengths.any():
-            raise UsageError(f"{shown(self.source)}: {len(names)} documents there, none of which can be used")
-        return lengths
-
-    @contextmanager
-    def _as_before(self, document: int, remedy: str = "leave it alone and start again") -> Iterator[None]:
-        """Inside, a good document is read once more; `UsageError` if it is bad by now."""
-        try:
-            yield
-        except BadDocument as error:
-            raise UsageError(
-                f"{self.source.names[document]}: {printable(str(error))}; the data was changed during the "
-                f"run: {remedy}"
-            ) from error
-
-    def _encoded_text(self, text: str) -> NDArray[Any]:
-        assert self.tokenizer is not None
-        try:
-            return self.tokenizer.encode(text)
-        except UnicodeEncodeError as error:  # half of a pair, which JSON may hold
-            raise BadDocument("undecodable") from error
-
-
-@dataclass(frozen=True, kw_only=True)
-class Corpus(BaseCorpus):
-    """Documents as tokens.
-
-    Lengths are needed before the first step. They are known from sizes if documents are bytes or tokens
-    already; else every process tokenizes all text once for that (`write_tokens` saves this).
-
-    Args:
-        source: of the documents.
-        tokenizer: for text; None if documents are tokens.
-        vocabulary: of the model; a tokenizer or token beyond it is refused.
-        end: a token to put behind every document, so that its end is learnt; None for none.
-        bad: "refuse" or "skip" documents that are bad: unreadable, undecodable, not what the source holds,
-            or "too short", with fewer than two tokens. What is skipped is counted in a warning.
-
-    Raises:
-        UsageError: an impossible setting, when made; bad documents or no others, when first used.
-    """
-
-    source: Source
-
-    @functools.cached_property
-    def lengths(self) -> NDArray[np.int64]:
-        """int64[N]: tokens of every document, ends included; 0 for those skipped."""
-        if self._sizes is None or self._strict:
-            return self._measured_by(np.zeros(len(self.source.names), np.int64), self._length)
-        lengths = np.maximum(self._sizes, 0) + (self.end is not None)
-        reasons = dict.fromkeys(np.flatnonzero(lengths < 2).tolist(), "too short")
-        reasons |= dict.fromkeys(np.flatnonzero(self._sizes < 0).tolist(), "unreadable")
-        return self._without_bad(lengths, self.source.names, reasons)
-
-    @property
-    def _all_lengths(self) -> Sequence[NDArray[np.int64]]:
-        return [self.lengths]
-
     def pieces(self, documents: NDArray[np.int64], longest: tuple[int, ...]) -> Pieces:
-        """These good documents, cut into pieces that are no longer than a row."""
-        predictions = np.zeros_like(self.lengths)
-        predictions[documents] = self.lengths[documents] - 1
+        """These good documents; texts in pieces that are no longer than a row, those with images whole."""
+        if self.patches:
+            return Pieces(documents, documents[:0], self.sizes[documents])
+        predictions = np.zeros_like(self.lengths.labels)
+        predictions[documents] = self.lengths.labels[documents]
         return cut(predictions, *longest)
 
     def labels(self, pieces: Pieces) -> NDArray[np.int64]:
         """Labels of each piece, int64[P]."""
-        return pieces.size
+        return self.lengths.labels[pieces.document] if self.patches else pieces.size
 
     def piece(self, pieces: Pieces, number: int, fields: Collection[str]) -> TokenizedDocument:
-        """One of the pieces, with what these fields need: masks are made without reading."""
-        document, begin, size = (int(of[number]) for of in (pieces.document, pieces.begin, pieces.size))
-        tokens = np.zeros(size + 1, np.int64)
-        if "tokens" in fields or "labels" in fields:
-            tokens = self.tokens(document, begin, begin + size + 1)
-        return TokenizedDocument(tokens)
+        """One of the pieces, with what these fields need: masks of text are made without reading."""
+        document = int(pieces.document[number])
+        if self.patches:
+            return self.document(document)
+        begin, size = int(pieces.begin[number]), int(pieces.size[number])
+        read = "tokens" in fields or "labels" in fields
+        return TokenizedDocument(
+            self.tokens(document, begin, begin + size + 1) if read else np.zeros(size + 1, np.int64)
+        )
+
+    def document(self, document: int) -> TokenizedDocument:
+        """A whole document; `UsageError` if it has changed since the start."""
+        with self._as_before(document):
+            return self._again(document)  # type: ignore[no-any-return]
+
+    def pixels(self, document: int) -> NDArray[np.uint8]:
+        """uint8[P, 3 * size**2]: the patches of its images, one image behind the other.
+
+        Raises:
+            UsageError: it has changed since the start, or has an image that is broken behind its header.
+        """
+        with self._as_before(document):
+            return self._cut(document)  # type: ignore[no-any-return]
 
     def tokens(self, document: int, begin: int, end: int) -> NDArray[Any]:
-        """The tokens `begin:end` of a document; no more of it is read than needed, if its sizes are known.
+        """The tokens `begin:end` of a text; no more of it is read than needed, if its sizes are known.
 
         Raises:
             UsageError: the document has changed since the start, or has a token beyond the vocabulary.
         """
-        length = int(self.lengths[document]) - (self.end is not None)
+        length = int(self._tokens[document]) - (self.end is not None)
         with self._as_before(document):
-            if self._sizes is not None:
-                tokens = self._encoded(self.source.read(document, begin, min(end, length)))
+            if self._sizes is None:
+                tokens: NDArray[Any] = self._again(document).tokens[begin:end]
             else:
-                tokens = self._whole(document)
-                if len(tokens) != length:
-                    raise BadDocument(f"{len(tokens)} tokens, {length} at the start")
-                tokens = tokens[begin:end]
-        if self.end is not None and end > length:
-            tokens = np.append(tokens, self.end)
+                source: Any = self.source  # which reads parts, too, as it knows sizes
+                tokens = self._encoded(source.read(document, begin, min(end, length)))
+                tokens = tokens if end <= length else self._ended(tokens)
         if tokens.size and not 0 <= tokens.min() <= tokens.max() < self.vocabulary:
             raise UsageError(
                 f"{self.source.names[document]}: tokens from {tokens.min()} to {tokens.max()}, but the "
@@ -254,20 +209,57 @@ class Corpus(BaseCorpus):
         return tokens
 
     @property
+    def _tokens(self) -> NDArray[np.int64]:
+        """Tokens of every text, ends included; 0 for those skipped."""
+        labels = self.lengths.labels
+        return labels + (labels > 0)
+
+    @functools.cached_property
+    def _sizes(self) -> NDArray[np.int64] | None:
+        """Tokens of all texts, if the source tells them, so that parts can be read; -1 if unreadable."""
+        plain = self.patches is None and (self.tokenizer is None or isinstance(self.tokenizer, Bytes))
+        return getattr(self.source, "sizes", None) if plain else None
+
+    @property
     def _strict(self) -> bool:
         return isinstance(self.tokenizer, Bytes) and self.tokenizer.strict
 
     @functools.cached_property
-    def _sizes(self) -> NDArray[np.int64] | None:
-        """Tokens of all documents, if the source tells them, so that parts can be read; -1 if unreadable."""
-        return self.source.sizes if self.tokenizer is None or isinstance(self.tokenizer, Bytes) else None
+    def _measured(self) -> tuple[Lengths, list[Grids]]:
+        """Lengths, and grids of images, of every document; raises if some are refused, or none is good."""
+        names, reasons = list(self.source.names), dict[int, str]()
+        lengths, grids = np.zeros((len(names), 3), np.int64), [()] * len(names)  # type: tuple[Any, list[Grids]]
+        if self._sizes is not None and not self._strict:
+            predictions = np.maximum(self._sizes, 0) + (self.end is not None) - 1
+            lengths[:, 1:] = predictions[:, None]
+            reasons = dict.fromkeys(np.flatnonzero(predictions < 1).tolist(), "too short")
+            reasons |= dict.fromkeys(np.flatnonzero(self._sizes < 0).tolist(), "unreadable")
+        else:
+            for document in range(len(names)):
+                try:
+                    found = self._read(document)
+                    lengths[document], grids[document] = found.lengths, found.grids
+                except BadDocument as error:
+                    reasons[document], *part = error.args
+                    names[document] += "".join(f" ({printable(name)})" for name in part if name)
+        if reasons:
+            reject_or_warn(names, reasons, self.bad)
+            lengths[list(reasons)] = 0
+        if not lengths.any():
+            raise UsageError(f"{shown(self.source)}: {len(names)} documents there, none of which can be used")
+        return Lengths(*lengths.T), grids
 
-    def _length(self, document: int) -> int:
-        raw = self.source.read(document)
-        tokens = self._encoded(_decoded(raw) if self._strict and isinstance(raw, bytes) else raw)
-        if (length := len(tokens) + (self.end is not None)) < 2:
-            raise BadDocument("too short")
-        return length
+    @contextmanager
+    def _as_before(self, document: int) -> Iterator[None]:
+        """Inside, a good document is read once more; `UsageError` if it is bad by now."""
+        strict = self.patches is None or self.patches.strict
+        try:
+            yield
+        except BadDocument as error:
+            raise UsageError(
+                f"{self.source.names[document]}: {printable(str(error))}; the data was changed during the "
+                f"run: {'leave it alone and start again' if strict else 'or give Patches(strict=True)'}"
+            ) from error
 
     def _encoded(self, raw: Raw) -> NDArray[Any]:
         if isinstance(raw, np.ndarray):
@@ -278,142 +270,65 @@ class Corpus(BaseCorpus):
             raise UsageError(f"tokenizer=None: {self.source} holds text; give a tokenizer, such as Bytes()")
         if isinstance(raw, bytes) and isinstance(self.tokenizer, Bytes):
             return np.frombuffer(raw, np.uint8)
-        return self._encoded_text(_decoded(raw) if isinstance(raw, bytes) else raw)
+        try:
+            return self.tokenizer.encode(_decoded(raw) if isinstance(raw, bytes) else raw)
+        except UnicodeEncodeError as error:  # half of a pair, which JSON may hold
+            raise BadDocument("undecodable") from error
 
-    @_kept
-    def _whole(self, document: int) -> NDArray[Any]:
-        return self._encoded(self.source.read(document))
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImageCorpus(BaseCorpus):
-    """Documents of text and images as tokens and patches.
-
-    Lengths are needed before the first step, so every process reads all text once, and the images or, with
-    `patches.strict=False`, their headers.
-
-    Args:
-        source: of the documents.
-        tokenizer: for text; each stretch between images by itself.
-        vocabulary: of the model; a larger tokenizer is refused.
-        patches: how images are cut.
-        end: a token to put behind every document, so that its end is learnt; None for none.
-        bad: "refuse" or "skip" documents that are bad: with an image that is missing, broken or too large,
-            without an image, without text, not what the source holds, or "too short", with nothing to
-            predict. What is skipped is counted in a warning.
-        text_alone: documents without an image are good.
-
-    Raises:
-        UsageError: an impossible setting, when made; bad documents or no others, when first used.
-    """
-
-    source: ImageSource
-    tokenizer: Tokenizer
-    patches: Patches = field(default_factory=Patches)
-    text_alone: bool = False
-
-    @property
-    def lengths(self) -> Lengths:
-        """Of every document."""
-        return Lengths(*self._all_lengths)
-
-    @property
-    def _all_lengths(self) -> Sequence[NDArray[np.int64]]:
-        return self._measured[0]
-
-    @property
-    def _how(self) -> str:
-        return f"{super()._how} {self.patches}"
-
-    @functools.cached_property
-    def _measured(self) -> tuple[Sequence[NDArray[np.int64]], list[Grids]]:
-        """Lengths, and grids of images, of every document."""
-        grids: list[Grids] = [()] * len(self.source.names)
-
-        def measure(document: int) -> tuple[int, int, int]:
-            found = self._read(document)
-            grids[document] = found.grids
-            return found.lengths
-
-        return list(self._measured_by(np.zeros((len(grids), 3), np.int64), measure).T), grids
-
-    @functools.cached_property
-    def sizes(self) -> NDArray[np.int64]:
-        """Patches and tokens of every document, int64[N, 2]."""
-        return np.stack(self._all_lengths[:2], axis=1)
-
-    def pieces(self, documents: NDArray[np.int64], longest: tuple[int, ...]) -> Pieces:
-        """These good documents; they are never cut."""
-        return Pieces(documents, documents[:0], self.sizes[documents])
-
-    def labels(self, pieces: Pieces) -> NDArray[np.int64]:
-        """Labels of each piece, int64[P]."""
-        return self.lengths.labels[pieces.document]
-
-    def piece(self, pieces: Pieces, number: int, fields: Collection[str]) -> TokenizedDocument:
-        """One of the pieces; see `document`."""
-        return self.document(int(pieces.document[number]))
-
-    def document(self, document: int) -> TokenizedDocument:
-        """A document as tokens; `UsageError` if it has changed since the start."""
-        with self._as_before(document, self._remedy):
-            return self._again(document)  # type: ignore[no-any-return]
-
-    def pixels(self, document: int) -> NDArray[np.uint8]:
-        """uint8[P, 3 * size**2]: the patches of its images, one image behind the other.
-
-        Raises:
-            UsageError: it has changed since the start, or has an image that is broken behind its header.
-        """
-        with self._as_before(document, self._remedy):
-            return self._cut(document)  # type: ignore[no-any-return]
-
-    @property
-    def _remedy(self) -> str:
-        return "leave it alone and start again" if self.patches.strict else "or give Patches(strict=True)"
+    def _ended(self, tokens: NDArray[Any]) -> NDArray[Any]:
+        return tokens if self.end is None else np.append(tokens, self.end)
 
     def _read(self, document: int, known: Grids | None = None) -> TokenizedDocument:
         """A document, read and tokenized; its images are opened unless their grids are known."""
-        parts = self.source.read(document)
+        raw = self.source.read(document)
+        if self.patches:
+            plain = _decoded(raw) if isinstance(raw, bytes) else raw
+            parts = plain if isinstance(plain, (list, tuple)) else [plain]
+            found = self._with_images(document, parts, self.patches, known)
+        elif isinstance(raw, (list, tuple)):
+            raise UsageError(f"patches=None: {shown(self.source)} holds images; give Patches()")
+        else:
+            strict = self._strict and isinstance(raw, bytes)
+            found = TokenizedDocument(self._ended(self._encoded(_decoded(raw) if strict else raw)))
+        if found.lengths[2] < 1:
+            raise BadDocument("too short")
+        return found
+
+    def _with_images(
+        self, document: int, parts: Sequence[Any], cut: Patches, known: Grids | None
+    ) -> TokenizedDocument:
         images = [part for part in parts if not isinstance(part, str)]
         if not images and not self.text_alone:
             raise BadDocument("without an image")
         if not any(isinstance(part, str) and part.strip() for part in parts):
             raise BadDocument("without text")
         if known is None:
-            known = tuple(self.patches.grid_of(image) for image in images)
+            known = tuple(cut.grid_of(image) for image in images)
         elif len(known) != len(images):
             raise BadDocument(f"{len(images)} images, {len(known)} at the start")
-        pixels = functools.partial(self.pixels, document)
-        found = TokenizedDocument(*self._in_order(parts, known), self.patches, known, images, pixels)
-        if not found.lengths[2]:
-            raise BadDocument("too short")
-        return found
-
-    def _in_order(self, parts: Parts, grids: Grids) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """`tokens` and `patch` of a document."""
-        counts = iter([rows * columns // self.patches.merge**2 for rows, columns in grids])
+        counts = iter([rows * columns // cut.merge**2 for rows, columns in known])
         tokens, patch, merged = [], [], 0
-        before = int(self.patches.class_token)
         for part in parts:
             if isinstance(part, str):
-                tokens.append(np.asarray(self._encoded_text(part), np.int64))
+                tokens.append(np.asarray(self._encoded(part), np.int64))
                 patch.append(np.full(len(tokens[-1]), TEXT))
             else:
-                count = next(counts)
+                merged, count = merged + int(cut.class_token), next(counts)
                 tokens.append(np.zeros(count, np.int64))
-                patch.append(merged + before + np.arange(count))
-                merged += before + count
-        if self.end is not None:
-            tokens.append(np.array([self.end]))
-            patch.append(np.array([TEXT]))
-        return np.concatenate(tokens), np.concatenate(patch)
+                patch.append(merged + np.arange(count))
+                merged += count
+        every, kinds = self._ended(np.concatenate(tokens)), np.concatenate(patch)
+        kinds = np.append(kinds, np.full(len(every) - len(kinds), TEXT))
+        return TokenizedDocument(every, kinds, cut, known, images, functools.partial(self.pixels, document))
 
     @_kept
     def _again(self, document: int) -> TokenizedDocument:
         lengths, grids = self._measured
         found = self._read(document, grids[document])
         known = tuple(int(each[document]) for each in lengths)
+        if found.lengths != known and self.patches is None:
+            more = 1 - (self.end is not None)
+            raise BadDocument(f"{found.places + more} tokens, {known[1] + more} at the start")
         if found.lengths != known:
             raise BadDocument(f"{found.lengths} patches, tokens and labels, {known} at the start")
         return found
@@ -421,8 +336,9 @@ class ImageCorpus(BaseCorpus):
     @_kept
     def _cut(self, document: int) -> NDArray[np.uint8]:
         found = self._again(document)
-        cut = [self.patches.patches_of(*own) for own in zip(found.images, found.grids, strict=True)]
-        return np.concatenate([np.zeros((0, self.patches.values), np.uint8), *cut])
+        assert found.cut
+        cut = [found.cut.patches_of(*own) for own in zip(found.images, found.grids, strict=True)]
+        return np.concatenate([np.zeros((0, found.cut.values), np.uint8), *cut])
 
 
 def reject_or_warn(names: Sequence[str], reasons: Mapping[int, str], bad: Bad) -> None:
@@ -455,8 +371,10 @@ def write_tokens(corpus: Corpus, path: str | PathLike[str]) -> None:
     path = path_of("path", path)
     if path.suffix != ".npy":
         raise UsageError(f"path={path}: tokens are written as an array; give a name that ends in .npy")
-    kept = np.flatnonzero(corpus.lengths)
-    offsets = np.concatenate([[0], np.cumsum(corpus.lengths[kept])])
+    if corpus.patches:
+        raise UsageError("corpus: documents with images are not tokens alone, and cannot be written as such")
+    kept = corpus.good
+    offsets = np.concatenate([[0], np.cumsum(corpus.lengths.labels[kept] + 1)])
     dtype = np.uint16 if corpus.vocabulary <= 2**16 else np.int32
     for output in (path, offsets_path(path)):
         check_not_read("path", output, getattr(corpus.source, "files", ()))

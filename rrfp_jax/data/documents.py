@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from numpy.typing import NDArray
 
 from rrfp_jax.data.buckets import (
-    BaseFit,
     Cost,
-    Costing,
     Costs,
     Fit,
-    FitBoth,
     Pair,
     Pieces,
     Polynomial,
     Rows,
     cheapest,
     check_lengths,
-    check_pairs,
     one_each,
     pack,
     rows_by_cost,
@@ -34,7 +29,8 @@ from rrfp_jax.data.buckets import (
     unpack,
 )
 from rrfp_jax.data.contract import MOST_TOKENS, Arrays, Microbatch
-from rrfp_jax.data.corpus import TEXT, Corpus, ImageCorpus, TokenizedDocument, reject_or_warn
+from rrfp_jax.data.corpus import TEXT, Corpus, TokenizedDocument, reject_or_warn
+from rrfp_jax.data.images import Patches
 from rrfp_jax.data.sampling import (
     EMPTY,
     BatchSampler,
@@ -56,45 +52,99 @@ IMAGE_FIELDS = {**PATCH_FIELDS, **TEXT_FIELDS, "patch_of_token": "int32"}
 PACKED_FIELDS = {"segments": "int32", "positions": "int32"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class BucketedDocuments(ABC):
-    """`Documents` and `ImageDocuments`: documents become pieces, pieces rows, rows microbatches."""
+class Padding(NamedTuple):
+    """Shares of the places of all rows of a split in which there is nothing."""
 
-    corpus: Corpus | ImageCorpus
-    lengths: Any  # of buckets, or how to fit them
+    patches: float
+    tokens: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Documents:
+    """Documents as microbatches of few shapes: a `Data` for models of language, and of language and images.
+
+    Fields, of B rows of T tokens by bucket:
+
+    - `tokens` int32[B, T].
+    - `labels` int32[B, T], the next tokens.
+    - `mask` float32[B, T], 1 where there is a label.
+    - packed also `segments` int32[B, T], which document of the row a token is of, from 1 on, and `positions`
+      int32[B, T], its place in its piece; so that a model may keep documents apart.
+
+    With images (`corpus.patches`) also, of P patches by bucket; a row's images lie one behind the other:
+
+    - `patches` uint8[B, P, 3 * size**2]: pixels as they are; of a patch rows, then columns, then channels.
+    - `patch_places` int32[B, P, 2]: row and column of a patch in its image's grid.
+    - `images` int32[B, P]: which image of the row a patch is of, from 1 on; 0 for padding.
+    - `patch_of_token` int32[B, T]: which merged patch of the row a token stands for; -1 for text and padding.
+      With `merge=2` four patches in a row are one merged patch. Where an image stands tokens are 0, and there
+      is no label where the next token is an image's. The token behind an image is a label.
+
+    All others are 0 where there is nothing, which is at the ends of rows. A microbatch's weight is its number
+    of labels.
+
+    A text of n tokens is n - 1 predictions. One with more than the longest bucket has is cut, the pieces
+    following on one another; none is dropped or cut short. Documents with images are never cut: one that is
+    longer in either length than the longest bucket is a bad document, refused or skipped as the corpus says.
+
+    Attributes:
+        corpus: the documents, of both splits; may be shared with other `Documents`.
+        lengths: of buckets, or with images pairs (patches, tokens); or how to fit them to all documents.
+        tokens: of a microbatch, padding and places of images included: as many rows as make at most so many,
+            and at least one.
+        patches: likewise, besides `tokens` or instead of it.
+        rows: instead of both, of every microbatch, so that costs differ as lengths do.
+        microbatches: per step.
+        packed: documents share rows of the longest bucket, instead of one row each; then each row is in the
+            smallest bucket that holds it. With images rows have the most patches and the most tokens of any
+            bucket, and those that no bucket holds are taken apart.
+        split: "train" for rows shuffled by (seed, epoch) for ever, epoch after epoch without a gap (see
+            `sampling.py`); "validation" for those held out, in order, all of them in `steps` steps.
+        validation_share: of the documents, those whose index hashes lowest; at least one.
+        seed: of the order.
+        balance: what a row costs by its tokens, or with images in `Costs`; then microbatches of all buckets
+            have as many rows as cost about the same as one of the longest, and in each step rows are dealt
+            evenly to the microbatches of their bucket.
+        order: of a step's microbatches, by the cost of their shapes (in patches and tokens, without
+            `balance`).
+
+    Raises:
+        UsageError: an impossible setting, when made; bad or missing documents, when first planned.
+    """
+
+    corpus: Corpus
+    lengths: tuple[int | Pair, ...] | Fit
     tokens: int | None = None
+    patches: int | None = None
     rows: int | None = None
     microbatches: int
     packed: bool = False
     split: Split = "train"
     validation_share: float = 0.05
     seed: int = 0
-    balance: Any = None
+    balance: Cost | None = None
     order: Order = "drawn"
-
-    LENGTHS: ClassVar[tuple[str, ...]]
-    """What a row's lengths count; each may be limited in a microbatch by the setting of that name."""
-
-    FIELDS: ClassVar[Mapping[str, str]]
-    """The dtype of every field of rows that are not packed."""
-
-    NOTHING: ClassVar[str]
-    EITHER: ClassVar[str]
-    """What a step without rows would hold, and which settings give a microbatch's size; for messages."""
 
     def __post_init__(self) -> None:
         check_fields(self)
-        sizes = {name: getattr(self, name) for name in (*reversed(self.LENGTHS), "rows")}
-        check_counts(self.NOTHING, **sizes)
-        if (self.rows is None) == (not any(self._limits)):
+        sizes = {name: getattr(self, name) for name in (*reversed(self._counted), "rows")}
+        check_counts("nothing" if self._cut else "no token", **sizes)
+        if (self.rows is None) == (not any(self._limits)) or (self.patches and not self._cut):
             given = ", ".join(f"{name}={size}" for name, size in sizes.items())
-            raise UsageError(f"{given}: give {self.EITHER}")
+            either = "the size of a microbatch, tokens, patches or both, or else rows"
+            raise UsageError(f"{given}: give {either if self._cut else 'one, the size of a microbatch'}")
         check_counts("no token", microbatches=self.microbatches)
         check_sampling(self.split, self.validation_share, self.order)
+        if self.balance is not None and isinstance(self.balance, Costs) != bool(self._cut):
+            raise UsageError(f"balance={self.balance}: give {'Costs' if self._cut else 'a cost of tokens'}")
+        if len(self._longest) != len(self._counted):
+            raise UsageError(f"{self.lengths}: give longest={'(patches, tokens)' if self._cut else 'tokens'}")
         each = max((self.rows or 1) * sum(self._longest), *(limit or 0 for limit in self._limits))
         if (places := self.microbatches * each) > MOST_TOKENS:
-            counted = " and ".join(self.LENGTHS)
+            counted = " and ".join(self._counted)
             raise UsageError(f"{places} {counted} a step, padding included: give at most {MOST_TOKENS}")
+        if self._cut:
+            self._check_merged(self._cut.merge**2)
 
     # What a Trainer asks for.
 
@@ -140,15 +190,17 @@ class BucketedDocuments(ABC):
     @functools.cached_property
     def bucket_lengths(self) -> tuple[Any, ...]:
         """Lengths of buckets by ascending size, given or fitted; pairs (patches, tokens) with images."""
-        if not isinstance(self.lengths, BaseFit):
+        if not isinstance(self.lengths, Fit):
             return self._given
         every = self.corpus.pieces(self._usable, self._longest).size
         return self.lengths.lengths(pack(every, self._longest).size if self.packed else every, self._size)
 
     @property
-    def _usable(self) -> NDArray[np.int64]:
-        """Indices of documents that can be in a split."""
-        return self.corpus.good
+    def padding(self) -> float | Padding:
+        """The share of positions without a label, over all rows of the split; with images see `Padding`."""
+        places = np.array(self.bucket_lengths)[self._bucket_of_row].sum(axis=0)
+        share = 1 - self.rows_of_split.size.sum(axis=0) / places
+        return Padding(*share.tolist()) if self._cut else float(share)
 
     @functools.cached_property
     def documents(self) -> NDArray[np.int64]:
@@ -178,16 +230,10 @@ class BucketedDocuments(ABC):
         """Labels of each row, int64[R]."""
         return self.rows_of_split.summed(self.corpus.labels(self.pieces))
 
-    @property
-    def _padding(self) -> Any:
-        """Shares of places with nothing in them, float64[] or float64[2] by length, of the split's rows."""
-        places = np.array(self.bucket_lengths)[self._bucket_of_row].sum(axis=0)
-        return 1 - self.rows_of_split.size.sum(axis=0) / places
-
     @functools.cached_property
     def _taken(self) -> tuple[int, ...]:
         """How many rows of each bucket a microbatch has."""
-        lengths, without = self.bucket_lengths, len(self.LENGTHS) * len(self.corpus.source.names)
+        lengths, without = self.bucket_lengths, len(self._counted) * len(self.corpus.source.names)
         taken = (self.rows,) * len(lengths) if self.rows else rows_by_limits(lengths, self._limits, without)
         return taken if self.balance is None else rows_by_cost(lengths, taken[-1], self.balance)
 
@@ -196,204 +242,38 @@ class BucketedDocuments(ABC):
         costs = (self.balance or self._size)(np.array(self.bucket_lengths)) * self._taken
         rows = [np.flatnonzero(self._bucket_of_row == bucket) for bucket in range(len(costs))]
         draw = Draw(tuple(map(len, rows)), self._taken, self.microbatches, self.seed)
-        even = self.balance and self.rows_of_split.summed(self.balance(self.pieces.size))
+        even = None if self.balance is None else self.rows_of_split.summed(self.balance(self.pieces.size))
         return BatchSampler(draw, rows, self.split, self.order, costs.tolist(), even)
-
-    @property
-    def _limits(self) -> list[int | None]:
-        return [getattr(self, name) for name in self.LENGTHS]
-
-    @property
-    def _longest(self) -> tuple[int, ...]:
-        """The most that a row can have in each length, as far as settings tell."""
-        if isinstance(self.lengths, BaseFit):
-            return self.lengths.longest_lengths
-        return tuple(np.reshape(self._given, (-1, len(self.LENGTHS))).max(axis=0).tolist())
-
-    @property
-    def _row(self) -> tuple[int, ...]:
-        """The most that rows are packed to."""
-        return self._longest
-
-    @property
-    def _dtypes(self) -> Mapping[str, str]:
-        return {**self.FIELDS, **PACKED_FIELDS} if self.packed else self.FIELDS
 
     @functools.cached_property
     def _fields(self) -> list[Fields]:
         """The fields of a microbatch of each bucket."""
+        inner = {"patches": (self._cut.values,), "patch_places": (2,)} if self._cut else {}
         every: list[Fields] = []
         for taken, lengths in zip(self._taken, self.bucket_lengths, strict=True):
             *patches, tokens = np.ravel(lengths).tolist()
             shapes = {
-                name: (taken, *(patches if name in PATCH_FIELDS else [tokens]), *self._inner(name))
+                name: (taken, *(patches if name in PATCH_FIELDS else [tokens]), *inner.get(name, ()))
                 for name in self._dtypes
             }
             every.append({n: jax.ShapeDtypeStruct(shapes[n], dtype) for n, dtype in self._dtypes.items()})
         return every
 
-    def _inner(self, field: str) -> tuple[int, ...]:
-        """The shape of one patch or token in a field."""
-        return ()
-
-    def _fill_row(self, arrays: Mapping[str, NDArray[Any]], row: int) -> None:
-        pieces = self.rows_of_split.pieces(row).tolist()
-        fill_row(arrays, (self.corpus.piece(self.pieces, piece, arrays) for piece in pieces))
-
-    @property
-    @abstractmethod
-    def _given(self) -> tuple[Any, ...]:
-        """Buckets that are given, by ascending size."""
-
-    @property
-    @abstractmethod
-    def _size(self) -> Costing:
-        """What buckets are ordered by; rows go to the smallest that holds them."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Documents(BucketedDocuments):
-    """Documents as microbatches of few shapes: a `Data` for language models.
-
-    Fields, [rows, length] by bucket: `tokens` int32; `labels` int32, the next tokens; `mask` float32, 1 where
-    there is a label. Packed also `segments` int32, which document of the row a token is of, from 1 on, and
-    `positions` int32, its place in its piece; so that a model may keep documents apart. All are 0 where there
-    is nothing, which is at the ends of rows. A microbatch's weight is its number of labels.
-
-    A document of n tokens is n - 1 predictions. One with more than the longest bucket has is cut, the pieces
-    following on one another; none is dropped or cut short.
-
-    Attributes:
-        corpus: the documents, of both splits; may be shared with other `Documents`.
-        lengths: of buckets, or how to fit them to all documents.
-        tokens: of a microbatch, padding included: as many rows as make at most so many, and at least one.
-        rows: instead of `tokens`, of every microbatch, so that costs differ as lengths do.
-        microbatches: per step.
-        packed: pieces share rows of the longest bucket, instead of one row each; then each row is in the
-            smallest bucket that holds it.
-        split: "train" for rows shuffled by (seed, epoch) for ever, epoch after epoch without a gap (see
-            `sampling.py`); "validation" for those held out, in order, all of them in `steps` steps.
-        validation_share: of the documents, those whose index hashes lowest; at least one.
-        seed: of the order.
-        balance: what a row costs by its tokens; then microbatches of all buckets have as many rows as cost
-            about the same as one of the longest, and in each step rows are dealt evenly to the microbatches
-            of their bucket.
-        order: of a step's microbatches, by the cost of their shapes (in tokens, without `balance`).
-
-    Raises:
-        UsageError: an impossible setting, when made; bad or missing documents, when first planned.
-    """
-
-    corpus: Corpus
-    lengths: tuple[int, ...] | Fit
-    balance: Cost | None = None
-
-    LENGTHS = ("tokens",)
-    FIELDS = TEXT_FIELDS
-    NOTHING, EITHER = "no token", "one, the size of a microbatch"
-
-    @property
-    def padding(self) -> float:
-        """The share of positions without a label, over all rows of the split."""
-        return float(self._padding)
-
-    @property
-    def _given(self) -> tuple[int, ...]:
-        return check_lengths(self.lengths)  # type: ignore[arg-type]
-
-    @property
-    def _row(self) -> tuple[int, ...]:
-        return (self.bucket_lengths[-1],)
-
-    @property
-    def _size(self) -> Costing:
-        return Polynomial()
-
-
-class Padding(NamedTuple):
-    """Shares of the places of all rows of a split in which there is nothing."""
-
-    patches: float
-    tokens: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImageDocuments(BucketedDocuments):
-    """Documents of text and images as microbatches of few shapes: a `Data` for vision-language models.
-
-    Fields, of B rows, P patches and T tokens by bucket; a row's images lie one behind the other:
-
-    - `patches` uint8[B, P, 3 * size**2]: pixels as they are; of a patch rows, then columns, then channels.
-    - `patch_places` int32[B, P, 2]: row and column of a patch in its image's grid.
-    - `images` int32[B, P]: which image of the row a patch is of, from 1 on; 0 for padding.
-    - `tokens`, `labels` int32[B, T], `mask` float32[B, T]: as in `Documents`. Where an image stands tokens
-      are 0, and there is no label where the next token is an image's. The token behind an image is a label.
-    - `patch_of_token` int32[B, T]: which merged patch of the row a token stands for; -1 for text and padding.
-    - packed also `segments` and `positions` int32[B, T], as in `Documents`.
-
-    All others are 0 where there is nothing. With `merge=2` four patches in a row are one merged patch. A
-    microbatch's weight is its number of labels. Documents are never cut: one that is longer in either length
-    than the longest bucket is a bad document, refused or skipped as the corpus says.
-
-    Attributes:
-        corpus: the documents, of both splits; may be shared with other `ImageDocuments`.
-        lengths: of buckets, pairs (patches, tokens), or how to fit them to all documents.
-        tokens: of a microbatch, padding and places of images included: at most so many, but at least one row.
-        patches: likewise, besides `tokens` or instead of it.
-        rows: instead of both, of every microbatch.
-        microbatches: per step.
-        packed: documents share rows of the most patches and tokens, instead of one row each; then each row is
-            in the cheapest bucket that holds it. Rows that no bucket holds are taken apart.
-        split, validation_share, seed: as in `Documents`.
-        balance: what a row costs by both lengths; then microbatches of all buckets have as many rows as cost
-            about the same as one of the dearest, and in each step rows are dealt evenly to the microbatches
-            of their bucket.
-        order: of a step's microbatches, by the cost of their shapes (patches and tokens, without `balance`).
-
-    Raises:
-        UsageError: an impossible setting, when made; bad or missing documents, when first planned.
-    """
-
-    corpus: ImageCorpus
-    lengths: tuple[Pair, ...] | FitBoth
-    patches: int | None = None
-    balance: Costs | None = None
-
-    LENGTHS = ("patches", "tokens")
-    FIELDS = IMAGE_FIELDS
-    NOTHING, EITHER = "nothing", "the size of a microbatch, tokens, patches or both, or else rows"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        merged, fit = self.corpus.patches.merge**2, self.lengths
-        given = [fit.patches, fit.patch_multiple] if isinstance(fit, FitBoth) else [own[0] for own in fit]
-        if odd := [patches for patches in given if patches % merged]:
-            raise UsageError(
-                f"{odd[0]} patches: {merged} of them are merged to one; make a bucket's patches, or "
-                f"patch_multiple, a multiple of {merged}"
-            )
-
-    @property
-    def padding(self) -> Padding:
-        """Over all rows of the split."""
-        return Padding(*self._padding.tolist())
-
-    @property
-    def _given(self) -> tuple[Pair, ...]:
-        pairs = check_pairs(self.lengths)  # type: ignore[arg-type]
-        return tuple(pairs[i] for i in np.argsort(self._size(np.array(pairs)), kind="stable"))
-
-    @property
-    def _size(self) -> Costing:
-        return self.balance or Costs()
-
     @functools.cached_property
     def _usable(self) -> NDArray[np.int64]:
-        """Indices of good documents that a bucket holds; the corpus says what is done with longer ones."""
-        good, sizes, longest = self.corpus.good, self.corpus.sizes, self._longest
-        pairs = [longest] if isinstance(self.lengths, FitBoth) else self._given
+        """Indices of good documents that a bucket holds, or that are cut for it."""
+        good, longest = self.corpus.good, self._longest
+        if not self._cut:
+            return good
+        sizes = self.corpus.sizes
+        pairs = [longest] if isinstance(self.lengths, Fit) else self._given
         held = cheapest(sizes[good], pairs, self._size) >= 0
-        if reasons := {d: self._too_long(sizes[d]) for d in good[~held].tolist()}:
+        reasons = {}
+        for document in good[~held].tolist():
+            over = [k for k, size in enumerate(sizes[document]) if size > longest[k]]
+            beyond = [f"more {self._counted[k]} than the {longest[k]} of the longest bucket" for k in over]
+            reasons[document] = f"with {[*beyond, 'patches and tokens that no bucket holds both'][0]}"
+        if reasons:
             reject_or_warn(self.corpus.source.names, reasons, self.corpus.bad)
         if not held.any():
             raise UsageError(
@@ -402,14 +282,61 @@ class ImageDocuments(BucketedDocuments):
             )
         return good[held]
 
-    def _too_long(self, size: NDArray[np.int64]) -> str:
-        for length, most, what in zip(size, self._longest, self.LENGTHS, strict=True):
-            if length > most:
-                return f"with more {what} than the {most} of the longest bucket"
-        return "with patches and tokens that no bucket holds both"
+    # What differs with images.
 
-    def _inner(self, field: str) -> tuple[int, ...]:
-        return {"patches": (self.corpus.patches.values,), "patch_places": (2,)}.get(field, ())
+    @property
+    def _cut(self) -> Patches | None:
+        return self.corpus.patches
+
+    @property
+    def _counted(self) -> Sequence[str]:
+        """What a row's lengths count; each may be limited in a microbatch by the setting of that name."""
+        return ("patches", "tokens") if self._cut else ("tokens",)
+
+    @property
+    def _limits(self) -> list[int | None]:
+        return [getattr(self, name) for name in self._counted]
+
+    @property
+    def _dtypes(self) -> Mapping[str, str]:
+        return (IMAGE_FIELDS if self._cut else TEXT_FIELDS) | (PACKED_FIELDS if self.packed else {})
+
+    @property
+    def _given(self) -> tuple[Any, ...]:
+        """Buckets that are given, by ascending size."""
+        found = check_lengths(self.lengths, len(self._counted))  # type: ignore[arg-type]
+        order = np.argsort(self._size(np.array(found)), kind="stable")
+        return tuple(found[i] for i in order)
+
+    @property
+    def _size(self) -> Cost:
+        """What buckets are ordered by; rows go to the smallest that holds them."""
+        return (self.balance or Costs()) if self._cut else Polynomial()
+
+    @property
+    def _longest(self) -> tuple[int, ...]:
+        """The most that a row can have in each length, as far as settings tell."""
+        if isinstance(self.lengths, Fit):
+            return tuple(np.ravel(self.lengths.longest).tolist())
+        return tuple(np.reshape(self._given, (-1, len(self._counted))).max(axis=0).tolist())
+
+    @property
+    def _row(self) -> tuple[int, ...]:
+        """The most that rows are packed to."""
+        return self._longest if self._cut else (self.bucket_lengths[-1],)
+
+    def _check_merged(self, merged: int) -> None:
+        fit: Any = self.lengths
+        given = [fit.longest, fit.multiple] if isinstance(fit, Fit) else fit
+        if odd := [patches for patches in (np.ravel(own)[0] for own in given) if patches % merged]:
+            raise UsageError(
+                f"{odd[0]} patches: {merged} of them are merged to one; make a bucket's patches, or "
+                f"multiple=(patches, tokens) of a Fit, a multiple of {merged}"
+            )
+
+    def _fill_row(self, arrays: Mapping[str, NDArray[Any]], row: int) -> None:
+        pieces = self.rows_of_split.pieces(row).tolist()
+        fill_row(arrays, (self.corpus.piece(self.pieces, piece, arrays) for piece in pieces))
 
 
 # Rows filled with documents.

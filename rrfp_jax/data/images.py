@@ -17,7 +17,6 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from rrfp_jax.data.sources import BadDocument
 from rrfp_jax.errors import UsageError, imported
 from rrfp_jax.fields import check_fields
 from rrfp_jax.files import open_regular
@@ -41,6 +40,14 @@ _ORIENTATION, _TURNED = 0x0112, (5, 6, 7, 8)
 
 _TURNS = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
 """By its value, what turns the picture back: Pillow's `Transpose`."""
+
+
+class BadDocument(ValueError):
+    """A document that cannot be used; the first argument says why, in a word or two, and a second one names
+    the part of it that is at fault."""
+
+    def __str__(self) -> str:
+        return " ".join(str(argument) for argument in self.args if argument)
 
 
 @dataclass(frozen=True, kw_only=True)

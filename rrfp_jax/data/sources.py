@@ -1,7 +1,6 @@
-"""Where documents come from: text files, JSON lines, token arrays, and any sequence of examples.
+"""Where documents come from: text files, JSON lines, folders of images, token arrays, any examples.
 
-A source names its documents and reads one at a time. If it knows their sizes without reading them (`sizes`),
-it can also read a part of one.
+A source names its documents and reads one at a time; images among their text are opened later.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import mmap
 import os
 import re
 import sysconfig
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedReader
@@ -24,39 +23,40 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from rrfp_jax.data.images import IMAGE_SUFFIXES, BadDocument, Image
 from rrfp_jax.errors import UsageError, imported
 from rrfp_jax.fields import check_fields, expanded
-from rrfp_jax.files import opened, opened_binary
+from rrfp_jax.files import opened, opened_binary, read_whole
 
-Raw: TypeAlias = "bytes | str | NDArray[Any]"
-"""A document as it is read: text, text in UTF-8, or tokens."""
+Parts: TypeAlias = Sequence[Image | str]
+"""A document from its beginning to its end: strings are text, anything else is an image."""
+
+Raw: TypeAlias = Any
+"""A document as it is read: text in UTF-8, text, an array of tokens, or `Parts`."""
+
+MARKER = "<image>"
+"""Where an image stands in a text, unless said otherwise."""
+
+LONGEST_TEXT = 2**24
+"""Bytes of the file that describes an image."""
 
 _BLANK_LINES = re.compile(rb"\n(?:[ \t\r]*\n)+")
 
 
-class BadDocument(ValueError):
-    """A document that cannot be used; the first argument says why, in a word or two, and a second one names
-    the part of it that is at fault."""
-
-    def __str__(self) -> str:
-        return " ".join(str(argument) for argument in self.args if argument)
-
-
 class Source(Protocol):
-    """Documents in a fixed order, the same on every process."""
+    """Documents in a fixed order, the same on every process.
+
+    One that knows the sizes of its documents without reading them may have `sizes`, int64[N] of bytes or
+    tokens, -1 of what is unreadable. Then it is asked for parts, `read(document, begin, end)`.
+    """
 
     @property
     def names(self) -> Sequence[str]:
         """A name for every document, the same on every machine."""
         ...
 
-    @property
-    def sizes(self) -> NDArray[np.int64] | None:
-        """int64[N]: bytes or tokens of every document, -1 if unreadable; None if reading must tell."""
-        ...
-
-    def read(self, document: int, begin: int = 0, end: int | None = None) -> Raw:
-        """A document, or a part of it where sizes are known; `BadDocument` if there is none to be had."""
+    def read(self, document: int) -> Raw:
+        """A document; `BadDocument` if there is none to be had."""
         ...
 
 
@@ -160,20 +160,49 @@ def _sections(file: Span) -> Iterator[Span]:
         yield Span(f"{file.name}:{begin}", file.path, begin, end - begin)
 
 
-class JsonSpans(FileSpans):
-    """Lines of JSON in files, found by one pass; named `file:line`, from 1 on."""
+@dataclass(frozen=True)
+class JsonLines(FileSpans):
+    """Files of one JSON object per line, each a document: its `field`, a string or a list of tokens.
+
+    With `images`, also those: `{"text": "<image> and that", "images": [path]}` for `images="images"`. They
+    take the markers' places; a text without markers comes behind all of them. Paths must not lead out of
+    their folder, by `..`, a symbolic link or a root: whoever wrote the lines may not be who reads them.
+
+    Lines are found by one pass at first use, named `file:line` from 1 on. Empty lines are passed over.
+
+    Args:
+        path: of the lines; see `find_files`.
+        field: of the text.
+        images: field of the paths of images, a list, or one; "" for text alone.
+        folder: that paths of images begin at; "" for the one that each file of lines is in.
+        marker: where an image stands in a text.
+    """
 
     path: str
+    field: str = "text"
+    images: str = ""
+    folder: str = ""
+    marker: str = MARKER
 
-    def parsed(self, document: int) -> Any:
-        """What the line is as JSON; `BadDocument` if it is none."""
-        line = self._bytes(document)
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not self.marker:
+            raise UsageError("marker='': give the text that an image stands for")
+
+    def read(self, document: int) -> Raw:
+        """The line's field; with `images` its text, with its images where they stand."""
+        span, line = self._spans[document], self._bytes(document)
         try:
-            return json.loads(line)
+            parsed = json.loads(line)
         except UnicodeDecodeError as error:
             raise BadDocument("undecodable") from error
         except (ValueError, RecursionError) as error:
             raise BadDocument("not JSON") from error
+        if not self.images:
+            return _raw(parsed, self.field)
+        text, images = _text_and_images(parsed, self.field, self.images)
+        root = expanded("folder", self.folder) if self.folder else span.path.parent
+        return parts_of(text, [_within(root, image) for image in images], self.marker)
 
     @functools.cached_property
     def _spans(self) -> list[Span]:
@@ -189,23 +218,53 @@ class JsonSpans(FileSpans):
 
 
 @dataclass(frozen=True)
-class JsonLines(JsonSpans):
-    """Files of one JSON object per line, each a document: its `field`, a string or a list of tokens.
+class ImageFolder:
+    """Images of a folder, each with the text that describes it in a file beside it: `cat.png` and `cat.txt`.
 
-    Lines are found by one pass at first use, named `file:line` from 1 on. Empty lines are passed over.
+    A text without an image is a bad document, and so is an image without text.
+
+    Args:
+        path: a folder, searched to any depth; or an image or a glob; see `find_files`.
+        suffix: of texts.
     """
 
     path: str
-    field: str = "text"
-
-    sizes = None
+    suffix: str = ".txt"
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if not self.suffix.startswith(".") or self.suffix.lower() in IMAGE_SUFFIXES:
+            raise UsageError(f"suffix={self.suffix!r}: of the texts; give one such as '.txt'")
 
-    def read(self, document: int, begin: int = 0, end: int | None = None) -> Raw:
-        """The line's field."""
-        return _raw(self.parsed(document), self.field)
+    @property
+    def names(self) -> Sequence[str]:
+        """Paths from the root: of images, and of texts that describe none."""
+        return [name for name, _ in self._files]
+
+    def read(self, document: int) -> Parts:
+        """The image, and behind it its text."""
+        _, path = self._files[document]
+        if path.suffix.lower() not in IMAGE_SUFFIXES:
+            raise BadDocument("without an image")
+        try:
+            text = read_whole(path.with_suffix(self.suffix), LONGEST_TEXT).decode("utf-8")
+        except FileNotFoundError:
+            raise BadDocument("without text") from None
+        except OSError as error:
+            raise BadDocument("with an unreadable text") from error
+        except UnicodeDecodeError as error:
+            raise BadDocument("undecodable") from error
+        return parts_of(text, [path])
+
+    @functools.cached_property
+    def _files(self) -> list[tuple[str, Path]]:
+        files = find_files(self.path, (*IMAGE_SUFFIXES, self.suffix.lower()))
+        described = {path.with_suffix("") for _, path in files if path.suffix.lower() in IMAGE_SUFFIXES}
+        return [
+            (name, path)
+            for name, path in files
+            if path.suffix.lower() in IMAGE_SUFFIXES or path.with_suffix("") not in described
+        ]
 
 
 @dataclass(frozen=True)
@@ -281,10 +340,16 @@ class TokenFile:
 class Examples:
     """Any sequence of examples as documents: a list, a `datasets.Dataset`, a grain `MapDataset`.
 
+    With `images`, an image may be a `pathlib.Path`, the bytes of a file, an array uint8[H, W] or
+    uint8[H, W, 3 or 4], a Pillow image, or what datasets makes of one, `{"bytes": ...}`. A plain string is
+    none: paths in other people's data are for `JsonLines`.
+
     Args:
         examples: with `len` and indices; read by index only.
         field: of an example that is a dict; "" if examples are strings, bytes or token arrays themselves.
         name: what names of documents begin with.
+        images: field of the images, a list, or one; "" for text alone.
+        marker: where an image stands in a text; see `JsonLines`.
 
     Raises:
         UsageError: `examples` has no length or no end, such as a repeated MapDataset.
@@ -293,8 +358,8 @@ class Examples:
     examples: Any
     field: str = "text"
     name: str = "example"
-
-    sizes = None
+    images: str = ""
+    marker: str = MARKER
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -311,9 +376,19 @@ class Examples:
         """`name:index`."""
         return [f"{self.name}:{i}" for i in range(len(self.examples))]
 
-    def read(self, document: int, begin: int = 0, end: int | None = None) -> Raw:
-        """The example's field."""
-        return _raw(self.examples[document], self.field)
+    def read(self, document: int) -> Raw:
+        """The example's field; with `images` its text, with its images where they stand."""
+        if not self.images:
+            return _raw(self.examples[document], self.field)
+        try:
+            example = self.examples[document]
+        except Exception as error:  # one that decodes its images itself raises what it likes
+            raise BadDocument("with an example that cannot be read") from error
+        text, images = _text_and_images(example, self.field, self.images)
+        plain = [image.get("bytes") if isinstance(image, Mapping) else image for image in images]
+        if any(isinstance(image, str) for image in plain):
+            raise BadDocument("with a string for an image")
+        return parts_of(text, plain, self.marker)
 
 
 def hugging_face(path: str, field: str = "text", split: str = "train") -> Examples:
@@ -351,6 +426,45 @@ def _raw(example: Any, field: str) -> Raw:
     if array is None or array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise BadDocument("neither text nor tokens")
     return array
+
+
+def parts_of(text: str, images: Sequence[Image], marker: str = MARKER) -> Parts:
+    """A text in which each marker is an image; without markers all images come before it."""
+    texts = text.split(marker)
+    if len(texts) == 1:
+        return [*images, text]
+    if len(texts) - 1 != len(images):
+        raise BadDocument("with more or fewer images than places for them")
+    parts: list[Image | str] = [texts[0]]
+    for image, behind in zip(images, texts[1:], strict=True):
+        parts += [image, behind]
+    return parts
+
+
+def _text_and_images(given: Any, text: str, images: str) -> tuple[str, Sequence[Any]]:
+    """The text and the images of an example; what it does not have is empty."""
+    if not isinstance(given, Mapping):
+        raise BadDocument("no object with fields")
+    found, many = given.get(text), given.get(images)
+    if found is not None and not isinstance(found, str):
+        raise BadDocument(f"with a field {text!r} that is no text")
+    if many is None:
+        many = ()
+    return found or "", many if isinstance(many, (list, tuple)) else (many,)
+
+
+def _within(root: Path, given: Any) -> Path:
+    """The path of an image in a folder; `BadDocument` if it leads out of the folder, or is no path."""
+    if not isinstance(given, str) or not given or "\0" in given:
+        raise BadDocument("with a path that is none")
+    path = root / given
+    try:
+        inside = path.resolve().is_relative_to(root.resolve())
+    except (OSError, RuntimeError, ValueError) as error:  # a loop of links
+        raise BadDocument("with an unreadable image", given) from error
+    if not inside or Path(given).is_absolute() or ".." in Path(given).parts:
+        raise BadDocument("with a path out of the folder", given)
+    return path
 
 
 def offsets_path(tokens: Path) -> Path:

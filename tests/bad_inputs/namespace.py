@@ -66,8 +66,14 @@ def docs(**given):
 
 
 def pictures(**given):
-    usual = {"source": data.ImageExamples([{"text": "ab", "images": [np.zeros((28, 28), np.uint8)]}] * 2)}
-    return data.ImageCorpus(**{**usual, "tokenizer": data.Bytes(), "vocabulary": 256, **given})
+    usual = {
+        "source": data.Examples(
+            [{"text": "ab", "images": [np.zeros((28, 28), np.uint8)]}] * 2, images="images"
+        )
+    }
+    return data.Corpus(
+        **{**usual, "tokenizer": data.Bytes(), "vocabulary": 256, "patches": data.Patches(), **given}
+    )
 
 
 def q(**changes):

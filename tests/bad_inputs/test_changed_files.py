@@ -159,7 +159,7 @@ def test_a_home_that_nobody_has(kind):
 def test_a_home_that_nobody_has_for_images(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "a", "images": ["b.png"]}\n')
     with pytest.raises(rrfp.UsageError, match=f"folder='{HOMELESS}': no user here has the home ~nobody"):
-        data.ImageLines(str(tmp_path / "a.jsonl"), folder=HOMELESS).read(0)
+        data.JsonLines(str(tmp_path / "a.jsonl"), images="images", folder=HOMELESS).read(0)
 
 
 # Outputs that are inputs.
@@ -220,7 +220,7 @@ def test_tokens_of_which_some_cannot_be_read_leave_what_was_there(tmp_path):
     data.write_tokens(made, tmp_path / "made.npy")
     before = {path: path.read_bytes() for path in tmp_path.iterdir()} | {source: b"\n"}
     broken = corpus(data.JsonLines(str(source)), data.Bytes())
-    assert broken.lengths.any()
+    assert broken.lengths.labels.any()
     source.write_text("\n")
     with pytest.raises(rrfp.UsageError, match="was changed during the run"):
         data.write_tokens(broken, tmp_path / "made.npy")

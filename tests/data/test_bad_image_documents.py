@@ -24,11 +24,9 @@ def test_what_cannot_be_read_or_encoded_is_a_bad_document():
             return super().__getitem__(i)
 
     good = {"text": "good", "images": [picture(1, 1, 4)]}
-    source = data.ImageExamples(Decoding([good, good, {**good, "text": "half \ud83d"}, good]))
+    source = data.Examples(Decoding([good, good, {**good, "text": "half \ud83d"}, good]), images="images")
     patches = data.Patches(size=4, longest=8)
-    corpus = data.ImageCorpus(
-        source=source, tokenizer=data.Bytes(), vocabulary=256, patches=patches, bad="skip"
-    )
+    corpus = data.Corpus(source=source, tokenizer=data.Bytes(), vocabulary=256, patches=patches, bad="skip")
     with pytest.warns(UserWarning, match="2 of 4 .* 1 undecodable: example:2; 1 with an example that cannot"):
         assert np.flatnonzero(corpus.lengths.labels).tolist() == [0, 3]
 
@@ -52,7 +50,7 @@ def folder(path):
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 def test_bad_documents_of_a_folder_are_counted_and_named(tmp_path):
     source = data.ImageFolder(str(folder(tmp_path)))
-    corpus = data.ImageCorpus(
+    corpus = data.Corpus(
         source=source, tokenizer=data.Bytes(), vocabulary=256, patches=data.Patches(size=4, longest=16)
     )
     said = [
@@ -77,8 +75,8 @@ def test_bad_documents_of_a_folder_are_counted_and_named(tmp_path):
 
 def lines(path, *documents):
     (path / "lines.jsonl").write_text("".join(json.dumps(document) + "\n" for document in documents))
-    return data.ImageCorpus(
-        source=data.ImageLines(str(path / "lines.jsonl")),
+    return data.Corpus(
+        source=data.JsonLines(str(path / "lines.jsonl"), images="images"),
         tokenizer=data.Bytes(),
         vocabulary=256,
         patches=data.Patches(size=4, longest=16),

@@ -12,14 +12,12 @@ from rrfp_jax.data.buckets import (
     MOST_CELLS,
     Costs,
     Fit,
-    FitBoth,
     Polynomial,
     Table,
     best_buckets,
     best_pairs,
     cheapest,
     check_lengths,
-    check_pairs,
     cut,
     one_each,
     pack,
@@ -84,7 +82,7 @@ def test_a_share_that_the_multiple_forbids_is_refused():
         (lambda: Fit(buckets=0, longest=8), "at least one bucket"),
         (lambda: Fit(padding=1.0, longest=8), "a share, from 0 to below 1"),
         (lambda: Fit(buckets=1, longest=9, multiple=8), "longest must be a positive multiple"),
-        (lambda: check_lengths((8, 8)), r"lengths=\(8, 8\): give different"),
+        (lambda: check_lengths((8, 8), 1), r"lengths=\(8, 8\): give different"),
         (lambda: Polynomial(linear=0.0), "must grow with tokens"),
         (lambda: Table(((1, 2.0),)), "at least two points"),
         (lambda: Table(((1, 2.0), (2, 1.0))), "costs that never fall"),
@@ -186,7 +184,7 @@ def test_fitted_pairs_cost_little_more_than_the_best():
 def test_many_different_rows_are_rounded_up_first():
     rows = np.random.default_rng(0).integers(1, 1000, (2000, 2))
     assert len(np.unique(rows, axis=0)) > 4 * MOST_CELLS
-    pairs = FitBoth(buckets=8, patches=1000, tokens=1000).lengths(rows, Costs())
+    pairs = Fit(buckets=8, longest=(1000, 1000)).lengths(rows, Costs())
     assert len(pairs) <= 8 and (cheapest(rows, pairs, Costs()) >= 0).all()
     assert pairs[-1] == tuple(rows.max(axis=0))
     one = cost_of(rows, [pairs[-1]], Costs())
@@ -197,16 +195,14 @@ def test_many_different_rows_are_rounded_up_first():
 @given(ROWS, st.integers(1, 4), st.integers(1, 3), st.integers(0, 60))
 def test_fits_keep_multiples_numbers_and_shares(rows, patch_multiple, token_multiple, percent):
     rest = {
-        "patches": 12 * patch_multiple,
-        "tokens": 12 * token_multiple,
-        "patch_multiple": patch_multiple,
-        "token_multiple": token_multiple,
+        "longest": (12 * patch_multiple, 12 * token_multiple),
+        "multiple": (patch_multiple, token_multiple),
     }
-    pairs = FitBoth(buckets=3, **rest).lengths(rows, Costs())
+    pairs = Fit(buckets=3, **rest).lengths(rows, Costs())
     assert 1 <= len(pairs) <= 3 and (cheapest(rows, pairs, Costs()) >= 0).all()
     assert all(p % patch_multiple == 0 < p and t % token_multiple == 0 < t for p, t in pairs)
     try:
-        shared = FitBoth(padding=percent / 100, **rest).lengths(rows, Costs())
+        shared = Fit(padding=percent / 100, **rest).lengths(rows, Costs())
     except UsageError as error:
         assert "give smaller multiples" in str(error)
         return
@@ -236,4 +232,4 @@ def test_costs_add_an_encoders_and_a_decoders():
 @pytest.mark.parametrize("pairs", [(), ((4, 4), (4, 4)), ((0, 4),), ((4,),), (4, 4), ((4, "4"),)])
 def test_impossible_pairs_are_refused(pairs):
     with pytest.raises(UsageError, match="give different pairs"):
-        check_pairs(pairs)
+        check_lengths(pairs, 2)

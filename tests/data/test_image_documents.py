@@ -45,7 +45,7 @@ def corpora(draw):
 
     end = draw(st.sampled_from([None, 7]))
     patches = data.Patches(size=2, merge=merge, longest=2 * 2 * merge)
-    corpus = data.ImageCorpus(
+    corpus = data.Corpus(
         source=Given(), tokenizer=data.Bytes(), vocabulary=256, patches=patches, end=end, text_alone=True
     )
     return corpus, documents
@@ -72,8 +72,8 @@ def expected(parts, corpus):
 def test_every_document_is_there_once_and_whole(given, packed, rows, buckets):
     corpus, documents = given
     merged = corpus.patches.merge**2
-    fit = data.FitBoth(buckets=buckets, patches=96, tokens=96, patch_multiple=merged)
-    train = data.ImageDocuments(
+    fit = data.Fit(buckets=buckets, longest=(96, 96), multiple=(merged, 1))
+    train = data.Documents(
         corpus=corpus, lengths=fit, rows=rows, microbatches=2, packed=packed, validation_share=0.3
     )
     held = dataclasses.replace(train, split="validation")
@@ -129,14 +129,14 @@ def pictures(**changes):
         {"text": "<image>a picture\n" * (1 + i % 4), "images": [picture(1 + i % 2, 2, 4)] * (1 + i % 4)}
         for i in range(12)
     ]
-    corpus = data.ImageCorpus(
-        source=data.ImageExamples(examples),
+    corpus = data.Corpus(
+        source=data.Examples(examples, images="images"),
         tokenizer=data.Bytes(),
         vocabulary=256,
         patches=data.Patches(size=4, longest=8),
     )
     usual = {"corpus": corpus, "lengths": ((4, 32), (16, 80)), "rows": 2, "microbatches": 4}
-    return data.ImageDocuments(**{**usual, **changes})
+    return data.Documents(**{**usual, **changes})
 
 
 def test_a_step_is_planned_by_its_number_alone_and_loads_the_same_again():
@@ -186,7 +186,7 @@ def test_documents_longer_than_any_bucket_are_refused_or_skipped():
 
 
 @pytest.mark.parametrize("seed", [5, 7, 10])
-@pytest.mark.parametrize("lengths", [data.FitBoth(buckets=2, patches=40, tokens=120), ((12, 90), (40, 61))])
+@pytest.mark.parametrize("lengths", [data.Fit(buckets=2, longest=(40, 120)), ((12, 90), (40, 61))])
 def test_packed_rows_that_no_bucket_holds_are_taken_apart(seed, lengths):
     """Buckets are fitted to rows of all documents; those of a split are others, and may be longer."""
     random = np.random.default_rng(seed)
@@ -194,7 +194,7 @@ def test_packed_rows_that_no_bucket_holds_are_taken_apart(seed, lengths):
         {"text": "a" * tokens, "images": [np.ones((4, 4 * patches, 3), np.uint8)]}
         for patches, tokens in random.integers(1, (12, 40), (40, 2))
     ]
-    corpus = dataclasses.replace(pictures().corpus, source=data.ImageExamples(examples))
+    corpus = dataclasses.replace(pictures().corpus, source=data.Examples(examples, images="images"))
     corpus = dataclasses.replace(corpus, patches=data.Patches(size=4, longest=64))
     made = pictures(corpus=corpus, lengths=lengths, packed=True, validation_share=0.4)
     for own in (made, dataclasses.replace(made, split="validation")):
@@ -206,7 +206,7 @@ def test_packed_rows_that_no_bucket_holds_are_taken_apart(seed, lengths):
 
 
 def test_when_none_fits_the_longest_bucket_that_is_said():
-    made = pictures(lengths=data.FitBoth(buckets=1, patches=2, tokens=8))
+    made = pictures(lengths=data.Fit(buckets=1, longest=(2, 8)))
     made = dataclasses.replace(made, corpus=dataclasses.replace(made.corpus, bad="skip"))
     with pytest.warns(UserWarning, match="skipped"), pytest.raises(UsageError, match="none of 12 documents"):
         _ = made.bucket_lengths
@@ -262,4 +262,4 @@ def test_merged_patches_need_multiples():
     with pytest.raises(UsageError, match="6 patches: 4 of them are merged to one"):
         pictures(corpus=corpus, lengths=((6, 32),))
     with pytest.raises(UsageError, match="1 patches: 4 of them are merged"):
-        pictures(corpus=corpus, lengths=data.FitBoth(buckets=2, patches=8, tokens=32))
+        pictures(corpus=corpus, lengths=data.Fit(buckets=2, longest=(8, 32)))

@@ -26,7 +26,7 @@ def corpus(source, tokenizer=None, **settings):
 
 
 def documents(corpus):
-    return [corpus.tokens(d, 0, int(n)).tolist() for d, n in enumerate(corpus.lengths) if n]
+    return [corpus.tokens(d, 0, int(n) + 1).tolist() for d, n in enumerate(corpus.lengths.labels) if n]
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_only_a_part_of_a_file_is_read(folder, monkeypatch):
     texts, parts = corpus(TextFiles(str(folder / "*.txt")), Bytes()), []
     read = TextFiles.read
     monkeypatch.setattr(TextFiles, "read", lambda *args: parts.append(args[1:]) or read(*args))
-    assert texts.lengths.tolist() == [len(text) for text in BYTES] and not parts
+    assert (texts.lengths.labels + 1).tolist() == [len(text) for text in BYTES] and not parts
     assert texts.tokens(2, 10, 15).tolist() == BYTES[2][10:15]
     assert parts == [(2, 10, 15)]
 
@@ -119,7 +119,7 @@ def test_bad_documents_are_refused_or_skipped_by_name(folder, jsonl, make, said)
     assert said in str(refused.value) and "bad='skip'" in str(refused.value)
     skipping = replace(bad, bad="skip")
     with pytest.warns(UserWarning, match="documents skipped") as warned:
-        lengths = skipping.lengths
+        lengths = skipping.lengths.labels
     assert said in str(warned[0].message)
     assert documents(skipping) == BYTES
     assert (lengths > 0).tolist() == [True] * 4 + [False] * (len(lengths) - 4)
@@ -169,7 +169,7 @@ def test_what_cannot_be_is_refused(folder, jsonl, make, said):
 
 def test_a_file_that_shrinks_is_refused(folder):
     texts = corpus(TextFiles(str(folder / "*.txt")), Bytes())
-    assert texts.lengths[0]
+    assert texts.lengths.labels[0]
     (folder / "0.txt").write_text("s")
     with pytest.raises(UsageError, match=r"0\.txt: shorter than the 25 bytes.*start again"):
         texts.tokens(0, 0, 9)

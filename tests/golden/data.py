@@ -113,14 +113,18 @@ def many(**given):
 
 
 def image_corpus(**given):
-    usual = {"source": data.ImageExamples(pictures()), "tokenizer": data.Bytes(), "vocabulary": 256}
-    return data.ImageCorpus(**{**usual, "patches": data.Patches(size=4, longest=16), **given})
+    usual = {
+        "source": data.Examples(pictures(), images="images"),
+        "tokenizer": data.Bytes(),
+        "vocabulary": 256,
+    }
+    return data.Corpus(**{**usual, "patches": data.Patches(size=4, longest=16), **given})
 
 
 def image_documents(**given):
-    fit = data.FitBoth(buckets=3, patches=32, tokens=96)
+    fit = data.Fit(buckets=3, longest=(32, 96))
     usual = {"corpus": image_corpus(), "lengths": fit, "tokens": 160, "microbatches": 3}
-    return data.ImageDocuments(**{**usual, **given})
+    return data.Documents(**{**usual, **given})
 
 
 def merged(**given):
@@ -149,6 +153,10 @@ def drawn(given):
         lines += [{"text": "only text"}, {"text": "x", "images": ["../00.png"]}, {"images": ["00.png"]}]
         (folder / "lines.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder
+
+
+def image_lines(given):
+    return data.JsonLines(str(drawn(given) / "lines.jsonl"), images="images")
 
 
 def skipping(make):
@@ -316,9 +324,7 @@ TABLE = {
     "TokenFile, raw": steps_of(lambda given: tokens(given, "raw")),
     "write_tokens": written,
     "ImageDocuments, a share of padding": steps_of(
-        lambda given: image_documents(
-            lengths=data.FitBoth(padding=0.2, patches=32, tokens=96, patch_multiple=2, token_multiple=8)
-        )
+        lambda given: image_documents(lengths=data.Fit(padding=0.2, longest=(32, 96), multiple=(2, 8)))
     ),
     "ImageDocuments, merged": steps_of(lambda given: merged()),
     "ImageDocuments, merged and packed": steps_of(
@@ -338,7 +344,9 @@ TABLE = {
     ),
     "ImageDocuments, text alone": steps_of(
         lambda given: image_documents(
-            corpus=image_corpus(source=data.ImageExamples([*pictures(), {"text": "abc"}]), text_alone=True)
+            corpus=image_corpus(
+                source=data.Examples([*pictures(), {"text": "abc"}], images="images"), text_alone=True
+            )
         )
     ),
     "ImageDocuments, long ones": skipping(
@@ -351,19 +359,15 @@ TABLE = {
         )
     ),
     "ImageLines": skipping(
-        lambda given: image_documents(
-            corpus=image_corpus(source=data.ImageLines(str(drawn(given) / "lines.jsonl")), bad="skip")
-        )
+        lambda given: image_documents(corpus=image_corpus(source=image_lines(given), bad="skip"))
     ),
     "ImageLines refused": refused(
-        lambda given: image_documents(
-            corpus=image_corpus(source=data.ImageLines(str(drawn(given) / "lines.jsonl")))
-        )
+        lambda given: image_documents(corpus=image_corpus(source=image_lines(given)))
     ),
     "Glyphs, documents": steps_of(
         lambda given: image_documents(
             corpus=image_corpus(source=Characters(most=2, seed=1)),
-            lengths=data.FitBoth(buckets=2, patches=200, tokens=400),
+            lengths=data.Fit(buckets=2, longest=(200, 400)),
             rows=2,
             tokens=None,
         )

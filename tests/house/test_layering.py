@@ -69,7 +69,7 @@ LONG_FILES: dict[str, str] = {}
 LONG_FUNCTIONS: dict[str, str] = {}
 MANY_ARGUMENTS: dict[str, str] = {
     "commands/preflight/surroundings.py:Surroundings": "what was found, one field a finding",
-    "data/documents.py:BucketedDocuments": "what users type, flat",
+    "data/documents.py:Documents": "what users type, flat",
     "weights/families.py:Family": "a record, one field a fact",
     "runtime/engine/device.py:Running": "a record, one field a figure",
     "runtime/run/recorder.py:Recording": "a record, one field a fact",
