@@ -36,7 +36,8 @@ from rrfp_jax.errors import DONE, UsageError
 from rrfp_jax.fields import check_fields
 from rrfp_jax.printing import say
 from rrfp_jax.report.explanation import Explanation, TimedStep, explain
-from rrfp_jax.report.perfetto import TRACED_STEPS, write_trace
+from rrfp_jax.report.perfetto import write_trace
+from rrfp_jax.report.store import STEPS, TRACED_STEPS
 from rrfp_jax.report.timeline import Panel, Timeline
 from rrfp_jax.runs.config import RunConfig
 from rrfp_jax.runs.files import RunFiles
@@ -305,12 +306,14 @@ def run_paced(argv: Sequence[str]) -> int:
         f"{pace.table.microbatches} microbatches, messages of {pace.message_bytes} bytes, "
         f"schedule {config.schedule}, jitter {config.delays.jitter}"
     )
-    files = RunFiles(config, world, {"trace.json": run.write_trace}, say=tell)
+    files = RunFiles(config, world, {STEPS: run.write_trace, "trace.json": run.write_trace}, say=tell)
     with files:
         for report in run.steps(config.steps):
             files.add(report, report.as_dict())
             tell(str(report))
-    tell(f"files: {files.folder}/config.json, metrics.jsonl, trace.json (open it at ui.perfetto.dev)")
+    tell(
+        f"files: {files.folder}/config.json, metrics.jsonl, {STEPS}, trace.json (open it at ui.perfetto.dev)"
+    )
     return DONE
 
 

@@ -34,8 +34,7 @@ from benchmarks.harness import (
 from benchmarks.runtime.computed_rank import COMPARED, RANKS, Case
 from benchmarks.studies.observed import Observed
 from benchmarks.studies.pictures import simulated_against
-from rrfp_jax.report.perfetto import write_trace
-from rrfp_jax.report.trace_reading import read_trace
+from rrfp_jax.report.store import read_steps, write_steps
 from rrfp_jax.trace.records import RecordedStep, peak_bytes
 
 PROOF = RESULTS / "proof.md"
@@ -56,7 +55,7 @@ def sitting(rounds: int) -> Mapping[str, Sequence[RecordedStep]]:
         file = Path(folder) / "steps.json"
         launch = (sys.executable, "-m", "rrfp_jax.commands.launch", "-n", str(RANKS), "--directory", folder)
         output_of([*launch, "-m", "benchmarks.runtime.computed_rank", str(file), str(rounds)], LIMIT_SECONDS)
-        return read_trace(file)
+        return {name: [step.recorded for step in steps] for name, steps in read_steps(file).items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +126,7 @@ def main() -> int:
     options = parser.parse_args()
     found = sitting(1 if options.quick else ROUNDS)
     if options.steps:
-        write_trace(options.steps, found)
+        write_steps(options.steps, found)
     rows = [row_of(case, found[case.name]) for case in COMPARED]
     print(*rows, sep="\n")
     if options.write:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 import rrfp_jax as rrfp
 from configs.quickstart import pipeline
 from models import gpt
-from rrfp_jax.report.perfetto import write_trace
+from rrfp_jax.report.store import write_steps
 from rrfp_jax.runtime.run.join import join
 from rrfp_jax.trace.records import RecordedStep
 
@@ -129,7 +129,7 @@ def main(file: str, rounds: int) -> None:
             if world.rank == 0:
                 print(f"round {number}, {case.name}: {1e3 * report.step_seconds:.1f} ms", flush=True)
     if world.rank == 0:
-        write_trace(file, found)
+        write_steps(file, found)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from benchmarks.runtime.computed import ROUNDS, sitting
 from benchmarks.runtime.paced import run_paced
 from benchmarks.studies.observed import Observed
 from benchmarks.studies.pictures import simulated_against
-from rrfp_jax.report.trace_reading import read_trace
+from rrfp_jax.report.store import read_steps
 from rrfp_jax.trace.layers import LayerWork, Work
 from rrfp_jax.trace.records import RecordedStep
 
@@ -130,7 +130,9 @@ def aims_of(part: str, found: Sequence[Pair]) -> list[Aim]:
 def runs_of(part: str, quick: bool, steps: Path | None) -> Runs:
     """Run them, or take those of a file."""
     if part == "computed":
-        return read_trace(steps) if steps else sitting(1 if quick else ROUNDS)
+        if steps is None:
+            return sitting(1 if quick else ROUNDS)
+        return {name: [step.recorded for step in own] for name, own in read_steps(steps).items()}
     found = {}
     for name, run in list(paced_runs())[: 2 if quick else None]:
         found[name] = paced_steps(run)

@@ -21,7 +21,7 @@ time went, and what changes would save. The scheduling core runs the steps again
 Of two runs it says the same side by side, and what differs in their configs."""
 
 EPILOG = """\
-A run keeps its latest 20 steps in RUN/trace.json. The replay of the steps as they were says how far the
+A run keeps its latest 20 steps in RUN/steps.msgpack. The replay of the steps as they were says how far the
 simulator is off; above 5 % it predicts nothing.
 
 exit status: 0 done, 2 refused, 130 interrupted
@@ -29,7 +29,7 @@ exit status: 0 done, 2 refused, 130 interrupted
 examples:
   rrfp-report runs/quickstart
   rrfp-report runs/quickstart runs/other
-  rrfp-report runs/quickstart/trace.json --out=why.html"""
+  rrfp-report runs/quickstart/steps.msgpack --out=why.html"""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -79,7 +79,7 @@ def _report(arguments: Sequence[str]) -> int:
 
 def _parser() -> Parser:
     parser = Parser(COMMAND, DESCRIPTION, EPILOG)
-    parser.add_argument("run", type=path_argument, metavar="RUN", help="the run's folder, or a trace.json")
+    parser.add_argument("run", type=path_argument, metavar="RUN", help="its folder, or its steps.msgpack")
     parser.add_argument(
         "other", type=path_argument, nargs="?", metavar="RUN2", help="another one, to be compared with it"
     )

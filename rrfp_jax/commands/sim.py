@@ -40,7 +40,7 @@ exit status: 0 done, 1 failed, 2 refused, 130 interrupted
 
 examples:
   rrfp-sim --family=log-normal --policy=1f1b --policy=bf --policy=planned --seeds=20
-  rrfp-sim --workload=runs/quickstart/trace.json --policy=bf --policy=bfw
+  rrfp-sim --workload=runs/quickstart --policy=bf --policy=bfw
   rrfp-sim --workload=W.json --policy=zb-h1 --limit=8 --out=result.json --plot=picture.svg"""
 
 
@@ -120,8 +120,8 @@ def _parser() -> Parser:
     step.add_argument(
         "--workload",
         type=path_argument,
-        metavar="FILE.json",
-        help="seconds of every task and transfer; or what a run left: RUN/trace.json, RUN/costs.json",
+        metavar="FILE.json|RUN",
+        help="seconds of every task and transfer; or what a run left: RUN (its latest steps), RUN/costs.json",
     )
     step.add_argument("--family", metavar="NAME", help=f"or steps drawn at random: {', '.join(FAMILIES)}")
     step.add_argument("--stages", type=int, metavar="N", help="of a family's steps (8)")
@@ -129,7 +129,7 @@ def _parser() -> Parser:
         "--microbatches", type=int, metavar="N", help="of a family's steps, or with a costs.json (32)"
     )
     step.add_argument(
-        "--seeds", type=int, default=1, metavar="N", help="steps to draw, or the latest of a trace.json (1)"
+        "--seeds", type=int, default=1, metavar="N", help="steps to draw, or the latest of a run (1)"
     )
     step.add_argument(
         "--jitter", default="J0", metavar="J", help=f"injected delays: {', '.join(LEVELS)} (J0)"

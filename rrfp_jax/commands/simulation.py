@@ -170,15 +170,15 @@ def simulate(
 
     Args:
         workload: tables of seconds (`docs/paced.md`): as a file, or as what `json.load` makes of one; a
-            run's trace.json, whose latest steps are taken, or its costs.json; or the name of a family of
+            run's steps.msgpack, whose latest steps are taken, or its costs.json; or the name of a family of
             workloads (`rrfp_jax/sim/families.py`).
         policies: names of schedules, "ranked:ORDER", "auto", "planned", "csv:FILE", or schedules.
         stages: of a family's steps.
         microbatches: of a family's steps, and of a costs.json, whose buckets take turns; None for 32.
-        seeds: how many steps are drawn, or taken of a trace; all schedules get the same.
+        seeds: how many steps are drawn, or taken of a run; all schedules get the same.
         limit: most microbatches in flight on a stage under a hint or a plan, each counted until its last
             releasing task; None for what a `Trainer` takes: twice the number of stages, or as many as fit if
-            there is a `byte_limit`; of a trace, for the run's own limits, if it had some and there is no
+            there is a `byte_limit`; of a run, for its own limits, if it had some and there is no
             `byte_limit`. 0 for no limit. Fixed orders hold what they hold.
         byte_limit: the same in bytes, for workloads that say what microbatches hold.
         chunks: a stage, for schedules that are defined for several.

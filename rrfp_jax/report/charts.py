@@ -19,8 +19,8 @@ import altair as alt
 
 from rrfp_jax.core.tasks import KINDS, Direction, Kind
 from rrfp_jax.report.explanation import Explanation
-from rrfp_jax.report.run_folder import StepLine
 from rrfp_jax.report.sentence import MEANING
+from rrfp_jax.report.store import StepLine
 from rrfp_jax.report.tails import quantile
 from rrfp_jax.trace.idleness import CAUSES, Cause, stage_times
 from rrfp_jax.trace.records import RecordedStep, StepTrace

@@ -2,19 +2,67 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from statistics import fmean, median
 from typing import NamedTuple
 
-from rrfp_jax.report.look import Line
-from rrfp_jax.report.step_file import LatestStep
+from rrfp_jax.json_files import Unreadable
+from rrfp_jax.report.store import StepLine, read_steps
+from rrfp_jax.trace.idleness import StageTime, stage_times
+from rrfp_jax.trace.records import StepTrace
 
 COMPUTE, DELAYED = "compute", "delayed"
 """Of `StageTime.seconds`, in both of which a device is busy."""
 
 SLOWER = 1.05
 """So many times the others' time is worth a name: less is the clocks'."""
+
+
+class Edge(NamedTuple):
+    """Messages from a stage to another: seconds from a task's end until its receiver is ready."""
+
+    source: int
+    target: int
+    messages: int
+    median: float
+    worst: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatestStep:
+    """A step, of the replica that ended last; what takes long to find, with many tasks, is found once."""
+
+    trace: StepTrace
+    fixed_order: bool
+    grouped: bool
+    ranks: Sequence[Sequence[int]]  # per replica and stage, one after the other
+
+    @cached_property
+    def times(self) -> Sequence[StageTime]:
+        """How each stage spent the step."""
+        return stage_times(self.trace, self.fixed_order, self.grouped)
+
+    @cached_property
+    def edges(self) -> Sequence[Edge]:
+        """Edges between stages, those first whose messages take longest in the median."""
+        found: dict[tuple[int, int], list[float]] = defaultdict(list)
+        for message in self.trace.transfers():
+            found[message.sender.stage, message.receiver.stage].append(message.seconds)
+        edges = [Edge(*between, len(own), median(own), max(own)) for between, own in found.items()]
+        return sorted(edges, key=lambda edge: (-edge.median, edge.source, edge.target))
+
+
+def read_latest(path: Path) -> LatestStep:
+    """The step in a file that `StepFile` wrote; `Unreadable` if it is something else."""
+    steps = [step for group in read_steps(path).values() for step in group]
+    if len(steps) != 1 or not steps[0].ranks:
+        raise Unreadable(f"{path} has {len(steps)} steps, not one with its ranks")
+    (recorded, fixed_order, ranks), *_ = steps
+    return LatestStep(trace=recorded.trace, fixed_order=fixed_order, grouped=recorded.grouped, ranks=ranks)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +106,7 @@ class Slowest(NamedTuple):
     beside: float | None
 
 
-def rows_of(latest: LatestStep, line: Line | None) -> list[StageRow]:
+def rows_of(latest: LatestStep, line: StepLine | None) -> list[StageRow]:
     """The stages of the replica that ended last, in order.
 
     Args:

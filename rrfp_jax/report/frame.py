@@ -21,9 +21,19 @@ from rich.live import Live
 from rich.text import Text
 
 from rrfp_jax.fields import printable
-from rrfp_jax.report.figures import COMPUTE, DELAYED, Slowest, StageRow, rows_of, slowest_of, summarised
-from rrfp_jax.report.look import ALIVE_SECONDS, Line, Looker, Seen, State
-from rrfp_jax.report.step_file import Edge, LatestStep
+from rrfp_jax.report.figures import (
+    COMPUTE,
+    DELAYED,
+    Edge,
+    LatestStep,
+    Slowest,
+    StageRow,
+    rows_of,
+    slowest_of,
+    summarised,
+)
+from rrfp_jax.report.look import ALIVE_SECONDS, Looker, Seen, State
+from rrfp_jax.report.store import StepLine
 from rrfp_jax.runtime.run.recorder import ENDED, RunPhase
 from rrfp_jax.trace.idleness import CAUSES
 
@@ -235,7 +245,7 @@ def _progress(step: int, steps: int | None) -> str:
     return f"step {step} of {steps}" if step + 1 < steps else f"all {steps} steps"
 
 
-def _figures(lines: Sequence[Line]) -> list[str]:
+def _figures(lines: Sequence[StepLine]) -> list[str]:
     """The latest step's numbers, a line of what it learns and one of how fast it is."""
     if not lines:
         return []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -10,13 +9,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, TypeAlias
 
 import msgspec
 
-from rrfp_jax.files import read_end, staged
-from rrfp_jax.json_files import Count, Seconds, Unreadable, as_kind, parse_json, read_json
-from rrfp_jax.report.step_file import NAME, LatestStep, read_step
+from rrfp_jax.files import staged
+from rrfp_jax.json_files import Count, Unreadable, read_json
+from rrfp_jax.report.figures import LatestStep, read_latest
+from rrfp_jax.report.store import LATEST, METRICS, StepLine, read_lines
 from rrfp_jax.runtime.run import recorder as flight_recorder
 from rrfp_jax.runtime.run.name_lock import hold_on
 from rrfp_jax.runtime.run.recorder import Recording
@@ -31,9 +30,6 @@ ALIVE_SECONDS = 5.0
 """A flight recorder tells of a process that lives if it was beaten so shortly ago."""
 
 
-Finite: TypeAlias = Annotated[float, msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
-
-
 class State(StrEnum):
     """How far a run is."""
 
@@ -41,25 +37,6 @@ class State(StrEnum):
     STARTING = "starting"
     RUNNING = "running"
     ENDED = "ended"
-
-
-class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of `metrics.jsonl`, as far as it is shown; paced runs have no loss."""
-
-    step: Count
-    step_seconds: Seconds
-    wall_seconds: Seconds
-    schedule: str = ""
-    loss: Finite | None = None
-    gradient_norm: Finite | None = None
-    tokens_per_second: Seconds | None = None
-    load_seconds: Seconds = 0.0
-    hyperparams: dict[str, Finite | None] = {}
-    applied: bool = True
-    skipped: Count = 0
-    peak_bytes: list[Count] = []
-    budget_bytes: list[Count | None] = []
-    validation_loss: Finite | None = None
 
 
 class _Config(msgspec.Struct, frozen=True):
@@ -89,7 +66,7 @@ class Seen:
     state: State
     now: float
     steps: int | None = None
-    lines: Sequence[Line] = ()
+    lines: Sequence[StepLine] = ()
     told_at: float = 0.0
     latest: LatestStep | None = None
     busy: Sequence[Sequence[Sequence[float]]] = ()
@@ -97,7 +74,7 @@ class Seen:
     failed: bool = False
 
     @property
-    def last(self) -> Line | None:
+    def last(self) -> StepLine | None:
         """The latest line."""
         return self.lines[-1] if self.lines else None
 
@@ -127,8 +104,8 @@ class Looker:
             state=state,
             now=now,
             steps=_steps(folder / "config.json"),
-            lines=latest_lines(folder / "metrics.jsonl"),
-            told_at=_changed(folder / "metrics.jsonl") or began,
+            lines=[line for line, _ in read_lines(folder / METRICS, LATEST_BYTES)[0]],
+            told_at=_changed(folder / METRICS) or began,
             latest=self._step(began),
             busy=list(self._busy),
             recorders=recorders,
@@ -136,35 +113,19 @@ class Looker:
         )
 
     def _step(self, began: float) -> LatestStep | None:
-        written = _changed(self._folder / NAME)
+        written = _changed(self._folder / LATEST)
         if written is None or written < began:  # of an earlier start
             self._read_at, self._latest = 0.0, None
             self._busy.clear()
             return None
         if written != self._read_at:
             try:
-                self._latest = read_step(self._folder / NAME)
+                self._latest = read_latest(self._folder / LATEST)
             except Unreadable:
                 return self._latest
             self._read_at = written
             self._busy.append(self._latest.trace.busy_seconds)
         return self._latest
-
-
-def latest_lines(path: Path) -> list[Line]:
-    """The latest whole lines of a `metrics.jsonl`; none if there is no such file."""
-    try:
-        content, is_all = read_end(path, LATEST_BYTES)
-    except OSError:
-        return []
-    lines = content.split(b"\n")[0 if is_all else 1 : -1]  # the rest of a line, and one that is being written
-    found = []
-    for line in lines:
-        try:
-            found.append(as_kind(parse_json(line), Line))
-        except ValueError:  # of another version, or damaged; there may be others
-            continue
-    return found
 
 
 def recorders_of(folder: Path) -> list[Recording]:

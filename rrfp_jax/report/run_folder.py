@@ -8,38 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from rrfp_jax.files import read_whole
-from rrfp_jax.json_files import LARGEST_LINES, Count, Seconds, Unreadable, as_kind, load_json, parse_json
+from rrfp_jax.json_files import Unreadable, as_kind, load_json
 from rrfp_jax.report.explanation import TimedStep
-from rrfp_jax.report.trace_reading import read_trace
+from rrfp_jax.report.store import METRICS, OLDER, STEPS, StepLine, read_lines, read_steps
+from rrfp_jax.trace.records import RecordedStep
 
-READ = ("trace.json", "metrics.jsonl", "config.json")
+READ = (STEPS, METRICS, "config.json")
 """Files of a run that are read."""
 
 OWN = ("name", "directory", "_origin")
 """Of `config.json`: what is of the run, and no setting."""
-
-
-class StepLine(msgspec.Struct, frozen=True):
-    """A line of `metrics.jsonl`, as far as a report shows it; see `Report`.
-
-    Attributes:
-        resumed: whether it is the first step after the run was started again.
-    """
-
-    step: Count
-    wall_seconds: Seconds
-    step_seconds: Seconds = 0.0
-    load_seconds: Seconds = 0.0
-    planning_seconds: Seconds = 0.0
-    schedule: str = ""
-    applied: bool = True
-    resumed: bool = False
-    hyperparams: dict[str, float | None] = {}
-    peak_bytes: list[Count] = []
-    budget_bytes: list[Count | None] = []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +26,8 @@ class Run:
 
     Attributes:
         name: of its folder.
-        steps: the latest that trained, as `trace.json` has them.
-        history: all its steps, as `metrics.jsonl` has them; empty if there is only a trace.
+        steps: the latest that trained, as `steps.msgpack` has them.
+        history: all its steps, as `metrics.jsonl` has them; empty if there are only steps.
         settings: the fields of `config.json`, as "mesh.pp", with their values as JSON; empty without.
     """
 
@@ -59,58 +37,45 @@ class Run:
     settings: Mapping[str, str]
 
 
-def read_run(folder: Path) -> Run:
-    """A run by its folder, or by a `trace.json` alone.
+def read_run(given: Path) -> Run:
+    """A run by its folder, or by its `steps.msgpack` alone.
 
     Raises:
         Unreadable: a file is missing, or not what a run writes; or it has no step that trained.
     """
-    trace = folder / "trace.json"
-    if not folder.exists():
-        raise Unreadable(f"there is no {folder}: give the folder of a run, as runs/NAME, or its trace.json")
-    if not trace.exists() and folder.is_dir():
-        raise Unreadable(f"{folder} has no trace.json: give the folder of a run that has ended, as runs/NAME")
-    steps = read_trace(folder if folder.is_file() else trace).get("run", [])
+    folder = given if given.is_dir() else None
+    file = given / STEPS if folder else given
+    if not given.exists():
+        raise Unreadable(f"there is no {given}: give the folder of a run, as runs/NAME, or its {STEPS}")
+    if not file.exists():
+        if (given / "trace.json").exists():
+            raise Unreadable(f"{given} has a trace.json, for ui.perfetto.dev, but no {STEPS}. {OLDER}")
+        raise Unreadable(f"{given} has no {STEPS}: give the folder of a run that has ended, as runs/NAME")
+    steps = [step.recorded for step in read_steps(file).get("run", [])]
     steps = [step for step in steps if not step.rules.forward_only]
     if not steps:
-        raise Unreadable(f"{trace} has no step of a run that trained")
-    lines = _lines(folder / "metrics.jsonl") if folder.is_dir() else {}
-    found = []
-    for step in steps:
-        line, makespan = lines.get(step.trace.step), step.trace.makespan
-        if line is None:
-            found.append(TimedStep(recorded=step, wall_seconds=makespan))
-        else:
-            found.append(
-                TimedStep(
-                    recorded=step,
-                    wall_seconds=max(line.wall_seconds, makespan),
-                    load_seconds=line.load_seconds,
-                    planning_seconds=line.planning_seconds,
-                )
-            )
+        raise Unreadable(f"{file} has no step of a run that trained")
+    found, wrong = read_lines(folder / METRICS) if folder else ([], "")
+    if wrong:
+        raise Unreadable(f"{given / METRICS}: {wrong}")
+    lines = {line.step: line for line, _ in sorted(found, key=lambda pair: pair[0].step)}
     return Run(
-        name=(folder if folder.is_dir() else folder.absolute().parent).resolve().name,
-        steps=found,
+        name=(folder or given.absolute().parent).resolve().name,
+        steps=[_timed(step, lines.get(step.trace.step)) for step in steps],
         history=list(lines.values()),
-        settings=_settings(folder / "config.json"),
+        settings=_settings(given / "config.json") if folder else {},
     )
 
 
-def _lines(path: Path) -> dict[int, StepLine]:
-    """By step, the lines that are whole: the last one may have been cut short as a run was killed."""
-    try:
-        lines = read_whole(path, LARGEST_LINES).split(b"\n")[:-1]
-    except OSError as error:
-        raise Unreadable(f"{path} cannot be read: {error.strerror}") from None
-    found: dict[int, StepLine] = {}
-    for number, line in enumerate(lines, 1):
-        try:
-            read = as_kind(parse_json(line), StepLine)
-        except ValueError as error:
-            raise Unreadable(f"{path}: line {number} is no step's: {error}") from None
-        found[read.step] = read
-    return dict(sorted(found.items()))
+def _timed(step: RecordedStep, line: StepLine | None) -> TimedStep:
+    if line is None:
+        return TimedStep(recorded=step, wall_seconds=step.trace.makespan)
+    return TimedStep(
+        recorded=step,
+        wall_seconds=max(line.wall_seconds, step.trace.makespan),
+        load_seconds=line.load_seconds,
+        planning_seconds=line.planning_seconds,
+    )
 
 
 def _settings(path: Path) -> dict[str, str]:

@@ -22,28 +22,19 @@ import msgspec
 
 from rrfp_jax import printing
 from rrfp_jax.errors import UsageError
-from rrfp_jax.files import MOVED_AWAY, is_used, move_away, named, read_whole
-from rrfp_jax.json_files import LARGEST_LINES, Count, Unreadable, as_kind, parse_json, read_json
-from rrfp_jax.report.step_file import NAME as STEP_FILE
-from rrfp_jax.report.step_file import Reported, StepFile
+from rrfp_jax.files import MOVED_AWAY, is_used, move_away, named
+from rrfp_jax.json_files import Unreadable, read_json
+from rrfp_jax.report.store import LATEST, METRICS, Reported, StepFile, read_lines
 from rrfp_jax.runs.config import RunConfig, as_json
 from rrfp_jax.runtime.run.name_lock import used_folder
 from rrfp_jax.runtime.run.place import typed_command
 from rrfp_jax.runtime.run.world import World
-
-METRICS = "metrics.jsonl"
 
 MOST_WAITING = 2**26
 """Bytes of lines that are kept while they cannot be written."""
 
 ORIGIN = "_origin"
 """Of `config.json`, beside the config's own fields: where the run comes from."""
-
-
-class MetricsLine(msgspec.Struct, frozen=True):
-    """A line of `metrics.jsonl`, as far as it must be known; its other keys are figures of the step."""
-
-    step: Count
 
 
 class _Named(msgspec.Struct, frozen=True):
@@ -214,14 +205,14 @@ class RunFiles:
         if self._world.rank == 0:
             text = json.dumps({**line, **resumed}) + "\n"
             self._try(METRICS, lambda: self._metrics.add(text), "; its lines are kept in memory")
-            self._try(STEP_FILE, lambda: self._latest.add(report))
+            self._try(LATEST, lambda: self._latest.add(report))
 
     def __exit__(self, kind: type[BaseException] | None, error: Any, trace: TracebackType | None) -> None:
         if self._world.rank > 0:
             return
         with self._use:
             self._try(METRICS, self._metrics.flush)
-            self._try(STEP_FILE, self._latest.flush)
+            self._try(LATEST, self._latest.flush)
             lost = self._metrics.missing
             troubles = [f"{self.folder / METRICS} lacks the lines of {lost} steps"] if lost else []
             with suppress(OSError):  # somebody may have moved it away
@@ -276,17 +267,17 @@ def _lines_before(step: int, folder: Path, say: Callable[[str], None]) -> list[s
     """
     if step == 0:
         return []
-    own = folder / "metrics.jsonl"
+    own = folder / METRICS
     moved = [path for path in named(folder.parent, folder.name, MOVED_AWAY) if _may_be(path, folder.name)]
     there = [file for path in moved if (file := path / own.name).exists()]
     places = [own] if own.exists() else sorted(there, key=lambda path: path.stat().st_mtime)
     if not places:
         return []
-    found, wrong = _lines_of(places[-1])
+    found, wrong = read_lines(places[-1])
     if wrong:
         kept = move_away(own) if own.exists() else places[-1]
         say(f"{places[-1]}: {wrong}; it is kept as {kept}, and the run goes on without that")
-    return [line for number, line in found if number < step]
+    return [f"{text.decode()}\n" for line, text in found if line.step < step]
 
 
 def _may_be(folder: Path, name: str) -> bool:
@@ -294,24 +285,6 @@ def _may_be(folder: Path, name: str) -> bool:
     with suppress(Unreadable):
         return read_json(folder / "config.json", _Named).name == name
     return True
-
-
-def _lines_of(path: Path) -> tuple[list[tuple[int, str]], str]:
-    """The lines of a `metrics.jsonl` with their steps, and what is wrong with the others, if anything is.
-
-    A last line that was cut short is not wrong: somebody was killed while it was written.
-    """
-    try:
-        lines = read_whole(path, LARGEST_LINES).split(b"\n")[:-1]
-    except OSError as error:
-        return [], f"cannot be read: {error.strerror}"
-    found, wrong = [], ""
-    for number, line in enumerate(lines, 1):
-        try:
-            found.append((as_kind(parse_json(line), MetricsLine).step, f"{line.decode()}\n"))
-        except ValueError as error:
-            wrong = wrong or f"line {number} is no step's: {error}"
-    return found, wrong
 
 
 PACKAGES = ("rrfp_jax", "jax", "jaxlib", "flax", "optax")

@@ -18,6 +18,7 @@ from rrfp_jax.data.documents import Documents
 from rrfp_jax.environment import ENVIRONMENT
 from rrfp_jax.errors import DONE, TrainingError
 from rrfp_jax.progress import during
+from rrfp_jax.report.store import STEPS
 from rrfp_jax.runs.compiled_ahead import MadeFor, why_compiled
 from rrfp_jax.runs.config import RunConfig, as_json, fields_of
 from rrfp_jax.runs.display import Display
@@ -101,7 +102,8 @@ class _Run:
             return DONE
         table = self._started(trainer, validation)
         done = saver.resume()
-        writes = {"trace.json": trainer.write_trace, "costs.json": trainer.write_costs}
+        writes = {STEPS: trainer.write_trace, "trace.json": trainer.write_trace}
+        writes["costs.json"] = trainer.write_costs
         files = RunFiles(config, world, writes, done, self._source, say)
         answer = self._stopping.in_steps(lambda: trainer.steps_done)
         with signals.answered_by(answer, signal.SIGTERM), files:
@@ -122,7 +124,7 @@ class _Run:
             if last.validation is not None and last.ends:
                 self._say_validation(last.validation, validation)
         self._display.say(
-            f"files: {files.folder}/config.json, memory.json, metrics.jsonl, costs.json, "
+            f"files: {files.folder}/config.json, memory.json, metrics.jsonl, costs.json, {STEPS}, "
             f"trace.json (open it at ui.perfetto.dev)"
         )
         if last.stops:

@@ -16,7 +16,7 @@ from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.core.step_rules import Bucket, StepRules
 from rrfp_jax.data.contract import Data, Microbatch, buckets_of, declared_buckets, plan_hash
 from rrfp_jax.errors import TrainingError, UsageError
-from rrfp_jax.report.perfetto import TRACED_STEPS
+from rrfp_jax.report.store import TRACED_STEPS
 from rrfp_jax.runtime.engine.engine import Engine, as_text
 from rrfp_jax.runtime.engine.resplit import Ready
 from rrfp_jax.runtime.engine.settings import Settings, loss_scale_of

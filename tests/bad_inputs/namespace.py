@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 import rrfp_jax as rrfp
@@ -21,8 +22,8 @@ from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import FORWARD, Placement, Task
 from rrfp_jax.errors import REFUSED
 from rrfp_jax.json_files import read_json
+from rrfp_jax.report.store import read_steps
 from rrfp_jax.report.timeline import Panel, Timeline
-from rrfp_jax.report.trace_reading import read_trace
 from rrfp_jax.runs.config import Checkpointing
 from rrfp_jax.runtime.engine.pacing import Delays
 from rrfp_jax.runtime.engine.settings import LossScale, Settings
@@ -117,7 +118,7 @@ def reader(name, read):
 
 
 WORKLOADS = reader("bad.json", lambda path: read_workload(path, str(path)))
-TRACES = reader("bad.json", read_trace)
+STEPS = reader("bad.msgpack", read_steps)
 
 
 def tables(**changes):
@@ -126,9 +127,9 @@ def tables(**changes):
     return WORKLOADS(json.dumps(usual | changes))
 
 
-def trace_of(event):
-    """A trace of one event."""
-    return TRACES(json.dumps({"traceEvents": [event]}))
+def packed(tree):
+    """A file of this as MessagePack."""
+    return STEPS(msgspec.msgpack.encode(tree).decode("latin-1"), "latin-1")
 
 
 def command(main):
@@ -169,15 +170,15 @@ def space():
         },
         **{"timeline": timeline(), "place": place, "slurm": slurm, "Place": Place},
         **{kind.__name__: kind for kind in (Checkpointing, Delays, LossScale, Settings)},
-        **{f.__name__: f for f in (read_schedule, read_costs, read_trace, read_workload)},
+        **{f.__name__: f for f in (read_schedule, read_costs, read_steps, read_workload)},
         **{"save_seconds": save_seconds, "silence_seconds": silence_seconds, "take_token": take_token},
         **{module.__name__.rpartition(".")[2]: command(module.main) for module in COMMANDS},
         "QUICK": f"--config={ROOT / 'configs' / 'quickstart.py'}",
-        **{"nan": math.nan, "inf": math.inf, "tables": tables, "trace_of": trace_of},
+        **{"nan": math.nan, "inf": math.inf, "tables": tables, "packed": packed},
         "workload": WORKLOADS,
         "costs": reader("bad.json", lambda path: read_costs(path, str(path))),
         "order": reader("bad.csv", lambda path: read_schedule(f"csv:{path}")),
-        "trace": TRACES,
+        "steps": STEPS,
         "last_words": reader("bad.json", lambda path: read_json(path, ExitReport)),
     }
 

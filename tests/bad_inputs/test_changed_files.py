@@ -18,7 +18,7 @@ from rrfp_jax.data.sources import BadDocument
 from rrfp_jax.errors import REFUSED
 from rrfp_jax.files import written_whole
 from rrfp_jax.json_files import write_json
-from rrfp_jax.report.perfetto import write_trace
+from rrfp_jax.report.store import write_steps
 from rrfp_jax.trace.costs import constant
 from tests.bad_inputs.namespace import timeline
 
@@ -266,8 +266,8 @@ def config(folder):
 
 
 def trace(folder):
-    path = folder / "trace.json"
-    write_trace(path, {"run": [timeline().panels[0].step]})
+    path = folder / "steps.msgpack"
+    write_steps(path, {"run": [timeline().panels[0].step]})
     return path, lambda output: report.main([str(path), f"--out={output}"])
 
 

@@ -1,34 +1,31 @@
 """Every file that is read, changed a little: refused in a sentence, or read as what it says."""
 
 import json
-import math
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
-from msgspec import to_builtins
+from msgspec import msgpack, to_builtins
 
 import rrfp_jax as rrfp
 from rrfp_jax.core.schedules import by_name, write_csv
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import FORWARD, Placement, Task
 from rrfp_jax.json_files import Unreadable
+from rrfp_jax.report.figures import read_latest
 from rrfp_jax.report.frame import BLOCKS, Window, frame
-from rrfp_jax.report.look import latest_lines
-from rrfp_jax.report.perfetto import write_trace
-from rrfp_jax.report.step_file import NAME, read_step
-from rrfp_jax.report.trace_reading import read_trace
-from rrfp_jax.runs.files import _lines_of
+from rrfp_jax.report.look import LATEST_BYTES
+from rrfp_jax.report.store import LATEST, read_lines, read_steps, write_steps
 from rrfp_jax.runtime.run import recorder as flight_recorder
 from rrfp_jax.runtime.run.exits import ExitReport
 from rrfp_jax.runtime.run.exits import read_all as read_last_words
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.trace.costs import CostTable, WorkloadCosts, log_normal
-from rrfp_jax.trace.records import RecordedStep
+from rrfp_jax.trace.records import Part, RecordedStep
 from rrfp_jax.train.named import read_costs, read_workload, schedule_of
 from tests.support.mutations import changed_bytes, changed_trees
 from tests.support.watched import latest, seen, step_of, told
@@ -111,7 +108,14 @@ def step_bytes():
     """Of a file that a run has written."""
     with TemporaryDirectory() as folder:
         latest(Path(folder), told(step_of(3, microbatches=2), replicas=2))
-        return (Path(folder) / NAME).read_bytes()
+        return (Path(folder) / LATEST).read_bytes()
+
+
+def step_tree():
+    """What it says, without its records."""
+    tree = msgpack.decode(step_bytes())
+    del tree["run"][0]["records"]
+    return tree
 
 
 LINE = {"step": 3, "step_seconds": 0.5, "wall_seconds": 0.6, "loss": 2.0, "schedule": "bf", "skipped": 0}
@@ -140,29 +144,56 @@ def a_trace():
     return RecordedStep(trace=trace, rules=rules, buckets=["", "", ""])
 
 
+def with_records(tree, records):
+    """A file of changed steps, with the records that they had; no example if MessagePack cannot say it."""
+    for steps in tree.values() if isinstance(tree, dict) else ():
+        for step in steps if isinstance(steps, list) else ():
+            if isinstance(step, dict):
+                step.setdefault("records", records)
+    try:
+        return msgpack.encode(tree)
+    except (OverflowError, UnicodeEncodeError):
+        reject()
+
+
+def a_tree():
+    """What a file of steps says, and its records."""
+    with TemporaryDirectory() as folder:
+        write_steps(Path(folder) / "a", {"order": [a_trace()]})
+        tree = msgpack.decode((Path(folder) / "a").read_bytes())
+    return tree, tree["order"][0].pop("records")
+
+
 @EXAMPLES
-@given(data=st.data())
-def test_traces(folder, data):
-    path = folder / "trace.json"
-    write_trace(path, {"order": [a_trace()]})
-    tree = data.draw(changed_trees(json.loads(path.read_text())))
-    path.write_text(json.dumps(tree))
-    found = read(partial(read_trace, path), path, Unreadable)
-    if found is None:
+@given(tree=changed_trees(a_tree()[0]))
+def test_steps(folder, tree):
+    path = folder / "steps.msgpack"
+    path.write_bytes(with_records(tree, a_tree()[1]))
+    found = read(partial(read_steps, path), path, Unreadable)
+    if found is None or not any(found.values()):
         return
-    said = [e for e in tree["traceEvents"] if e.get("cat") == "task" and e["name"] != "idle"]
-    traces = [step.trace for steps in found.values() for step in steps]
-    records = [record for trace in traces for record in trace.records]
-    (named,) = (e["args"] for e in tree["traceEvents"] if e.get("name") == "process_name")
-    assert [asdict(trace.placement) for trace in traces] == [named["placement"]]
-    assert len(records) == len(said)
-    for event, record in zip(sorted(said, key=lambda e: e["ts"] + e["dur"]), records, strict=True):
-        args = event["args"]
-        kind = (record.task.kind.letter, record.task.chunk, record.task.microbatch)
-        assert kind == (args["kind"], args["chunk"], args["microbatch"])
-        times = (args["ready"], args["dispatched"], event["ts"], event["ts"] + event["dur"])
-        close = partial(math.isclose, rel_tol=1e-9, abs_tol=1e-9)
-        assert all(map(close, record[3:], [time * 1e-6 for time in times]))
+    ((step,),) = (steps for steps in found.values() if steps)
+    (stored,) = next(iter(filter(None, tree.values())))
+    recorded, trace = step.recorded, step.recorded.trace
+    assert (
+        asdict(trace.placement) == {name: stored[name] for name in ("stages", "chunks", "shape")}
+        and trace.records == a_trace().trace.records
+    )
+    assert (list(recorded.buckets), recorded.lead) == (stored["buckets"], stored["lead"])
+    assert (recorded.rules.limit, recorded.grouped) == (stored["limit"], stored["grouped"])
+
+
+@EXAMPLES
+@given(records=changed_bytes(a_tree()[1]))
+def test_records(folder, records):
+    path, (tree, _) = folder / "steps.msgpack", a_tree()
+    tree["order"][0]["records"] = records
+    path.write_bytes(msgpack.encode(tree))
+    found = read(partial(read_steps, path), path, Unreadable)
+    if found is not None:
+        ((step,),) = found.values()
+        own = [record for part in step.recorded.trace.parts for record in part.records()]
+        assert Part.of(own).packed == Part.of(Part(0.0, 0.0, {}, records).records()).packed
 
 
 @EXAMPLES
@@ -199,11 +230,11 @@ def test_metrics(folder, data):
     path = folder / "metrics.jsonl"
     content = data.draw(changed_bytes("".join(f"{json.dumps(line)}\n" for line in lines).encode()))
     path.write_bytes(content)
-    found, wrong = _lines_of(path)
+    found, wrong = read_lines(path)
     assert wrong.isprintable()
     assert wrong or len(found) == content.count(b"\n")
     for step, line in found:
-        assert line.encode() in content and json.loads(line)["step"] == step >= 0
+        assert line in content and json.loads(line)["step"] == step.step >= 0
 
 
 def fits(seen, width=80):
@@ -219,15 +250,15 @@ class TestLatestSteps:
     def test_bytes(self, folder, content, width):
         path = folder / "latest-step"
         path.write_bytes(content)
-        found = read(partial(read_step, path), path, Unreadable)
+        found = read(partial(read_latest, path), path, Unreadable)
         assert found is None or fits(seen(found), width) is None
 
     @EXAMPLES
-    @given(tree=changed_trees(json.loads(step_bytes().partition(b"\n")[0])))
+    @given(tree=changed_trees(step_tree()))
     def test_trees(self, folder, tree):
         path = folder / "latest-step"
-        path.write_bytes(json.dumps(tree).encode() + b"\n" + step_bytes().partition(b"\n")[2])
-        found = read(partial(read_step, path), path, Unreadable)
+        path.write_bytes(with_records(tree, msgpack.decode(step_bytes())["run"][0]["records"]))
+        found = read(partial(read_latest, path), path, Unreadable)
         assert found is None or fits(seen(found)) is None
 
 
@@ -236,4 +267,4 @@ class TestLatestSteps:
 def test_latest_lines(folder, tree):
     path = folder / "metrics.jsonl"
     path.write_text(f"{json.dumps(LINE)}\n{json.dumps(tree)}\n")
-    fits(seen(lines=latest_lines(path)))
+    fits(seen(lines=[line for line, _ in read_lines(path, LATEST_BYTES)[0]]))

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from rrfp_jax.commands import report
-from rrfp_jax.report.perfetto import write_trace
+from rrfp_jax.report.store import write_steps
 from tests.support.spoilt import spoilt
 
 
@@ -14,7 +14,7 @@ def folder(tmp_path_factory):
     """Of a run with a slow stage, whose data came late."""
     folder = tmp_path_factory.mktemp("run")
     step, _ = spoilt("stage")
-    write_trace(folder / "trace.json", {"run": [step]})
+    write_steps(folder / "steps.msgpack", {"run": [step]})
     span = step.trace.makespan
     line = {"step": 0, "loss": 1.0, "wall_seconds": 1.25 * span, "load_seconds": 0.25 * span}
     (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n" + '{"step": 1, "lo')
@@ -28,7 +28,7 @@ def test_a_run_is_explained(folder, capsys):
     assert "waiting for data" in told and "20.0%" in told
     assert "Stage 2 computes" in (folder / "report.html").read_text()
     out = folder / "why.html"
-    assert report.main([str(folder / "trace.json"), f"--out={out}"]) == 0
+    assert report.main([str(folder / "steps.msgpack"), f"--out={out}"]) == 0
     told = capsys.readouterr().out
     assert "waiting for data" not in told and f"pictures: {out} (" in told and out.exists()
 
@@ -37,7 +37,7 @@ def test_two_runs_are_told_side_by_side(folder, tmp_path, capsys):
     other = tmp_path / "other"
     other.mkdir()
     step, _ = spoilt("link")
-    write_trace(other / "trace.json", {"run": [step]})
+    write_steps(other / "steps.msgpack", {"run": [step]})
     (other / "metrics.jsonl").write_text(json.dumps({"step": 0, "wall_seconds": step.trace.makespan}) + "\n")
     out = tmp_path / "two.html"
     assert report.main([str(folder), str(other), f"--out={out}"]) == 0
@@ -52,26 +52,26 @@ def test_two_runs_are_told_side_by_side(folder, tmp_path, capsys):
     ("given", "said"),
     [
         ([], "the following arguments are required: RUN"),
-        (["nowhere"], "there is no nowhere: give the folder of a run, as runs/NAME, or its trace.json"),
-        (["empty"], "empty has no trace.json: give the folder of a run that has ended"),
-        (["broken"], "broken/trace.json is not a trace.json of rrfp-train"),
-        (["untrained"], "untrained/trace.json has no step of a run that trained"),
+        (["nowhere"], "there is no nowhere: give the folder of a run, as runs/NAME, or its steps.msgpack"),
+        (["empty"], "empty has no steps.msgpack: give the folder of a run that has ended"),
+        (["broken"], "broken/steps.msgpack has no steps of this version of rrfp_jax"),
+        (["untrained"], "untrained/steps.msgpack has no step of a run that trained"),
         (["empty", "--out=nowhere/why.html"], "nowhere/why.html: there is no folder nowhere"),
         (["cut"], "cut/metrics.jsonl: line 1 is no step's: "),
         (["strange"], "strange/config.json is no config.json of a run: "),
-        (["traced", "empty"], "empty has no trace.json"),
+        (["traced", "empty"], "empty has no steps.msgpack"),
     ],
 )
 def test_refusals(given, said, folder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for name in ("empty", "broken", "untrained", "cut", "strange", "traced"):
         (tmp_path / name).mkdir()
-    (tmp_path / "broken" / "trace.json").write_text("{")
-    write_trace("untrained/trace.json", {"run": []})
-    (tmp_path / "cut" / "trace.json").write_bytes((folder / "trace.json").read_bytes())
+    (tmp_path / "broken" / "steps.msgpack").write_text("{")
+    write_steps("untrained/steps.msgpack", {"run": []})
+    (tmp_path / "cut" / "steps.msgpack").write_bytes((folder / "steps.msgpack").read_bytes())
     (tmp_path / "cut" / "metrics.jsonl").write_text("{}\n")
     for name in ("strange", "traced"):
-        for file in ("trace.json", "metrics.jsonl"):
+        for file in ("steps.msgpack", "metrics.jsonl"):
             (tmp_path / name / file).write_bytes((folder / file).read_bytes())
     (tmp_path / "strange" / "config.json").write_text("[]")
     assert report.main(given) == 2

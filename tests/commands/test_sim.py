@@ -14,7 +14,7 @@ import rrfp_jax as rrfp
 from rrfp_jax.commands.sim import main
 from rrfp_jax.core.schedules import NAMED, by_name
 from rrfp_jax.core.step_rules import Budget, StepRules
-from rrfp_jax.report.perfetto import write_trace
+from rrfp_jax.report.store import write_steps
 from rrfp_jax.sim.choice import CANDIDATES
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.trace.costs import WorkloadCosts, constant, log_normal, measured
@@ -58,13 +58,13 @@ def test_a_runs_own_files(folder, capsys):
     own = StepRules(placement=placed, microbatches=6, schedule=by_name("bf"), limit=6)
     trace = simulate(own, WorkloadCosts(STEP, placed))
     run = [replace(ran(trace, own), trace=replace(trace, step=number)) for number in range(2)]
-    write_trace(folder / "trace.json", {"run": run})
-    found = out("--workload=trace.json", "--policy=bf", "--policy=1f1b", "--seeds=2")
+    write_steps(folder / "steps.msgpack", {"run": run})
+    found = out("--workload=steps.msgpack", "--policy=bf", "--policy=1f1b", "--seeds=2")
     assert list(found) == ["as it ran", "bf", "1f1b"]
     assert found["as it ran"]["makespan"] == pytest.approx(found["bf"]["makespan"])
     assert found["as it ran"]["order"] == found["bf"]["order"]
     assert len(found["as it ran"]["makespans"]) == 2
-    assert main(["--workload=trace.json", "--seeds=3"]) == 2
+    assert main(["--workload=steps.msgpack", "--seeds=3"]) == 2
     assert "it has 2 steps that trained; give --seeds=2 or less" in capsys.readouterr().err
     costs = measured(run)
     (folder / "costs.json").write_text(json.dumps(costs.as_json_object()))
@@ -82,13 +82,13 @@ def test_a_trace_is_simulated_within_the_limits_of_its_run(folder, limit):
     own = StepRules(placement=placed, microbatches=6, schedule=by_name("bf"), limit=limit)
     budgets = None if limit else [Budget([[10] * 6], room) for room in (30, 20, 10)]
     trace = simulate(own, WorkloadCosts(STEP, placed), budgets=budgets)
-    write_trace(folder / "trace.json", {"run": [ran(trace, own, budgets)]})
-    found = out("--workload=trace.json", "--policy=bf")
+    write_steps(folder / "steps.msgpack", {"run": [ran(trace, own, budgets)]})
+    found = out("--workload=steps.msgpack", "--policy=bf")
     assert found["as it ran"]["order"] == found["bf"]["order"]
     assert found["bf"]["peak_in_flight"] == (limit or 3)
-    chunked = out("--workload=trace.json", "--policy=bf", "--chunks=2")["bf"]  # half of a microbatch each
+    chunked = out("--workload=steps.msgpack", "--policy=bf", "--chunks=2")["bf"]  # half of a microbatch each
     assert chunked["peak_in_flight"] <= limit if limit else chunked["peak_bytes"] <= 30
-    free = out("--workload=trace.json", "--policy=bf", "--limit=0")["bf"]
+    free = out("--workload=steps.msgpack", "--policy=bf", "--limit=0")["bf"]
     assert free["peak_in_flight"] == 6 and free["makespan"] < found["bf"]["makespan"]
 
 

@@ -17,7 +17,8 @@ import pytest
 
 import rrfp_jax as rrfp
 from rrfp_jax.commands import top
-from rrfp_jax.report.step_file import NAME, StepFile, read_step
+from rrfp_jax.report.figures import read_latest
+from rrfp_jax.report.store import LATEST, StepFile
 from rrfp_jax.runtime.run.name_lock import name_held
 from rrfp_jax.runtime.run.world import World
 from tests.support import toy
@@ -198,12 +199,12 @@ def test_a_run_of_several_processes_is_watched(tmp_path):
             launcher.wait()
     assert once(folder).startswith("toy  ended  step ")
     steps = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert read_step(folder / NAME).trace.step == steps[-1], "the last step, however soon it came"
+    assert read_latest(folder / LATEST).trace.step == steps[-1], "the last step, however soon it came"
 
 
 def test_a_step_with_replicas(tmp_path):
     report = toy.trainer(mesh=rrfp.Mesh(pp=2, dp=2), data=None).step(toy.microbatches(4))
     StepFile(tmp_path).add(report)
-    found = read_step(tmp_path / NAME)
+    found = read_latest(tmp_path / LATEST)
     assert found.trace.busy_seconds == report.trace.busy_seconds and len(found.trace.busy_seconds) == 2
     assert found.trace.replica == report.trace.replica and found.ranks == [[0]] * 4

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from rrfp_jax.report.look import Looker, State, latest_lines
-from rrfp_jax.report.step_file import NAME, StepFile
+from rrfp_jax.report.look import LATEST_BYTES, Looker, State
+from rrfp_jax.report.store import LATEST, StepFile, read_lines
 from rrfp_jax.runtime.run import name_lock
 from rrfp_jax.runtime.run.recorder import COMPILING, ENDED, STARTING, FlightRecorder, RunPhase
 from tests.support.watched import step_of, told
@@ -107,11 +107,11 @@ def test_what_a_killed_launcher_has_left_says_nothing_of_a_run_that_lives(folder
 def test_a_step_of_an_earlier_start_is_not_shown(folder):
     looker = Looker(folder)
     assert looker.look().latest is not None
-    set_age(folder / NAME, 10)
+    set_age(folder / LATEST, 10)
     set_age(folder / "config.json", 5)
     found = looker.look()
     assert found.latest is None and found.busy == []
-    (folder / NAME).write_text("half a step")
+    (folder / LATEST).write_text("half a step")
     assert looker.look().latest is None
 
 
@@ -120,7 +120,7 @@ def test_what_is_half_written_is_passed_over(folder):
     before = looker.look()
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 2, "step_sec')
-    (folder / NAME).write_bytes((folder / NAME).read_bytes()[:-9])
+    (folder / LATEST).write_bytes((folder / LATEST).read_bytes()[:-9])
     (folder / "config.json").write_text('{"steps": 5')
     set_age(folder / "config.json", 5)
     found = looker.look()
@@ -138,17 +138,17 @@ def test_what_is_half_written_is_passed_over(folder):
 def test_lines_of_something_else_are_passed_over(tmp_path, spoilt):
     path = tmp_path / "metrics.jsonl"
     path.write_text(f"{json.dumps(LINE)}\n{spoilt}\n{json.dumps(LINE | {'step': 9})}\n")
-    assert [line.step for line in latest_lines(path)] == [0, 9]
+    assert [line.step for line, _ in read_lines(path, LATEST_BYTES)[0]] == [0, 9]
 
 
 def test_only_the_end_of_a_long_file_is_read(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(json.dumps(LINE | {"step": n}) + "\n" for n in range(20_000)))
-    steps = [line.step for line in latest_lines(path)]
+    steps = [line.step for line, _ in read_lines(path, LATEST_BYTES)[0]]
     assert 1000 < len(steps) < 4000 and steps == list(range(20_000 - len(steps), 20_000))
 
 
 def test_no_metrics(tmp_path):
-    assert latest_lines(tmp_path / "metrics.jsonl") == []
+    assert read_lines(tmp_path / "metrics.jsonl", LATEST_BYTES)[0] == []
     os.mkfifo(tmp_path / "metrics.jsonl")
-    assert latest_lines(tmp_path / "metrics.jsonl") == []
+    assert read_lines(tmp_path / "metrics.jsonl", LATEST_BYTES)[0] == []

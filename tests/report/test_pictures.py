@@ -15,7 +15,7 @@ from rrfp_jax.report import timeline as picture
 from rrfp_jax.report.timeline import SVG, Panel, Timeline, compare, reason, tips, told
 from rrfp_jax.trace.idleness import CAUSES, Cause, Idle
 from rrfp_jax.trace.records import Part, RecordedStep, StepTrace, TaskRecord
-from tests.report.test_trace_file import delayed, step
+from tests.report.test_store import delayed, step
 
 IDLE = [name for name, _, _ in picture.IDLE.values()]
 

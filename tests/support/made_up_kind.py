@@ -1,5 +1,6 @@
 """The kind of task that tests/house/diffs adds: a Trainer runs it, and all that shows tasks knows it."""
 
+import json
 import re
 import sys
 from itertools import product
@@ -19,8 +20,8 @@ from rrfp_jax.report.explanation import TimedStep, explain
 from rrfp_jax.report.page import page
 from rrfp_jax.report.perfetto import write_trace
 from rrfp_jax.report.run_folder import Run, StepLine
+from rrfp_jax.report.store import read_steps, write_steps
 from rrfp_jax.report.timeline import Panel, Timeline
-from rrfp_jax.report.trace_reading import read_trace
 from rrfp_jax.runtime.run.recorder import FlightRecorder, read
 from rrfp_jax.sim.bounds import lower_bound
 from rrfp_jax.sim.engine import simulate
@@ -95,7 +96,9 @@ def check_views(step, folder):
     html = page(Run(name="again", steps=steps, history=[StepLine(0, wall)], settings={}), explain(steps))
     assert f'"k":"{row.title}","t":"R3"' in re.sub(r"\s", "", html)
     write_trace(folder / "trace.json", {"run": [step]})
-    (read_again,) = read_trace(folder / "trace.json")["run"]
+    assert json.loads((folder / "trace.json").read_text())["traceEvents"]
+    write_steps(folder / "steps.msgpack", {"run": [step]})
+    ((read_again, _, _),) = read_steps(folder / "steps.msgpack")["run"]
     replayed = simulate(read_again.rules, recorded(read_again.trace))  # by the order in which tasks ran
     for stage in range(2):
         assert read_again.trace.order(stage) == replayed.order(stage) == step.trace.order(stage)

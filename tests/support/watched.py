@@ -6,8 +6,9 @@ from pathlib import Path
 from rrfp_jax.core.hints import BF
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Placement
-from rrfp_jax.report.look import Line, Seen, State
-from rrfp_jax.report.step_file import NAME, StepFile, read_step
+from rrfp_jax.report.figures import read_latest
+from rrfp_jax.report.look import Seen, State
+from rrfp_jax.report.store import LATEST, StepFile, StepLine
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.trace.costs import WorkloadCosts, log_normal
 from rrfp_jax.trace.records import RecordedStep
@@ -44,14 +45,14 @@ def step_of(stages, microbatches=8):
 def latest(folder, report):
     """What is read of a report that was written."""
     StepFile(folder).add(report)
-    return read_step(folder / NAME)
+    return read_latest(folder / LATEST)
 
 
 def line(step=7, **given):
     """A line of `metrics.jsonl` as it is read."""
     known = {"step_seconds": 0.25, "wall_seconds": 0.3, "schedule": "bf", "loss": 2.5 - step / 8}
     known |= {"gradient_norm": 0.75, "tokens_per_second": 12345.0, "load_seconds": 0.0004}
-    return Line(step=step, **known | given)
+    return StepLine(step=step, **known | given)
 
 
 def seen(latest=None, **given):

@@ -56,8 +56,8 @@ def test_a_last_layer_with_a_loss_that_counts_is_another_kind():
 
 def test_a_trace_has_it(tmp_path):
     trainer, report = trained(plain_loss)
-    trainer.write_trace(tmp_path / "trace.json")
-    (step,) = read_run(tmp_path / "trace.json").steps
+    trainer.write_trace(tmp_path / "steps.msgpack")
+    (step,) = read_run(tmp_path / "steps.msgpack").steps
     assert step.recorded.work() == report.recorded.work()
 
 
@@ -68,5 +68,5 @@ def test_a_model_that_cannot_be_analysed_trains_all_the_same(monkeypatch, tmp_pa
     monkeypatch.setattr("rrfp_jax.train.layer_work.layer_costs", fails)
     trainer, report = trained(plain_loss)
     assert report.recorded.work() is None and report.explain().sentence
-    trainer.write_trace(tmp_path / "trace.json")
-    assert read_run(tmp_path / "trace.json").steps[0].recorded.work() is None
+    trainer.write_trace(tmp_path / "steps.msgpack")
+    assert read_run(tmp_path / "steps.msgpack").steps[0].recorded.work() is None

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from benchmarks.harness import Aim, finish, parse
-from rrfp_jax.report.perfetto import write_trace
+from rrfp_jax.report.store import STEPS, write_steps
 from tests.support.browser import CHROMIUM, browser
 from tests.support.large_steps import large_step
 
@@ -45,9 +45,9 @@ def main() -> int:
         parser.error("Chromium is not installed")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_trace(folder / "trace.json", {"run": [large_step(options.stages, options.microbatches)]})
+        write_steps(folder / STEPS, {"run": [large_step(options.stages, options.microbatches)]})
         began = time.monotonic()
-        command = [sys.executable, "-m", "rrfp_jax.commands.report", str(folder / "trace.json")]
+        command = [sys.executable, "-m", "rrfp_jax.commands.report", str(folder / STEPS)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=600)
         command_seconds = time.monotonic() - began
         page = folder / "report.html"

@@ -1,0 +1,309 @@
+"""What a run leaves of its steps: `metrics.jsonl`, a line for each, and recorded steps, task by task.
+
+Recorded steps are MessagePack: groups of steps by name, the records of each step's tasks packed as in `Part`.
+`steps.msgpack` has the latest 20, from the end of a run on. `latest-step` has one, and is replaced whole, at
+most once a second, so a reader finds one step or the next: the run copies bytes, readers do the rest.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from math import inf, isfinite
+from pathlib import Path
+from time import monotonic
+from typing import Annotated, NamedTuple, Protocol, TypeAlias
+
+import msgspec
+
+from rrfp_jax.core.admission import Accumulation
+from rrfp_jax.core.orders import ListedOrder
+from rrfp_jax.core.schedules import NAMED, RANKED, by_name
+from rrfp_jax.core.step_rules import Budget, StepRules
+from rrfp_jax.core.tasks import Placement, Shape
+from rrfp_jax.errors import UsageError
+from rrfp_jax.fields import path_of, printable
+from rrfp_jax.files import read_end, read_whole, written_whole
+from rrfp_jax.json_files import LARGEST_LINES, Count, Seconds, Unreadable, as_kind, parse_json
+from rrfp_jax.trace.layers import LayerWork, Work
+from rrfp_jax.trace.records import RECORD, Part, RecordedStep, StepTrace
+
+METRICS, STEPS, LATEST = "metrics.jsonl", "steps.msgpack", "latest-step"
+"""Files in a run's folder."""
+
+TRACED_STEPS = 20
+"""How many of the latest steps are kept to be written."""
+
+OLDER = "Earlier versions wrote none: use the one that trained the run, or let the run go on with this one"
+
+EVERY_SECONDS = 1.0
+"""Between two writes of `latest-step`."""
+
+LARGEST = 2**28
+"""Bytes of recorded steps that are read: some four million tasks."""
+
+RECORDED = "recorded"
+"""In the place of a schedule's name: one that has none, and is read as the order in which tasks ran."""
+
+Finite: TypeAlias = Annotated[float, msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
+
+
+class StepLine(msgspec.Struct, frozen=True):
+    """A line of `metrics.jsonl`, as far as it is shown; see `Report`. Its other keys are figures of the step.
+
+    `resumed` marks the first step after the run was started again. Paced runs have no loss.
+    """
+
+    step: Count
+    wall_seconds: Seconds = 0.0
+    step_seconds: Seconds = 0.0
+    load_seconds: Seconds = 0.0
+    planning_seconds: Seconds = 0.0
+    schedule: str = ""
+    applied: bool = True
+    resumed: bool = False
+    hyperparams: dict[str, Finite | None] = {}
+    peak_bytes: list[Count] = []
+    budget_bytes: list[Count | None] = []
+    loss: Finite | None = None
+    gradient_norm: Finite | None = None
+    tokens_per_second: Seconds | None = None
+    skipped: Count = 0
+    validation_loss: Finite | None = None
+
+
+def read_lines(path: Path, latest: int | None = None) -> tuple[list[tuple[StepLine, bytes]], str]:
+    """The steps of a `metrics.jsonl` with their lines, and what is wrong with the first of the others, or "".
+
+    A last line that was cut short is not wrong: somebody was killed while it was written, or is writing it.
+
+    Args:
+        path: of the file.
+        latest: bytes that are read from its end; None for all.
+    """
+    try:
+        is_all = True
+        if latest is None:
+            content = read_whole(path, LARGEST_LINES)
+        else:
+            content, is_all = read_end(path, latest)
+    except OSError as error:
+        return [], f"cannot be read: {error.strerror}"
+    found, wrong = [], ""
+    for number, line in enumerate(content.split(b"\n")[0 if is_all else 1 : -1], 1):
+        try:
+            found.append((as_kind(parse_json(line), StepLine), line))
+        except ValueError as error:
+            wrong = wrong or f"line {number} is no step's: {error}"
+    return found, wrong
+
+
+class _Budget(NamedTuple):
+    """As `Budget`."""
+
+    costs: list[list[Count]]
+    limit: Count
+    most: Count | None
+
+
+class StoredStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A step on disk. Its first fields are those of `StepTrace`, the others those of `StepRules` and
+    `RecordedStep`; `form` is that of a record, `ranks` are per replica and stage, if they are known.
+    """
+
+    form: str
+    step: Count
+    stages: int
+    chunks: int
+    shape: Shape
+    replica: Count
+    busy_by_replica: list[list[Seconds]]
+    records: bytes
+    ranks: list[list[Count]]
+    schedule: str
+    microbatches: Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
+    limit: Count | None
+    accumulation: Accumulation
+    spare_gradients: Count
+    forward_only: bool
+    budgets: list[_Budget | None] | None
+    buckets: list[str]
+    fixed_order: bool
+    grouped: bool
+    lead: Seconds
+    layers: list[tuple[str, Seconds, Count, Count]] | None
+    split: list[Annotated[int, msgspec.Meta(ge=1)]]
+
+
+class ReadStep(NamedTuple):
+    """A step that was read, whether its schedule was a fixed order, and its ranks, per replica and stage."""
+
+    recorded: RecordedStep
+    fixed_order: bool
+    ranks: Sequence[Sequence[int]]
+
+
+def _stored(step: RecordedStep, work: Work | None, ranks: Sequence[Sequence[int]] = ()) -> StoredStep:
+    trace, rules = step.trace, step.rules
+    budgets = None
+    if step.budgets is not None:
+        budgets = [
+            None if own is None else _Budget([*map(list, own.costs)], own.limit, own.most)
+            for own in step.budgets
+        ]
+    return StoredStep(
+        form=RECORD.format,
+        step=trace.step,
+        stages=trace.stages,
+        chunks=trace.placement.chunks,
+        shape=trace.placement.shape,
+        replica=trace.replica,
+        busy_by_replica=[list(row) for row in trace.busy_by_replica],
+        records=b"".join(part.packed for part in trace.parts),
+        ranks=[list(own) for own in ranks],
+        schedule=rules.name if rules.name.removeprefix(RANKED) in NAMED else RECORDED,
+        microbatches=rules.microbatches,
+        limit=rules.limit,
+        accumulation=rules.accumulation,
+        spare_gradients=rules.spare_gradients,
+        forward_only=rules.forward_only,
+        budgets=budgets,
+        buckets=list(step.buckets),
+        fixed_order=step.fixed_order,
+        grouped=step.grouped,
+        lead=step.lead,
+        layers=None if work is None else [tuple(layer) for layer in work.layers],  # type: ignore[misc]
+        split=[] if work is None else list(work.split),
+    )
+
+
+def write_steps(path: str | Path, groups: Mapping[str, Iterable[RecordedStep]]) -> None:
+    """Write groups of steps for `read_steps`.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    stored = {name: [_stored(step, step.work()) for step in steps] for name, steps in groups.items()}
+    try:
+        with written_whole(path_of("path", path)) as part:
+            part.write_bytes(msgspec.msgpack.encode(stored))
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+class Reported(Protocol):
+    """What is written of a step's report; see `train.report.Report`."""
+
+    @property
+    def recorded(self) -> RecordedStep:
+        """The tasks with their times."""
+
+    @property
+    def ranks(self) -> Sequence[Sequence[int]]:
+        """Per replica and stage, one after the other, the ranks of its processes."""
+
+
+class StepFile:
+    """Writes `latest-step` into a run's folder, on rank 0."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path, self._part = folder / LATEST, folder / f".{LATEST}.part"
+        self._due = -inf
+        self._left_out: Reported | None = None
+
+    def add(self, report: Reported) -> None:
+        """Write a step, unless one was written less than a second ago; OSError if it cannot be written."""
+        self._left_out = report
+        if (now := monotonic()) >= self._due:
+            self._due = now + EVERY_SECONDS
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the latest step if it was left out; raises as `add` does."""
+        if self._left_out is not None:
+            stored = _stored(self._left_out.recorded, None, self._left_out.ranks)
+            self._part.write_bytes(msgspec.msgpack.encode({"run": [stored]}))
+            os.replace(self._part, self._path)
+            self._left_out = None
+
+
+def read_steps(path: Path) -> dict[str, list[ReadStep]]:
+    """The groups of steps in a file that `write_steps` or `StepFile` wrote.
+
+    Raises:
+        Unreadable: there is no such file, or it is something else.
+    """
+    try:
+        content = read_whole(path, LARGEST)
+        found = msgspec.msgpack.decode(content, type=dict[str, list[StoredStep]])
+        return {name: [_read(step) for step in steps] for name, steps in found.items()}
+    except OSError as error:
+        raise Unreadable(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, OverflowError, RecursionError) as error:
+        said = printable(str(error))
+        if content.lstrip()[:1] in (b"{", b"["):
+            said = f"it is JSON; a trace is for ui.perfetto.dev, steps are read from {STEPS}. {OLDER}"
+        raise Unreadable(f"{path} has no steps of this version of rrfp_jax: {said}") from None
+
+
+def _read(step: StoredStep) -> ReadStep:
+    """What is stored, once all of it belongs together; ValueError if not."""
+    trace = _trace(step)
+    stages, chunks, microbatches = trace.stages, trace.placement.chunks, step.microbatches
+    if len(step.buckets) != microbatches:
+        raise ValueError(f"{len(step.buckets)} buckets for {microbatches} microbatches")
+    if step.budgets is not None and (
+        len(step.budgets) != stages
+        or any(own and [*map(len, own.costs)] != [microbatches] * chunks for own in step.budgets)
+    ):
+        raise ValueError(f"budgets not of {stages} stages, {chunks} chunks and {microbatches} microbatches")
+    work = None
+    if step.layers is not None:
+        if len(step.split) != trace.placement.last + 1 or sum(step.split) != len(step.layers):
+            raise ValueError(f"{len(step.layers)} layers do not split into {step.split}")
+        work = Work([LayerWork(*layer) for layer in step.layers], step.split)
+    rows = tuple(tuple(trace.order(stage)) for stage in range(stages))
+    named = step.schedule != RECORDED
+    rules = StepRules(
+        placement=trace.placement,
+        microbatches=microbatches,
+        schedule=by_name(step.schedule) if named else ListedOrder(trace.placement, microbatches, rows),
+        limit=step.limit,
+        accumulation=step.accumulation,
+        spare_gradients=step.spare_gradients,
+        forward_only=step.forward_only,
+    )
+    recorded = RecordedStep(
+        trace=trace,
+        rules=rules,
+        budgets=None
+        if step.budgets is None
+        else [None if own is None else Budget(*own) for own in step.budgets],
+        buckets=step.buckets,
+        grouped=step.grouped,
+        lead=step.lead,
+        work=lambda: work,
+    )
+    return ReadStep(recorded, step.fixed_order, step.ranks)
+
+
+def _trace(step: StoredStep) -> StepTrace:
+    placement = Placement(stages := step.stages, chunks := step.chunks, step.shape)
+    if step.form != RECORD.format or len(step.records) % RECORD.size or not step.records:
+        raise ValueError(f"{len(step.records)} bytes are no records of the form {step.form!r}")
+    replicas = len(step.busy_by_replica) or 1
+    if any(len(row) != stages for row in step.busy_by_replica) or step.replica >= replicas:
+        raise ValueError(f"replica {step.replica} of {replicas}, or times of other than {stages} stages")
+    if step.ranks and (len(step.ranks) != stages * replicas or not all(step.ranks)):
+        raise ValueError(f"ranks of {len(step.ranks)} stages for {replicas} replicas")
+    records = Part(0.0, 0.0, {}, step.records).records()
+    for record in records:
+        stage, (_, chunk, microbatch), _, *times, _ = record
+        inside = 0 <= stage < stages and 0 <= chunk < chunks and 0 <= microbatch < step.microbatches
+        sound = 0 <= record.delayed <= record.end - record.start + 1e-9 and record.late >= 0
+        if not (inside and sound and all(map(isfinite, times))):
+            raise ValueError(f"a record of stage {stage}, task {record.task}, times {times}")
+    if len({record[:2] for record in records}) < max(len(records), placement.last + 1):
+        raise ValueError(f"step {step.step} has a task twice, or a virtual stage without tasks")
+    return StepTrace(step.step, placement, [Part.of(records)], step.replica, step.busy_by_replica)
