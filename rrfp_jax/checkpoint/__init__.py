@@ -1,4 +1,4 @@
 """Checkpoints on disk: complete or invisible, each process writes its own part, plain orbax reads them.
 
-Begin with `checkpoint`, then `folder`.
+Begin with `saving`, then `folder`.
 """

@@ -2,7 +2,7 @@
 
 A checkpoint is written in `.<step>.saving` and then renamed, so it is there in full or not at all. An earlier
 one of the same step is `.<step>.replaced` between the two renames, and is found there. The file `rrfp.json`,
-written last, has the size and checksum of every other file.
+written last, has the size and checksum of the other small file.
 """
 
 from __future__ import annotations
@@ -15,30 +15,38 @@ import shutil
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
-from rrfp_jax.checkpoint.manifest import (
+from rrfp_jax.checkpoint.format import (
     METADATA,
     Content,
+    Damaged,
     Files,
     LeafRecord,
     Metadata,
     RunState,
     Sealed,
     content_of,
+    files_of,
+    read_leaf,
+    read_small,
     run_state,
+    tree_metadata,
     unknown_keys,
+    write_file,
 )
-from rrfp_jax.checkpoint.small_files import Damaged, read_small, write_file
-from rrfp_jax.checkpoint.zarr_files import files_of, tree_metadata
+from rrfp_jax.checkpoint.leaves import Key
 from rrfp_jax.errors import UsageError
-from rrfp_jax.fields import printable
+from rrfp_jax.fields import path_of, printable
 from rrfp_jax.files import move_away
 from rrfp_jax.json_files import Unreadable, as_kind, parse_json, read_json
+from rrfp_jax.printing import say
 
 MANIFEST = "rrfp.json"
 
@@ -50,11 +58,7 @@ REPLACED = re.compile(rf"\.({STEP.pattern})\.replaced")
 
 
 class CheckpointFolder:
-    """The checkpoints in a folder, as one process sees them.
-
-    Args:
-        path: of the folder; made when the first checkpoint is written.
-    """
+    """The checkpoints in a folder, as one process sees them; the folder is made when the first is written."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -68,11 +72,7 @@ class CheckpointFolder:
         return []
 
     def other_things(self) -> list[str]:
-        """What is there besides checkpoints, and what becomes of them; hidden files do not count.
-
-        Raises:
-            OSError: the folder cannot be read.
-        """
+        """What is there besides checkpoints, and what becomes of them; without hidden files. `OSError`."""
         try:
             names = sorted(path.name for path in self.path.iterdir())
         except FileNotFoundError:
@@ -111,15 +111,8 @@ class CheckpointFolder:
     def commit(self, run: RunState, leaves: Mapping[str, LeafRecord], keep: int) -> None:
         """Make a checkpoint visible whose leaves have all been written, and remove the oldest.
 
-        Later ones, of a run that has gone back since, are renamed: they are not its successors.
-
-        Args:
-            run: its state.
-            leaves: of all processes, by name.
-            keep: how many checkpoints are to be left.
-
-        Raises:
-            OSError: it cannot be written, or leaves are not where they should be.
+        Later ones, of a run that has gone back since, are renamed: they are not its successors. `OSError` if
+        it cannot be written, or the leaves of all processes are not where they should be.
         """
         staging, final, replaced = self.staging(run.step), self.path / str(run.step), self._replaced(run.step)
         for leaf in leaves.values():
@@ -129,8 +122,7 @@ class CheckpointFolder:
         metadata = tree_metadata([leaf.key for leaf in leaves.values()], asdict(run))
         files = Files(metadata=write_file(staging / METADATA, metadata))
         content = msgspec.to_builtins(Content(files=files, leaves=dict(leaves)))
-        sealed = {"crc32": _checksum(content), "content": content}
-        write_file(staging / MANIFEST, json.dumps(sealed).encode())
+        write_file(staging / MANIFEST, json.dumps({"crc32": _checksum(content), "content": content}).encode())
         _sync(staging)
         if final.exists():
             self.discard(replaced)
@@ -144,15 +136,8 @@ class CheckpointFolder:
         for step in self.steps()[:-keep]:
             _remove(self.final(step))
 
-    def take_in(self, checkpoint: Path) -> Path:
-        """Copy a complete checkpoint from another folder, to be seen in full or not at all; the copy.
-
-        Args:
-            checkpoint: named after its step, of which there is none here.
-
-        Raises:
-            OSError: it cannot be copied.
-        """
+    def import_checkpoint(self, checkpoint: Path) -> Path:
+        """Copy a complete checkpoint of another step, to be seen in full or not at all; the copy."""
         step = int(checkpoint.name)
         staging, final = self.staging(step), self.final(step)
         try:
@@ -160,7 +145,11 @@ class CheckpointFolder:
             staging.mkdir(parents=True)
             for path in sorted(checkpoint.rglob("*")):
                 copy = staging / path.relative_to(checkpoint)
-                copy.mkdir() if path.is_dir() else _copy(path, copy)
+                if path.is_dir():
+                    copy.mkdir()
+                else:
+                    shutil.copyfile(path, copy)
+                    _sync(copy)  # a network file system may tell only now that it is full
             staging.rename(final)
             _sync(self.path)
         except OSError:
@@ -175,11 +164,7 @@ class CheckpointFolder:
     def open(
         self, step: int, check: Callable[[RunState], object] = lambda run: None
     ) -> tuple[RunState, Mapping[str, LeafRecord]]:
-        """A checkpoint's state, and its leaves by name.
-
-        Args:
-            step: of the checkpoint.
-            check: raises `ValueError` for a state that nobody could go on from.
+        """A checkpoint's state, for which `check` may raise `ValueError`, and its leaves by name.
 
         Raises:
             Damaged: the manifest or the metadata are not as they were written, or not of this step.
@@ -229,12 +214,6 @@ def _checksum(content: Any) -> int:
     return zlib.crc32(json.dumps(content).encode())
 
 
-def _copy(file: Path, copy: Path) -> None:
-    """Copy a file so that it is on the disk on return."""
-    shutil.copyfile(file, copy)
-    _sync(copy)  # a network file system may tell only now that it is full
-
-
 def _sync(path: Path) -> None:
     """Have a file, or the names in a folder, on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -242,3 +221,46 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@dataclass(frozen=True)
+class CheckpointView:
+    """A complete checkpoint as a process reads it that has no part in the run; first its small files."""
+
+    folder: Path
+    run: RunState
+    leaves: Mapping[Key, LeafRecord]
+
+    def array(self, key: Key) -> np.ndarray[Any, Any]:
+        """A whole array; `Damaged` if a file is not as it was written."""
+        return np.asarray(read_leaf(self.folder, self.leaves[key]))
+
+
+def readable_checkpoints(
+    what: str, given: str | PathLike[str], step: int | None = None
+) -> Iterator[CheckpointView]:
+    """The checkpoints of a folder, or the one that it is, whose small files are intact, the latest first.
+
+    `UsageError`, which begins with `what` the folder is for, if there are none, or none of the wanted step.
+    """
+    if not isinstance(given, (str, PathLike)):
+        raise UsageError(f"{what}({given!r}): give a folder of checkpoints, such as 'runs/checkpoints'")
+    path = path_of(f"{what}: folder", given)
+    if STEP.fullmatch(path.name) and (path / MANIFEST).exists():
+        path, step = path.parent, int(path.name)
+    folder = CheckpointFolder(path)
+    steps = [own for own in folder.steps() if step in (None, own)]
+    if not steps:
+        known = ", ".join(map(str, folder.steps()))
+        of = f"no checkpoint of step {step}" if step is not None and known else "no checkpoint"
+        raise UsageError(
+            f"{what}({str(given)!r}): {of} is there; "
+            + (f"there are: {known}" if known else "give the folder that they were saved to")
+        )
+    for own in reversed(steps):
+        try:
+            run, leaves = folder.open(own)
+        except Damaged as error:
+            say(f"the checkpoint {folder.final(own)} is refused: {error}")
+        else:
+            yield CheckpointView(folder.final(own), run, {leaf.key: leaf for leaf in leaves.values()})

@@ -1,10 +1,11 @@
-"""Names of the leaves of parameters and optimizer state, whichever stage has which layers."""
+"""Leaves of parameters and optimizer state: their names on whichever stage, and their parts on the host."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import jax
@@ -28,6 +29,9 @@ key of whatever belongs to one: ("optimizer", "0", "mu", "3", "attention", "quer
 such as a count of steps, has the same key on every stage, and the same value.
 """
 
+Place: TypeAlias = tuple[int, ...]
+"""Of a part in the grid of all parts of an array."""
+
 
 def name_of(key: Key) -> str:
     """A key as messages have it: "params.3.attention.query"."""
@@ -46,11 +50,12 @@ def keyed(tree: Any, *prefix: str) -> list[tuple[Key, Any]]:
         UsageError: two leaves have the same name, or one has a name that no folder can have.
     """
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-    found = [(_key(prefix, path), _numbers(leaf)) for path, leaf in leaves]
-    counted = Counter(name_of(key) for key, _ in found)
-    for name, count in counted.items():
-        wrong = why_unstorable(name) or (f"is that of {count} leaves" if count > 1 else "")
-        if wrong:
+    found = [
+        (_key(prefix, path), plain(leaf) if isinstance(leaf, jax.Array) else plain_spec(leaf))
+        for path, leaf in leaves
+    ]
+    for name, count in Counter(name_of(key) for key, _ in found).items():
+        if wrong := why_unstorable(name) or (f"is that of {count} leaves" if count > 1 else ""):
             raise UsageError(
                 f"the name {printable(name)} {wrong}, so it cannot be stored: rename the parameter"
             )
@@ -69,7 +74,12 @@ def why_unstorable(name: str) -> str:
 
 def filled(specs: Any, leaves: Mapping[Key, Any], *prefix: str) -> Any:
     """A tree like `specs` with the leaves of these keys; the inverse of `keyed`."""
-    return jax.tree_util.tree_map_with_path(lambda path, spec: _like(spec, leaves[_key(prefix, path)]), specs)
+
+    def like(path: tuple[Any, ...], spec: Any) -> Any:
+        leaf = leaves[_key(prefix, path)]
+        return as_key(spec, jax.device_put(np.asarray(leaf))) if is_key(spec) else leaf
+
+    return jax.tree_util.tree_map_with_path(like, specs)
 
 
 def plain_key(entry: Any) -> int | str:
@@ -82,9 +92,60 @@ def _key(prefix: Key, path: tuple[Any, ...]) -> Key:
     return (*prefix, *(jax.tree_util.keystr((entry,), simple=True) for entry in path))
 
 
-def _numbers(leaf: Any) -> Any:
-    return plain(leaf) if isinstance(leaf, jax.Array) else plain_spec(leaf)
+@dataclass(frozen=True)
+class Parts:
+    """Some of an array's parts, of equal shape. NumPy takes it for the array if that is one part."""
+
+    shape: Sequence[int]  # of the whole array
+    dtype: np.dtype[Any]
+    part: Sequence[int]  # the shape of each part
+    arrays: Mapping[Place, np.ndarray[Any, Any]]  # those that are here
+
+    @classmethod
+    def whole(cls, array: np.ndarray[Any, Any]) -> Parts:
+        """An array in one part."""
+        return cls(array.shape, array.dtype, array.shape, {(0,) * array.ndim: array})
+
+    @property
+    def nbytes(self) -> int:
+        """Of those that are here."""
+        return sum(array.nbytes for array in self.arrays.values())
+
+    def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray[Any, Any]:
+        """The part that these slices tell, as shardings tell it."""
+        return self.arrays[place_of(index, self.part)]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        if tuple(self.part) != tuple(self.shape):
+            raise ValueError(f"there are only parts {list(self.part)} of an array {list(self.shape)}")
+        (array,) = self.arrays.values()
+        return np.array(array, dtype, copy=copy)
 
 
-def _like(spec: Any, leaf: Any) -> Any:
-    return as_key(spec, jax.device_put(np.asarray(leaf))) if is_key(spec) else leaf
+def place_of(index: Iterable[slice], part: Sequence[int]) -> Place:
+    """Where the part is that these slices of an array tell."""
+    return tuple((own.start or 0) // max(size, 1) for own, size in zip(index, part, strict=True))
+
+
+def slices_of(place: Place, part: Sequence[int]) -> tuple[slice, ...]:
+    """The part at a place as slices of the array."""
+    return tuple(slice(i * n, (i + 1) * n) for i, n in zip(place, part, strict=True))
+
+
+def file_of(place: Place) -> str:
+    """The name of a part's file, as zarr has it."""
+    return ".".join(map(str, place)) or "0"
+
+
+def places_here(spec: Any) -> list[Place]:
+    """Of the parts that this process's devices have of an array or spec with a sharding; each once."""
+    part = spec.sharding.shard_shape(spec.shape)
+    found = spec.sharding.addressable_devices_indices_map(spec.shape).values()
+    return list(dict.fromkeys(place_of(index, part) for index in found))
+
+
+def shards_to_write(array: jax.Array) -> dict[Place, jax.Array]:
+    """Of all processes' shards of an array, this one's share: every place is in one of them."""
+    part = array.sharding.shard_shape(array.shape)
+    own = (shard for shard in array.addressable_shards if shard.replica_id == 0)
+    return {place_of(shard.index, part): shard.data for shard in own}

@@ -53,14 +53,14 @@ def _export(arguments: Sequence[str]) -> int:
         raise UsageError("--first= without --as=: without a family's names all parameters are written")
     import numpy as np  # after --help, which is to be quick
 
-    from rrfp_jax.checkpoint.reading import intact
+    from rrfp_jax.checkpoint.folder import readable_checkpoints
     from rrfp_jax.errors import TrainingError
     from rrfp_jax.weights.published_models import Parameters, as_family, fields_at, own_names
     from rrfp_jax.weights.tensors import check_absent, write_tensors
 
     check_absent(options.to, options.replace)
     folder = _checkpoints(options.run)
-    checkpoint = next(intact("RUN", folder, options.step), None)
+    checkpoint = next(readable_checkpoints("RUN", folder, options.step), None)
     if checkpoint is None:
         raise TrainingError(f"{folder}: no checkpoint is intact")
     params = Parameters(checkpoint, None if options.dtype is None else np.dtype(options.dtype))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import optax
 
-from rrfp_jax.checkpoint.checkpoint import OnError
+from rrfp_jax.checkpoint.saving import OnError
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import check_fields, check_name, path_of
 from rrfp_jax.runtime.engine.settings import Settings

@@ -70,7 +70,7 @@ def save_latest(
         say(f"it is lost: {memory.folder}: {error.strerror}")
         return False
     try:
-        CheckpointFolder(checkpoints).take_in(CheckpointFolder(kept.states).final(steps[-1]))
+        CheckpointFolder(checkpoints).import_checkpoint(CheckpointFolder(kept.states).final(steps[-1]))
     except OSError as error:
         say(_remedy(error, kept, steps[-1], checkpoints))
         return False

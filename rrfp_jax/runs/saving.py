@@ -13,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rrfp_jax.checkpoint.checkpoint import NoneIntact
 from rrfp_jax.checkpoint.folder import CheckpointFolder
+from rrfp_jax.checkpoint.saving import NoneIntact
 from rrfp_jax.environment import ENVIRONMENT
 from rrfp_jax.errors import UsageError
 from rrfp_jax.files import move_away, read_whole

@@ -8,11 +8,10 @@ from typing import Any
 
 import jax
 
+from rrfp_jax.checkpoint.folder import CheckpointView, readable_checkpoints
+from rrfp_jax.checkpoint.format import Damaged, StoredLayer
 from rrfp_jax.checkpoint.leaves import PARAMETERS, Key, filled, keyed, name_of
-from rrfp_jax.checkpoint.manifest import StoredLayer
-from rrfp_jax.checkpoint.reading import Stored, intact
-from rrfp_jax.checkpoint.restoring import misfits_of
-from rrfp_jax.checkpoint.small_files import Damaged
+from rrfp_jax.checkpoint.saving import leaf_differences
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.printing import say
 from rrfp_jax.runtime.model.layers import Params
@@ -79,7 +78,7 @@ def _of_folder(
     """All parameters, and the layers: of the model if it is given, else as they were stored."""
     if pipe is not None and not isinstance(pipe, Pipeline):
         raise UsageError(f"export: pipe is of type {type(pipe).__name__}, not Pipeline")
-    for stored in intact("export", folder, step):
+    for stored in readable_checkpoints("export", folder, step):
         try:
             arrays = {key: stored.array(key) for key in stored.leaves if key[0] == PARAMETERS}
         except Damaged as error:
@@ -124,7 +123,7 @@ def _key_of(layer: int, path: Sequence[int | str]) -> Key:
     return (PARAMETERS, str(layer), *map(str, path))
 
 
-def _of_pipe(pipe: Pipeline, stored: Stored, arrays: Mapping[Key, Any]) -> Params:
+def _of_pipe(pipe: Pipeline, stored: CheckpointView, arrays: Mapping[Key, Any]) -> Params:
     """The parameters of a model's layers, as trees like those that the layers make.
 
     Raises:
@@ -141,7 +140,7 @@ def _of_pipe(pipe: Pipeline, stored: Stored, arrays: Mapping[Key, Any]) -> Param
             specs[str(index)] = known[id(layer)]
     wanted = {name_of(of): (list(spec.shape), spec.dtype.name) for of, spec in keyed(specs, PARAMETERS)}
     there = {name_of(leaf.key): leaf for leaf in stored.leaves.values() if leaf.key[0] == PARAMETERS}
-    if misfits := misfits_of(there, wanted):
+    if misfits := leaf_differences(there, wanted):
         raise UsageError(f"{stored.folder} is of another model than pipe: {'; '.join(misfits[:8])}")
     return filled(specs, arrays, PARAMETERS)
 

@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rrfp_jax.checkpoint.leaves import PARAMETERS, Key, filled, keyed
-from rrfp_jax.checkpoint.parts import Place, shards_to_write
+from rrfp_jax.checkpoint.leaves import PARAMETERS, Key, Place, filled, keyed, shards_to_write
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.engine.engine import Engine
 from rrfp_jax.runtime.mesh.stage_mesh import transfers_meant

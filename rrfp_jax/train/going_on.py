@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from rrfp_jax.checkpoint.folder import MANIFEST, CheckpointFolder
+from rrfp_jax.checkpoint.format import Damaged
 from rrfp_jax.checkpoint.leaves import OPTIMIZER, PARAMETERS, keyed, name_of
-from rrfp_jax.checkpoint.restoring import LeafSelection, refusal_of
-from rrfp_jax.checkpoint.small_files import Damaged
+from rrfp_jax.checkpoint.saving import LeafSelection, mismatch_reason
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import printable
 from rrfp_jax.printing import say
@@ -67,7 +67,7 @@ def _seen(engine: Engine, seed: int, folder: CheckpointFolder, step: int | None)
         except UsageError as error:
             return Found(run.config, str(error))
         everything = LeafSelection(layers=len(engine.library.params))
-        refusal = refusal_of(folder.final(candidate), run, leaves, _leaves(engine), everything)
+        refusal = mismatch_reason(folder.final(candidate), run, leaves, _leaves(engine), everything)
         return Found(run.config, refusal, candidate)
     return Found() if candidates else None
 

@@ -7,11 +7,9 @@ from pathlib import Path
 
 import jax
 
-from rrfp_jax.checkpoint.checkpoint import Checkpoints, OnError
-from rrfp_jax.checkpoint.leaves import OPTIMIZER, PARAMETERS, Key, filled, keyed, plain_key
-from rrfp_jax.checkpoint.manifest import RunState, StoredLayer
-from rrfp_jax.checkpoint.parts import Parts
-from rrfp_jax.checkpoint.restoring import LeafSelection
+from rrfp_jax.checkpoint.format import RunState, StoredLayer
+from rrfp_jax.checkpoint.leaves import OPTIMIZER, PARAMETERS, Key, Parts, filled, keyed, plain_key
+from rrfp_jax.checkpoint.saving import Checkpoints, LeafSelection, OnError
 from rrfp_jax.errors import UsageError
 from rrfp_jax.json_files import as_kind
 from rrfp_jax.runtime.engine.engine import Engine

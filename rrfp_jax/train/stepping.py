@@ -11,7 +11,7 @@ from functools import cache
 from time import perf_counter
 from typing import Any
 
-from rrfp_jax.checkpoint.manifest import RunState
+from rrfp_jax.checkpoint.format import RunState
 from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.core.step_rules import Bucket, StepRules
 from rrfp_jax.data.contract import Data, Microbatch, buckets_of, declared_buckets, plan_hash

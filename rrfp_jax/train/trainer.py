@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import jax
 import optax
 
-from rrfp_jax.checkpoint.checkpoint import OnError
+from rrfp_jax.checkpoint.saving import OnError
 from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.data.contract import Data, InMemory, Microbatch, as_data, load_step, plan_step
 from rrfp_jax.errors import UsageError

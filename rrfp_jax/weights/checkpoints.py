@@ -11,9 +11,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from rrfp_jax.checkpoint.folder import readable_checkpoints
+from rrfp_jax.checkpoint.format import Damaged
 from rrfp_jax.checkpoint.leaves import PARAMETERS
-from rrfp_jax.checkpoint.reading import intact
-from rrfp_jax.checkpoint.small_files import Damaged
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.fields import path_of
 from rrfp_jax.runtime.programs.initial import InitFunction
@@ -42,7 +42,7 @@ def checkpoint(
         TrainingError: there are only damaged ones.
     """
     check_names(names)
-    stored = next(intact("weights.checkpoint", folder, step), None)
+    stored = next(readable_checkpoints("weights.checkpoint", folder, step), None)
     if stored is None:
         raise TrainingError(f"weights.checkpoint({str(folder)!r}): no checkpoint is intact")
     keys = {".".join(key[1:]): key for key in stored.leaves if key[0] == PARAMETERS}

@@ -12,10 +12,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from rrfp_jax.checkpoint.folder import CheckpointView
+from rrfp_jax.checkpoint.format import Damaged, dtype_of
 from rrfp_jax.checkpoint.leaves import PARAMETERS, Key
-from rrfp_jax.checkpoint.manifest import dtype_of
-from rrfp_jax.checkpoint.reading import Stored as CheckpointView
-from rrfp_jax.checkpoint.small_files import Damaged
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.fields import path_of, shown
 from rrfp_jax.json_files import Unreadable, read_json

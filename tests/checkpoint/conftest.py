@@ -3,8 +3,8 @@
 import pytest
 import tensorstore as ts
 
-from rrfp_jax.checkpoint import zarr_files
-from rrfp_jax.checkpoint.checkpoint import Checkpoints
+from rrfp_jax.checkpoint import format
+from rrfp_jax.checkpoint.saving import Checkpoints
 from rrfp_jax.runtime.run.world import World
 
 
@@ -12,8 +12,8 @@ from rrfp_jax.runtime.run.world import World
 def unsynced(monkeypatch):
     """Nothing here outlives the machine, so nobody waits for its disk."""
     monkeypatch.setattr("os.fsync", lambda descriptor: None)
-    context = ts.Context({**zarr_files.context().spec.to_json(), "file_io_sync": False})
-    monkeypatch.setattr(zarr_files, "context", lambda: context)
+    context = ts.Context({**format.context().spec.to_json(), "file_io_sync": False})
+    monkeypatch.setattr(format, "context", lambda: context)
 
 
 @pytest.fixture

@@ -13,12 +13,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from rrfp_jax.checkpoint.checkpoint import Checkpoints
 from rrfp_jax.checkpoint.folder import CheckpointFolder
-from rrfp_jax.checkpoint.leaves import filled, keyed, name_of
-from rrfp_jax.checkpoint.manifest import RunState
-from rrfp_jax.checkpoint.parts import Parts
-from rrfp_jax.checkpoint.zarr_files import joined, read_leaf, tree_metadata, write_leaf
+from rrfp_jax.checkpoint.format import RunState, joined, read_leaf, tree_metadata, write_leaf
+from rrfp_jax.checkpoint.leaves import Parts, filled, keyed, name_of
+from rrfp_jax.checkpoint.saving import Checkpoints
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.runtime.run.world import World
 from tests.support import stored

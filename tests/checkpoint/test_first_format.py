@@ -7,9 +7,8 @@ import jax
 import numpy as np
 import pytest
 
-from rrfp_jax.checkpoint.folder import CheckpointFolder
-from rrfp_jax.checkpoint.reading import intact
-from rrfp_jax.checkpoint.small_files import Damaged
+from rrfp_jax.checkpoint.folder import CheckpointFolder, readable_checkpoints
+from rrfp_jax.checkpoint.format import Damaged
 from tests.support.sharded import leaves, trainer
 from tests.support.stored import KINDS
 
@@ -28,7 +27,7 @@ def first(tmp_path_factory):
 
 
 def test_every_kind_of_array_is_read(first):
-    (found,) = intact("test", first / "kinds")
+    (found,) = readable_checkpoints("test", first / "kinds")
     assert (found.run.step, found.run.seed, found.run.data) == (5, 7, {"epoch": 1})
     six = np.arange(6).reshape(2, 3) % 3
     expected = {("params", "0", kind): six.astype(kind) for kind in KINDS}
@@ -48,8 +47,10 @@ def test_it_goes_on_to_the_bit_as_one_of_today_does(first, tmp_path):
     assert old.restore(first / "run") and old.steps_done == 2
     old.save(tmp_path)
     assert (tmp_path / "2" / "params.1.up" / "zarr.json").exists()
-    old_leaves = {key: next(intact("test", first / "run")).array(key) for key in _keys(first / "run", 2)}
-    new = next(intact("test", tmp_path))
+    old_leaves = {
+        key: next(readable_checkpoints("test", first / "run")).array(key) for key in _keys(first / "run", 2)
+    }
+    new = next(readable_checkpoints("test", tmp_path))
     assert new.leaves.keys() == old_leaves.keys()
     assert all(new.array(key).tobytes() == array.tobytes() for key, array in old_leaves.items())
     own = trainer(2, 2, 2)
@@ -67,7 +68,7 @@ def test_a_flipped_bit_is_found(first, tmp_path, file):
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    (found,) = intact("test", tmp_path / "kinds")
+    (found,) = readable_checkpoints("test", tmp_path / "kinds")
     with pytest.raises(Damaged, match=f"{file} has other bytes than were written"):
         found.array(("params", "0", "spread"))
 

@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rrfp_jax.checkpoint import checkpoint
-from rrfp_jax.checkpoint.checkpoint import Checkpoints
+from rrfp_jax.checkpoint import saving
 from rrfp_jax.checkpoint.folder import CheckpointFolder
-from rrfp_jax.checkpoint.manifest import RunState
+from rrfp_jax.checkpoint.format import RunState
+from rrfp_jax.checkpoint.saving import Checkpoints
 from rrfp_jax.errors import TrainingError
 from rrfp_jax.runtime.run.world import World
 from tests.support import stored
@@ -108,8 +108,8 @@ class TestAsynchronous:
     def test_training_goes_on_while_files_are_written(self, made, monkeypatch):
         """Leaves are donated once they are copied; what is written is what they were."""
         may_write = threading.Event()
-        write = checkpoint.write_leaf
-        monkeypatch.setattr(checkpoint, "write_leaf", lambda *args: may_write.wait(30) and write(*args))
+        write = saving.write_leaf
+        monkeypatch.setattr(saving, "write_leaf", lambda *args: may_write.wait(30) and write(*args))
         leaf = jnp.arange(1000.0)
         checkpoints = made()
         checkpoints.save(RunState(step=1), [(("w",), leaf)])
@@ -150,7 +150,7 @@ class TestWithoutRoom:
         save(made(), 10)
         made.said.clear()
         with monkeypatch.context() as full:
-            full.setattr(checkpoint, "write_leaf", full_for("params.2.up", checkpoint.write_leaf))
+            full.setattr(saving, "write_leaf", full_for("params.2.up", saving.write_leaf))
             yield full
 
     def test_training_goes_on(self, made, full):

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from rrfp_jax.checkpoint import checkpoint
+from rrfp_jax.checkpoint import saving
 from rrfp_jax.commands.train import main
 from rrfp_jax.errors import DONE, FAILED, INTERRUPTED
 from rrfp_jax.runs import run as running
@@ -114,7 +114,7 @@ def test_sigterm_saves_and_is_a_good_end(train, tmp_path, monkeypatch):
     ],
 )
 def test_a_save_that_failed_does_not_count(train, tmp_path, monkeypatch, number, status, said, earlier):
-    add, write = running.RunFiles.add, checkpoint.write_leaf
+    add, write = running.RunFiles.add, saving.write_leaf
 
     def warned(self, report, line):
         add(self, report, line)
@@ -127,7 +127,7 @@ def test_a_save_that_failed_does_not_count(train, tmp_path, monkeypatch, number,
         raise OSError(28, "No space left on device", "w")
 
     monkeypatch.setattr(running.RunFiles, "add", warned)
-    monkeypatch.setattr(checkpoint, "write_leaf", full)
+    monkeypatch.setattr(saving, "write_leaf", full)
     found, told, lines = train(steps=50 if number else 5)
     assert found == status
     (last,) = [line for line in told.splitlines() if line.startswith(said)]

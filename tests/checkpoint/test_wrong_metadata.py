@@ -16,10 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rrfp_jax as rrfp
-from rrfp_jax.checkpoint.checkpoint import Checkpoints
 from rrfp_jax.checkpoint.folder import CheckpointFolder
-from rrfp_jax.checkpoint.manifest import RunState
-from rrfp_jax.checkpoint.small_files import Damaged
+from rrfp_jax.checkpoint.format import Damaged, RunState
+from rrfp_jax.checkpoint.saving import Checkpoints
 from rrfp_jax.runtime.engine.settings import LossScale
 from rrfp_jax.runtime.run.world import World
 from rrfp_jax.train.nonfinite import Standing

@@ -32,7 +32,7 @@ WRITING = re.compile(r"O_WRONLY|O_RDWR|O_DIRECTORY|['\"](?:[wax]b?\+?)['\"]")
 
 OPEN_NO_FILES = {
     "runtime/run/handshake.py": "a door",
-    "checkpoint/checkpoint.py": "a checkpoint, which folder.py reads",
+    "checkpoint/saving.py": "a checkpoint, which folder.py reads",
 }
 
 LISTENERS = {

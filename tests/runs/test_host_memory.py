@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import rrfp_jax as rrfp
-from rrfp_jax.checkpoint import checkpoint
+from rrfp_jax.checkpoint import saving
 from rrfp_jax.checkpoint.folder import CheckpointFolder
 from rrfp_jax.errors import DONE, HANDED_OVER
 from rrfp_jax.runs.config import Checkpointing
@@ -116,7 +116,7 @@ def test_full_memory_is_told_and_training_goes_on(attempt, monkeypatch, asked_af
     def full(*args):
         raise OSError(28, "No space left on device", "params.0")
 
-    monkeypatch.setattr("rrfp_jax.checkpoint.checkpoint.write_leaf", full)
+    monkeypatch.setattr("rrfp_jax.checkpoint.saving.write_leaf", full)
     status, lines, said = attempt(1, asked_after)
     assert (status, len(lines)) == (DONE, STEPS)
     assert said.count("params.0: No space left on device; there is no other") == STEPS - 1
@@ -124,14 +124,14 @@ def test_full_memory_is_told_and_training_goes_on(attempt, monkeypatch, asked_af
 
 @pytest.mark.slow
 def test_with_full_memory_a_checkpoint_is_handed_over(attempt, monkeypatch, tmp_path):
-    write = checkpoint.write_leaf
+    write = saving.write_leaf
 
     def full(folder, *args):
         if (tmp_path / "memory") in folder.parents:
             raise OSError(28, "No space left on device", "params.0")
         return write(folder, *args)
 
-    monkeypatch.setattr(checkpoint, "write_leaf", full)
+    monkeypatch.setattr(saving, "write_leaf", full)
     status, lines, _ = attempt(1, asked_after=4, every_steps=100)
     assert (status, len(lines)) == (HANDED_OVER, 6)
     assert CheckpointFolder(tmp_path / "lent.checkpoints").steps() == [6]

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rrfp_jax.checkpoint.checkpoint import NoneIntact
+from rrfp_jax.checkpoint.saving import NoneIntact
 from rrfp_jax.runs.config import Checkpointing
 from rrfp_jax.runs.saving import Saver
 from rrfp_jax.runtime.run.host_memory import HostMemory

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from rrfp_jax.checkpoint import checkpoint
-from rrfp_jax.checkpoint.checkpoint import Checkpoints
-from rrfp_jax.checkpoint.manifest import RunState
+from rrfp_jax.checkpoint import saving
+from rrfp_jax.checkpoint.format import RunState
+from rrfp_jax.checkpoint.saving import Checkpoints
 from rrfp_jax.errors import TrainingError
 from rrfp_jax.runtime.run.join import join
 from tests.support import stored
@@ -35,9 +35,9 @@ def restore():
 
 for step in (10, 20):
     save(step)
-write_leaf = checkpoint.write_leaf
+write_leaf = saving.write_leaf
 if world.rank == 1:  # its disk is full
-    checkpoint.write_leaf = full_for("params.3.up", write_leaf)
+    saving.write_leaf = full_for("params.3.up", write_leaf)
 save(30)
 strict = Checkpoints(folder / "elsewhere", world, on_error="stop")
 strict.save(RunState(step=1), stored.leaves(layers, 1))
@@ -46,7 +46,7 @@ try:
     stopped = ""
 except TrainingError as error:
     stopped = str(error)
-checkpoint.write_leaf = write_leaf
+saving.write_leaf = write_leaf
 save(40)
 world.gather("all is written", None)
 if world.rank == 0:  # what only rank 1 reads

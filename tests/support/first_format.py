@@ -7,9 +7,8 @@ import zlib
 import numpy as np
 
 from rrfp_jax.checkpoint.folder import CheckpointFolder
-from rrfp_jax.checkpoint.leaves import folder_name
-from rrfp_jax.checkpoint.parts import file_of
-from rrfp_jax.checkpoint.zarr_files import read_leaf
+from rrfp_jax.checkpoint.format import read_leaf
+from rrfp_jax.checkpoint.leaves import file_of, folder_name
 
 
 def rewrite(folder, step):

@@ -5,8 +5,8 @@ import os
 
 import jax
 
+from rrfp_jax.checkpoint.format import RunState
 from rrfp_jax.checkpoint.leaves import name_of
-from rrfp_jax.checkpoint.manifest import RunState
 from tests.support import stored
 
 ALL = range(stored.LAYERS)

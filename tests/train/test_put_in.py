@@ -11,7 +11,7 @@ from flax import nnx
 from flax.training.train_state import TrainState
 
 import rrfp_jax as rrfp
-from rrfp_jax.checkpoint.manifest import StoredLayer, run_state
+from rrfp_jax.checkpoint.format import StoredLayer, run_state
 from tests.support import zoo
 from tests.train.test_processes import SCRIPTS, command
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from benchmarks.harness import Aim, finish, parse
 from rrfp_jax.checkpoint.folder import CheckpointFolder
-from rrfp_jax.checkpoint.zarr_files import read_leaf
+from rrfp_jax.checkpoint.format import read_leaf
 from rrfp_jax.errors import DONE, FAILED
 from tests.verification.failure_cell import ROOT
 from tests.verification.killing import NAME, Kill, Run, disturb, ended

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -20,12 +20,17 @@ import numpy as np
 
 from rrfp_jax import printing
 from rrfp_jax.checkpoint.folder import CheckpointFolder
-from rrfp_jax.checkpoint.leaves import PARAMETERS, Key, name_of
-from rrfp_jax.checkpoint.manifest import LeafRecord, RunState, StoredLeaf
-from rrfp_jax.checkpoint.parts import Parts, Place, shards_to_write
-from rrfp_jax.checkpoint.restoring import FILES_AT_ONCE, LeafSelection, Restored, read_all, refusal_of
-from rrfp_jax.checkpoint.small_files import Damaged
-from rrfp_jax.checkpoint.zarr_files import joined, write_leaf
+from rrfp_jax.checkpoint.format import (
+    METADATA,
+    Damaged,
+    LeafRecord,
+    RunState,
+    StoredLeaf,
+    joined,
+    read_leaf,
+    write_leaf,
+)
+from rrfp_jax.checkpoint.leaves import PARAMETERS, Key, Parts, Place, name_of, places_here, shards_to_write
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.runtime.run.waits import LONGEST_SLEEP_SECONDS, ForOther
 from rrfp_jax.runtime.run.world import START_SECONDS, World
@@ -35,11 +40,39 @@ RUNNING = "running"
 SMALL_BYTES = 2**16
 """Of an array that is compared between processes wherever it belongs: that costs nothing."""
 
+FILES_AT_ONCE = 8
+"""Arrays that are read or written at once: a disk serves several requests to sync in the time of one."""
+
+EXAMPLES = 2
+"""Leaves that a message names."""
+
 OnError: TypeAlias = Literal["continue", "stop"]
 
 
 class NoneIntact(TrainingError):
     """There are checkpoints, but only damaged ones."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restored:
+    """A checkpoint, as far as this process has asked for it."""
+
+    folder: Path
+    run: RunState
+    leaves: Mapping[Key, Parts]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeafSelection:
+    """What of a checkpoint is wanted."""
+
+    root: str | None = None  # what the keys of leaves must begin with, such as "params"
+    sources: Mapping[Key, Key] = field(default_factory=dict)  # of leaves that are to have others' values
+    layers: int | None = None  # of the model that they are for, for messages; None if that is not known
+
+    def of(self, leaves: Mapping[str, LeafRecord]) -> Mapping[str, LeafRecord]:
+        """The leaves below the root."""
+        return {name: leaf for name, leaf in leaves.items() if self.root in (None, leaf.key[0])}
 
 
 @dataclass(frozen=True)
@@ -92,16 +125,10 @@ class Checkpoints:
     # Saving.
 
     def save(self, run: RunState, leaves: Sequence[tuple[Key, jax.Array]]) -> None:
-        """Begin to write a checkpoint; an earlier one that is under way is completed first.
+        """Begin to write a checkpoint; an earlier one that is under way is completed first, see `advance`.
 
-        Args:
-            run: its state.
-            leaves: of this process's devices, not to be donated before `copied` returns; of those that
-                several have, one writes. Where several stages have the same key, they must have the same
-                values.
-
-        Raises:
-            TrainingError: as `advance`, of the earlier one.
+        Leaves are of this process's devices, not to be donated before `copied` returns; of those that several
+        have, one writes. Where several stages have the same key, they must have the same values.
         """
         self.advance(to_the_end=True)
         self._copied.clear()
@@ -120,10 +147,7 @@ class Checkpoints:
                     wait.check()
 
     def advance(self, *, to_the_end: bool = False) -> None:
-        """Go on with the checkpoint under way, if there is one; to be called at every step boundary.
-
-        Args:
-            to_the_end: wait until it is complete, as at the end of a run.
+        """Go on with the checkpoint under way, if there is one; at every step boundary, or to its end.
 
         Raises:
             TrainingError: it cannot be written, and `on_error` is "stop"; or stages differ in a leaf that
@@ -265,13 +289,12 @@ class Checkpoints:
         only: LeafSelection,
     ) -> Restored | None:
         """This process's leaves of a checkpoint; None if it is damaged for any process."""
-        folder, found, damage = self._folder.final(step), None, ""
-        refusal = ""
+        folder, found, damage, refusal = self._folder.final(step), None, "", ""
         try:
             run, leaves = self._folder.open(step, check)
-            refusal = refusal_of(folder, run, leaves, everything, only)
+            refusal = mismatch_reason(folder, run, leaves, everything, only)
             if not refusal:
-                found = Restored(folder=folder, run=run, leaves=read_all(folder, leaves, wanted, only))
+                found = Restored(folder=folder, run=run, leaves=_read_all(folder, leaves, wanted, only))
         except Damaged as error:
             damage = str(error)
         damages = self._world.gather(f"the checkpoint of step {step} as read", damage, START_SECONDS)
@@ -299,3 +322,55 @@ def _host_copy(leaf: jax.Array, shards: Mapping[Place, jax.Array]) -> Parts:
     shared = next(iter(leaf.devices())).platform == "cpu"
     copies = {p: np.array(shard, copy=True) if shared else np.asarray(shard) for p, shard in shards.items()}
     return Parts(leaf.shape, np.dtype(leaf.dtype), leaf.sharding.shard_shape(leaf.shape), copies)
+
+
+def _read_all(
+    folder: Path, leaves: Mapping[str, LeafRecord], wanted: Mapping[Key, Any], only: LeafSelection
+) -> dict[Key, Parts]:
+    """Of the wanted leaves, what this process's devices have; `Damaged` if a file has changed."""
+
+    def read(key: Key, spec: Any) -> Parts:
+        leaf = leaves[name_of(only.sources.get(key, key))]
+        if spec.sharding is None:
+            return read_leaf(folder, leaf)
+        return read_leaf(folder, leaf, spec.sharding.shard_shape(spec.shape), places_here(spec))
+
+    with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
+        return dict(zip(wanted, pool.map(read, wanted, wanted.values()), strict=True))
+
+
+def leaf_differences(leaves: Mapping[str, LeafRecord], everything: Mapping[str, Any]) -> list[str]:
+    """How the leaves of a checkpoint differ from those wanted, as sentences."""
+    there = {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in leaves.items()}
+    here = {name: f"{dtype}{shape}" for name, (shape, dtype) in everything.items()}
+    found = [f"it lacks {name}" for name in here if name not in there]
+    found += [f"its {name} is not in the model" for name in there if name not in here]
+    other = [name for name in here if name in there and here[name] != there[name]]
+    return found + [f"its {name} is {there[name]} instead of {here[name]}" for name in other]
+
+
+def mismatch_reason(
+    folder: Path,
+    run: RunState,
+    leaves: Mapping[str, LeafRecord],
+    everything: Mapping[str, Any],
+    only: LeafSelection,
+) -> str:
+    """Why a checkpoint has other leaves than those wanted, of which there are shape and dtype; "" if not."""
+    misfits = leaf_differences(only.of(leaves), everything)
+    if not misfits:
+        return ""
+    params = {name: spec for name, spec in everything.items() if name.partition(".")[0] == PARAMETERS}
+    of_params = leaf_differences(LeafSelection(root=PARAMETERS).of(leaves), params)
+    what, cause, remedy = "model", "the parameters differ", ""
+    if not of_params:
+        what, cause = "optimizer", "the parameters fit, the optimizer's state does not"
+        remedy = "; for the parameters alone: restore(folder, params_only=True)"
+    elif run.layers and only.layers not in (None, len(run.layers)):
+        cause = f"the checkpoint has {len(run.layers)} layers, this model {only.layers}"
+    examples = of_params or misfits
+    more = f"; and {len(examples) - EXAMPLES} more" if len(examples) > EXAMPLES else ""
+    return (
+        f"{folder} is of another {what}: {cause} ({'; '.join(examples[:EXAMPLES])}{more}){remedy}; "
+        f"{METADATA} in it has the config that it was saved with"
+    )
