@@ -44,7 +44,7 @@ from rrfp_jax.runs.files import RunFiles
 from rrfp_jax.runtime.engine.device import LEAD_SECONDS
 from rrfp_jax.runtime.engine.engine import agreement_of, remote_of
 from rrfp_jax.runtime.engine.loop import Driver
-from rrfp_jax.runtime.engine.settings import Settings
+from rrfp_jax.runtime.engine.settings import Settings, check_order
 from rrfp_jax.runtime.mesh.topology import Mesh
 from rrfp_jax.runtime.run.join import join
 from rrfp_jax.runtime.run.recorder import RunPhase
@@ -54,7 +54,6 @@ from rrfp_jax.sim.choice import Auto, Candidate, choose
 from rrfp_jax.sim.planned import Planned, base_of
 from rrfp_jax.trace.costs import Workload, WorkloadCosts
 from rrfp_jax.trace.records import Part, RecordedStep, StepTrace
-from rrfp_jax.train.checks import check_order
 from rrfp_jax.train.named import read_schedule, read_workload
 from rrfp_jax.train.report import summary_of_idleness
 

@@ -27,13 +27,12 @@ import numpy as np
 from benchmarks.gpu.findings import Findings, Unavailable, write_json
 from benchmarks.harness import Aim
 from configs import quickstart
-from rrfp_jax.commands.compiling import chosen_run
+from rrfp_jax.commands.compile import chosen_run
 from rrfp_jax.forecast.devices import CPU
-from rrfp_jax.runs.compiled_ahead import MadeFor, why_compiled
 from rrfp_jax.runs.config import RunConfig
 from rrfp_jax.runtime.programs.executables import KEY_FILE, Executables
 from rrfp_jax.runtime.stages.memory import StageLedger
-from rrfp_jax.train.ahead import compile_ahead
+from rrfp_jax.train.compile_ahead import MadeFor, compile_ahead, why_compiled
 from rrfp_jax.train.report import Report
 from rrfp_jax.train.trainer import Trainer
 

@@ -26,7 +26,7 @@ import jax
 from benchmarks.gpu.compiled_cases import CARD, CASES, Case, figures_of, read_record, stages_of, write_record
 from benchmarks.harness import RESULTS, Aim, finish, parse, percent_longer, put_figures, table
 from rrfp_jax.commands.command_line import exit_status
-from rrfp_jax.commands.compiling import chosen_run
+from rrfp_jax.commands.compile import chosen_run
 from rrfp_jax.commands.config_line import read_config_line
 from rrfp_jax.commands.overrides import configured
 from rrfp_jax.commands.plan import MEMORY_SHARE

@@ -30,10 +30,9 @@ from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.tasks import FORWARD, INPUT, WEIGHT, Kind
 from rrfp_jax.forecast.costs import LayerTimes
 from rrfp_jax.forecast.devices import ACCELERATORS, LINKS
-from rrfp_jax.forecast.forecast import Devices
+from rrfp_jax.forecast.forecast import Devices, forecast
 from rrfp_jax.trace.costs import Workload
 from rrfp_jax.trace.idleness import Cause, shares, stage_times
-from rrfp_jax.train.auto_split import estimate_of
 
 PAGE = RESULTS / "multimodal.md"
 FIXED, HINTS = ("1f1b", "zb-v"), ("bf", "bfw", "ranked:zb-v")
@@ -94,8 +93,7 @@ def workload_of(stages: int, microbatches: int, seconds: float) -> Workload:
     config = replace(get_config(), microbatches=microbatches, mesh=Mesh(pp=stages), schedule="bfw")
     accelerator = ACCELERATORS["h100"]
     devices = Devices(accelerator=accelerator, link=LINKS["nvlink4"], memory=None, setting=None)
-    model = config.pipeline(), config.optimizer(), config.train_data()
-    estimate = estimate_of(*model, config.settings, config.mesh, by_name("bfw"), devices)
+    estimate = forecast(config.spec(), devices).estimate
     tasks, ends = LayerTimes(estimate.model, accelerator).tasks, [0]
     for layers in estimate.suggested().split:
         ends.append(ends[-1] + layers)

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rrfp_jax.commands.command_line import Parser, exit_status, path_argument
 from rrfp_jax.commands.config_line import read_config_line
-from rrfp_jax.commands.plan import MEMORY_SHARE
+from rrfp_jax.commands.plan import GIB, MEMORY_SHARE, MIB, table_text
+from rrfp_jax.core.tasks import KINDS
 from rrfp_jax.environment import ENVIRONMENT
 from rrfp_jax.errors import DONE, FAILED, UsageError
 from rrfp_jax.fields import check_not_read, output_of
-from rrfp_jax.forecast.devices import ACCELERATORS, TARGETS, target_text
+from rrfp_jax.forecast.devices import ACCELERATORS, LINKS, TARGETS, Accelerator, target_text
 from rrfp_jax.json_files import write_json
+
+if TYPE_CHECKING:
+    from rrfp_jax.forecast.forecast import RunSpec
+    from rrfp_jax.runs.config import RunConfig
+    from rrfp_jax.runtime.stages.memory import BucketLedger, StageLedger
+    from rrfp_jax.train.compile_ahead import CompiledRun, CompiledStage, MadeFor
 
 COMMAND = "rrfp-compile"
 
@@ -74,7 +83,6 @@ def _compile(arguments: Sequence[str]) -> int:
     compiler.require_gpu_compiler()
     from jax.errors import JaxRuntimeError
 
-    from rrfp_jax.commands.compiling import compile_run
     from rrfp_jax.commands.overrides import configured
 
     config = configured(line, "")
@@ -136,6 +144,193 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", type=path_argument, metavar="FILE", help="write all figures here")
     return parser
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunCompiled:
+    """A run's programs for a card. Printed it is a table.
+
+    Attributes:
+        headline: what has been compiled, in words.
+        run: what compiling has told.
+        predicted: by stage, the ledger that was predicted; empty where nothing can be.
+        folder: where the programs are.
+        made_for: compiler and card.
+    """
+
+    headline: str
+    run: CompiledRun
+    predicted: Mapping[int, StageLedger]
+    folder: Path
+    made_for: MadeFor
+
+    def write_texts(self, folder: Path) -> None:
+        """Every program's HLO as a file of its own.
+
+        Raises:
+            UsageError: they cannot be written.
+        """
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for own in self.run.stages:
+                for name, text in own.texts().items():
+                    (folder / f"{name}.txt").write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"--hlo={folder}: cannot be written: {error.strerror}") from None
+
+    def as_json_object(self) -> dict[str, Any]:
+        """All figures; seconds and bytes."""
+        return {
+            "run": self.headline,
+            "made_for": asdict(self.made_for),
+            "programs": self.run.programs,
+            "seconds": self.run.seconds,
+            "refusal": self.run.refusal,
+            "stages": [
+                {
+                    "stage": own.number,
+                    "ledger": own.ledger.plain(),
+                    "lasting_temporary_bytes": own.lasting_temporary_bytes,
+                    "predicted": self.predicted[own.number].plain() if own.number in self.predicted else None,
+                }
+                for own in self.run.stages
+            ],
+        }
+
+    def __str__(self) -> str:
+        seconds = f"{self.run.programs} programs compiled in {self.run.seconds:.1f} s, kept in {self.folder}"
+        fits = "" if self.run.refusal is None else f"DOES NOT FIT: {self.run.refusal}"
+        return "\n\n".join(filter(None, [self.headline, self._table(), seconds, fits]))
+
+    def _table(self) -> str:
+        head = ["stage", "layers", "bucket", "fixed GiB", "held MiB", "temporaries MiB", "update MiB"]
+        stages = self.run.stages
+        rows = [self._row(own, i, name) for own in stages for i, name in enumerate(own.ledger.buckets)]
+        names = dict.fromkeys(name for own in stages for name in own.ledger.buckets)
+        return "\n".join([table_text(head, rows), *(f"bucket {i}: {name}" for i, name in enumerate(names))])
+
+    def _row(self, own: CompiledStage, number: int, bucket: str) -> list[str]:
+        ledger, known = own.ledger, self.predicted.get(own.number)
+        before = None if known is None else known.buckets[bucket]
+        found = ledger.buckets[bucket]
+        return [
+            str(own.number),
+            " ".join(f"{first}-{end - 1}" for first, end in ledger.layers),
+            str(number),
+            _pair(None if known is None else known.fixed_bytes, ledger.fixed_bytes, GIB),
+            _pair(None if before is None else before.held_bytes, found.held_bytes, MIB),
+            " ".join(
+                f"{letter} {_pair(_temporary(before, letter), size, MIB)}"
+                for letter in (row.letter for row in KINDS)
+                if (size := _temporary(found, letter)) is not None
+            ),
+            f"{own.lasting_temporary_bytes['update'] / MIB:,.1f}",
+        ]
+
+
+def compile_run(
+    config: RunConfig,
+    card: Accelerator,
+    target: str,
+    memory: int,
+    processes: int | None,
+    stages: Sequence[int] | None,
+    folder: Path | None,
+) -> RunCompiled:
+    """Compile a run's programs for a card, and store them.
+
+    Args:
+        config: of the run.
+        card: every stage's device.
+        target: what XLA must know of it.
+        memory: bytes that JAX will take of each.
+        processes: that the run will have; None for one per device.
+        stages: to compile; None for all.
+        folder: for the programs; None for the run's own.
+
+    Raises:
+        UsageError: a run that could not work, or no compiler for GPUs.
+    """
+    import jax
+
+    from rrfp_jax.report.progress_line import shown_progress
+    from rrfp_jax.runtime.programs.compiler import absent_gpus
+    from rrfp_jax.runtime.programs.executables import Executables
+    from rrfp_jax.train.compile_ahead import MadeFor, compile_ahead
+
+    count = config.processes if processes is None else processes
+    if count < 1:
+        raise UsageError(f"--processes={count}: give a whole number above 0")
+    chosen = range(config.mesh.pp) if stages is None else stages
+    if strange := [number for number in chosen if not 0 <= number < config.mesh.pp]:
+        raise UsageError(
+            f"--stages: there is no stage {strange[0]} of mesh.pp={config.mesh.pp}: give numbers from 0 to "
+            f"{config.mesh.pp - 1}"
+        )
+    config.mesh.groups(count)  # refuses what cannot be shared out, before the compiler is loaded
+    found_at = folder or config.settings.executables
+    if found_at is None:
+        raise UsageError(
+            "executables=none: the run keeps no programs; give --out=FOLDER, or leave it at auto"
+        )
+    kept = Path(found_at)
+    jax.config.update("jax_compilation_cache_dir", None)  # programs from it could not be stored
+    of_rank = absent_gpus(target, count, config.mesh.devices_of_process(count))
+    run, predicted = chosen_run(config, card, memory, count)
+    store = Executables(kept, here=False)
+    found = compile_ahead(run, of_rank, chosen, memory, store, shown_progress())
+    made_for = MadeFor.of(of_rank[0][0], count)
+    made_for.write(kept, config.name)
+    return RunCompiled(
+        headline=(
+            f"{config.name} for {of_rank[0][0].device_kind}: {config.mesh.devices} devices of {count} "
+            f"processes, schedule {config.schedule}, remat {config.remat}, "
+            f"{found.rules.microbatches} microbatches a step; {memory / GIB:.1f} GiB a device"
+        ),
+        run=found,
+        predicted=predicted,
+        folder=kept,
+        made_for=made_for,
+    )
+
+
+def chosen_run(
+    config: RunConfig, card: Accelerator, memory: int, processes: int
+) -> tuple[RunSpec, dict[int, StageLedger]]:
+    """What the run consists of, with schedule and split chosen; and what is predicted of its stages."""
+    from rrfp_jax.data.contract import as_data
+    from rrfp_jax.forecast.forecast import AUTO, Devices, forecast
+    from rrfp_jax.sim.choice import Auto
+
+    run, mesh = config.spec(), config.mesh
+    devices = Devices(
+        accelerator=card,
+        link=LINKS[card.link],
+        memory=memory,
+        setting=run.settings.budget,
+        transport=None if processes == 1 else run.settings.transport,
+    )
+    validation = config.made("validation_data")
+    run = replace(run, evaluate=None if validation is None else as_data(validation))
+    alone = max(mesh.widths) == 1 and not mesh.shard_optimizer
+    if not alone and run.split != AUTO and not isinstance(run.schedule, Auto):
+        return replace(run, schedule=run.order), {}  # of several devices per stage nothing is predicted
+    found = forecast(run, devices)
+    ledgers = found.estimate.ledgers(found.split) if alone else []
+    return replace(run, schedule=found.schedule, split=found.split), dict(enumerate(ledgers))
+
+
+def _temporary(of: BucketLedger | None, letter: str) -> int | None:
+    """Of the largest program of this kind; None if there is none, or nothing is known."""
+    chunks = [] if of is None else of.chunks
+    sizes = [chunk.temporary_bytes[letter] for chunk in chunks if letter in chunk.temporary_bytes]
+    return max(sizes, default=None)
+
+
+def _pair(predicted: int | None, found: int | None, unit: int) -> str:
+    """Both in a unit."""
+    told = [predicted, found] if predicted is not None else [found]
+    return " / ".join("-" if size is None else f"{size / unit:,.2f}" for size in told)
 
 
 def run() -> None:

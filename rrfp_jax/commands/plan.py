@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rrfp_jax.commands.command_line import Parser, exit_status, path_argument
 from rrfp_jax.commands.config_line import read_config_line
+from rrfp_jax.core.step_rules import bucket_name
 from rrfp_jax.environment import ENVIRONMENT
 from rrfp_jax.errors import DONE, UsageError
 from rrfp_jax.fields import check_not_read, output_of
 from rrfp_jax.forecast.devices import ACCELERATORS, LINKS, Accelerator, Link, accelerator_of_kind
+from rrfp_jax.forecast.partition import TooLarge
 from rrfp_jax.json_files import write_json
 from rrfp_jax.runtime.run.place import MEMORY, OLD_MEMORY
 
+if TYPE_CHECKING:
+    from rrfp_jax.forecast.forecast import Estimate, Forecast
+    from rrfp_jax.runs.config import RunConfig
+
 COMMAND = "rrfp-plan"
+
+GIB, MIB = 2**30, 2**20
 
 MEASURED = "measured"
 
@@ -66,8 +78,7 @@ def _plan(arguments: Sequence[str]) -> int:
     line = read_config_line(rest)
     if options.json is not None:
         check_not_read("--json", options.json, [Path(line.file)])
-    from rrfp_jax.commands.overrides import configured  # these import JAX
-    from rrfp_jax.commands.planning import plan_run
+    from rrfp_jax.commands.overrides import configured  # which imports JAX
 
     config = configured(line, "")
     if config is None:
@@ -92,7 +103,7 @@ def _accelerator(name: str | None, memory_share: float | None) -> Accelerator:
     """The accelerator of a name; without one, of this machine's device, of which JAX is to take a share."""
     import jax
 
-    from rrfp_jax.forecast.measured_accelerator import measured_accelerator
+    from rrfp_jax.forecast.cost_analysis import measured_accelerator
     from rrfp_jax.launcher.spawn import THREADS_FLAG
 
     if name in ACCELERATORS:
@@ -145,6 +156,211 @@ def _parser() -> Parser:
     )
     parser.add_argument("--json", type=path_argument, metavar="FILE", help="write all figures here")
     return parser
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunPlan:
+    """A run's prospects. Printed it is a table for its own split and one for the split suggested.
+
+    Attributes:
+        headline: what has been planned, in words.
+        estimate: of a step.
+        own: with the config's split; None if that is "auto".
+        suggested: with the split by cost.
+        none_fits: why that is only the best of those that are too large; None if it fits.
+    """
+
+    headline: str
+    estimate: Estimate
+    own: Forecast | None
+    suggested: Forecast
+    none_fits: str | None
+
+    def as_json_object(self) -> dict[str, Any]:
+        """All figures; seconds and bytes."""
+        device, link = self.estimate.devices.accelerator, self.estimate.devices.link
+        return {
+            "run": self.headline,
+            "card": {name: getattr(device, name) for name in ("name", "half", "single", "bytes_per_second")},
+            "link": {"bytes_per_second": link.bytes_per_second, "latency": link.latency},
+            "shared": self.estimate.devices.shared,
+            "device_bytes": self.estimate.devices.memory,
+            "own": None if self.own is None else _plain(self.own),
+            "suggested": _plain(self.suggested),
+            "none_fits": self.none_fits,
+        }
+
+    def __str__(self) -> str:
+        parts = [self.headline]
+        if self.own is not None:
+            parts += [self._told("split", self.own)]
+        if self.own is None or list(self.own.split) != list(self.suggested.split):
+            parts += [self._told("suggested split", self.suggested)]
+        else:
+            parts += ["The suggested split is the same."]
+        if self.none_fits is not None:
+            parts += [f"No split into these virtual stages fits: {self.none_fits}"]
+        return "\n\n".join(parts)
+
+    def _told(self, name: str, forecast: Forecast) -> str:
+        memory, peak = self.estimate.devices.memory, forecast.peak_bytes
+        flops = sum(stage.flops_of_step for stage in forecast.stages)
+        rate = flops / forecast.step_seconds / len(forecast.devices) / 1e12
+        lines = [
+            f"{name} {_runs(forecast.split)}",
+            self._table(forecast),
+            f"step {_seconds(forecast.step_seconds)}, of which {_seconds(forecast.update_seconds)} for the "
+            f"update; {forecast.bubble:.1%} idle; {rate:.3g} TFLOP/s a device; at most {peak / GIB:.2f} "
+            "GiB on a device" + ("" if memory is None else f", which gives {memory / GIB:.2f} GiB"),
+        ]
+        if forecast.does_not_fit is not None:
+            lines.append(f"DOES NOT FIT: {forecast.does_not_fit}")
+        return "\n".join(lines)
+
+    def _table(self, forecast: Forecast) -> str:
+        buckets = [bucket_name(bucket) for bucket in self.estimate.distinct]
+        numbers = ["GFLOP"] if len(buckets) == 1 else [f"GFLOP {i}" for i in range(len(buckets))]
+        rows = [
+            [
+                str(index),
+                " ".join(f"{first}-{end - 1}" for first, end in stage.ledger.layers),
+                f"{stage.ledger.parameters:,}",
+                *(_three_digits(flops / 1e9) for flops in stage.flops),
+                _seconds(stage.compute_seconds),
+                f"{1 - stage.compute_seconds / forecast.makespan:.1%}",
+                f"{stage.ledger.fixed_bytes / GIB:.2f} GiB",
+                f"{stage.ledger.largest.held_bytes / MIB:,.1f} MiB",
+                f"{stage.peak_bytes / GIB:.2f} GiB",
+            ]
+            for index, stage in enumerate(forecast.stages)
+        ]
+        head = ["stage", "layers", "parameters", *numbers, "compute", "idle", "fixed", "held", "peak"]
+        names = [f"GFLOP {i}: {name}" for i, name in enumerate(buckets)] if len(buckets) > 1 else []
+        return "\n".join([table_text(head, rows), *names])
+
+
+def table_text(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table, its columns flush right."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in head:
+        table.add_column(column, justify="right")
+    for row in rows:
+        table.add_row(*row)
+    text = io.StringIO()
+    Console(file=text, width=160).print(table)
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines() if line.strip())
+
+
+def plan_run(config: RunConfig, accelerator: Accelerator, link: Link, memory: int | None) -> RunPlan:
+    """Forecast a run's step, with its own split and with the one by cost.
+
+    Args:
+        config: of the run; its data is planned, not loaded.
+        accelerator, link: every stage's device, and what is between neighbours; with `mesh.share_devices` the
+            one device of all.
+        memory: bytes that each device gives; None if that is not known.
+
+    Raises:
+        UsageError: a run that could not work.
+    """
+    from rrfp_jax.forecast.forecast import Devices, forecast  # these import JAX
+    from rrfp_jax.sim.planned import Planned
+
+    if max(config.mesh.widths) > 1 or config.mesh.dp > 1:
+        raise UsageError(
+            f"mesh.tp={config.mesh.tp}, mesh.dp={config.mesh.dp}: a plan knows nothing yet of several "
+            f"devices per stage, nor of replicas; give --config.mesh.tp=1 --config.mesh.dp=1"
+        )
+    run, shared = config.spec(), config.mesh.share_devices
+    alone = shared or config.mesh.pp == 1
+    devices = Devices(
+        accelerator=accelerator,
+        link=link,
+        memory=memory,
+        setting=run.settings.budget,
+        shared=shared,
+        transport=None if alone else run.settings.transport,
+    )
+    found, name = forecast(run, devices), config.schedule
+    if found.choice is not None:
+        name += f" ({found.choice})"
+    elif isinstance(run.schedule, Planned):
+        name += " (forecast by its base)"
+    estimate = found.estimate
+    own = None if isinstance(run.split, str) else estimate.forecast(run.split)
+    suggested, none_fits = _suggested(estimate)
+    return RunPlan(
+        headline=_headline(config, name, estimate),
+        estimate=estimate,
+        own=own,
+        suggested=suggested,
+        none_fits=none_fits,
+    )
+
+
+def _suggested(estimate: Estimate) -> tuple[Forecast, str | None]:
+    from rrfp_jax.forecast.forecast import REMEDY
+
+    try:
+        return estimate.suggested(), None
+    except TooLarge as error:
+        return estimate.forecast(error.split), f"{error}; {REMEDY}"
+
+
+def _headline(config: RunConfig, schedule: str, estimate: Estimate) -> str:
+    placement, device, link = estimate.rules.placement, estimate.devices.accelerator, estimate.devices.link
+    chunks = "" if placement.chunks == 1 else f" of {placement.chunks} chunks"
+    cores = "" if device.together is None else f"; {device.together} compute at the same time"
+    between = f"link {link.bytes_per_second / 1e9:.4g} GB/s, {link.latency * 1e6:.0f} us"
+    if estimate.devices.shared:
+        cores, between = "", "all stages share one, in turn"
+    layers, parameters = len(estimate.model.states), estimate.model.parameters
+    return (
+        f"{config.name}: {layers} layers, {parameters:,} parameters, on {placement.stages} stages{chunks}, "
+        f"schedule {schedule}, {estimate.rules.microbatches} microbatches a step\n"
+        f"device {device.name} ({device.source}): {device.half / 1e12:.3g} TFLOP/s in half precision, "
+        f"{device.single / 1e12:.3g} in float32, {device.bytes_per_second / 1e9:.4g} GB/s{cores}; {between}"
+    )
+
+
+def _plain(forecast: Forecast) -> dict[str, Any]:
+    return {
+        "split": list(forecast.split),
+        "step_seconds": forecast.step_seconds,
+        "makespan": forecast.makespan,
+        "update_seconds": forecast.update_seconds,
+        "bubble": forecast.bubble,
+        "does_not_fit": forecast.does_not_fit,
+        "stages": [
+            {
+                "layers": list(stage.ledger.layers),
+                "parameters": stage.ledger.parameters,
+                "flops": dict(zip(stage.ledger.buckets, stage.flops, strict=True)),
+                "compute_seconds": stage.compute_seconds,
+                "peak_bytes": stage.peak_bytes,
+                "ledger": stage.ledger.plain(),
+            }
+            for stage in forecast.stages
+        ],
+    }
+
+
+def _runs(split: Sequence[int]) -> str:
+    """2,1,1,1,2 as "2, 1 (3 times), 2"."""
+    runs = [(size, len(list(own))) for size, own in groupby(split)]
+    return ", ".join(f"{size}" if times == 1 else f"{size} ({times} times)" for size, times in runs)
+
+
+def _three_digits(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+
+
+def _seconds(time: float) -> str:
+    return f"{time:.3f} s" if time >= 1 else f"{time * 1e3:.2f} ms"
 
 
 def run() -> None:

@@ -18,18 +18,24 @@ runs. A loop of unknown length counts once. What a custom kernel does is not kno
 from __future__ import annotations
 
 import math
+import os
+import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import add
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
 
+from rrfp_jax.forecast.devices import Accelerator
 from rrfp_jax.runtime.autodiff.traced import REPEATABLE, inline, spec_of, without_barriers
-from rrfp_jax.runtime.sizes import nbytes
+from rrfp_jax.runtime.mesh.stage_mesh import StageMesh
+from rrfp_jax.runtime.programs.compiler import Compiler
+from rrfp_jax.runtime.sizes import memory_limit, nbytes
 
 FUSED = REPEATABLE | {
     *("exp", "exp2", "expm1", "log", "log1p", "logistic", "tanh", "erf", "erf_inv", "sin", "cos", "pow"),
@@ -171,3 +177,48 @@ def _most_at_once(flat: Jaxpr) -> int:
         if kernel.name == SCAN:
             inside[place] = _most_at_once(_flat(kernel.equation.params["jaxpr"]))
     return max(map(add, accumulate(change), inside), default=0)
+
+
+REPEATS = 15
+
+
+def measured_accelerator(device: jax.Device) -> Accelerator:
+    """The rates at which a device multiplies matrices and takes a softmax, as `program_cost` counts them.
+
+    Of CPUs what counts is a core's own time, so that others who use the machine at the moment do not matter;
+    XLA must have been told to use one thread, as the launchers tell it.
+    """
+    cpu = device.platform == "cpu"
+    size, rows = (512, 1024) if cpu else (8192, 65536)
+    half, single = (_product_rate(device, size, dtype) for dtype in (jnp.bfloat16, jnp.float32))
+    scores = jax.ShapeDtypeStruct((rows, 1024), jnp.float32)
+    moved = program_cost(jax.make_jaxpr(jax.nn.softmax)(scores)).bytes
+    return Accelerator(
+        name="measured",
+        half=half,
+        single=single,
+        bytes_per_second=moved / _seconds(device, jax.nn.softmax, scores),
+        memory=memory_limit(device),
+        link="loopback",
+        source=f"measured on {device.device_kind}",
+        together=len(os.sched_getaffinity(0)) if cpu else None,
+    )
+
+
+def _product_rate(device: jax.Device, size: int, dtype: Any) -> float:
+    """Operations per second."""
+    spec = jax.ShapeDtypeStruct((size, size), dtype)
+    return 2 * size**3 / _seconds(device, jnp.matmul, spec, spec)
+
+
+def _seconds(device: jax.Device, function: Callable[..., Any], *specs: Any) -> float:
+    """The lower quartile of a few runs."""
+    clock = time.process_time if device.platform == "cpu" else time.perf_counter
+    program = Compiler(StageMesh((device,)))(function, *specs)
+    arguments = [jax.device_put(jnp.ones(spec.shape, spec.dtype), device) for spec in specs]
+    taken = []
+    for _ in range(REPEATS):
+        began = clock()
+        jax.block_until_ready(program(*arguments))
+        taken.append(clock() - began)
+    return sorted(taken)[REPEATS // 4]

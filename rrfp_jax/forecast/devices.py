@@ -139,7 +139,7 @@ CUDNN = 9, 10
 """The cuDNN that programs are made for: the oldest that jax 0.10 to 0.12 take."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Architecture:
     """What all cards of a compute capability have in common.
 
@@ -159,26 +159,13 @@ class Architecture:
     special: bool = False
 
 
-AMPERE = Architecture(
-    capability=(8, 0), threads=2048, shared_bytes=167936, shared_bytes_of_block=166912, fpus=64
-)
-ADA = Architecture(
-    capability=(8, 9), threads=1536, shared_bytes=102400, shared_bytes_of_block=101376, fpus=128
-)
-HOPPER = Architecture(
-    capability=(9, 0), threads=2048, shared_bytes=233472, shared_bytes_of_block=232448, fpus=128, special=True
-)
-BLACKWELL = Architecture(
-    capability=(10, 0),
-    threads=2048,
-    shared_bytes=233472,
-    shared_bytes_of_block=232448,
-    fpus=128,
-    special=True,
-)
+AMPERE = Architecture((8, 0), 2048, 167936, 166912, 64)
+ADA = Architecture((8, 9), 1536, 102400, 101376, 128)
+HOPPER = Architecture((9, 0), 2048, 233472, 232448, 128, special=True)
+BLACKWELL = Architecture((10, 0), 2048, 233472, 232448, 128, special=True)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Target:
     """One card.
 
@@ -225,62 +212,13 @@ class Target:
 
 
 TARGETS: Mapping[str, Target] = {
-    "a100-40": Target(
-        architecture=AMPERE,
-        cores=108,
-        clock_ghz=1.41,
-        l2_bytes=40 * 2**20,
-        bytes_per_second=1_555_200_000_000,
-        memory=42_331_013_120,
-    ),
-    "a100-80": Target(
-        architecture=AMPERE,
-        cores=108,
-        clock_ghz=1.41,
-        l2_bytes=40 * 2**20,
-        bytes_per_second=2_039_040_000_000,
-        memory=85_100_068_864,
-    ),
-    "h100": Target(
-        architecture=HOPPER,
-        cores=132,
-        clock_ghz=1.98,
-        l2_bytes=50 * 2**20,
-        bytes_per_second=3_352_320_000_000,
-        memory=84_942_979_072,
-    ),
-    "h100-pcie": Target(
-        architecture=HOPPER,
-        cores=114,
-        clock_ghz=1.755,
-        l2_bytes=50 * 2**20,
-        bytes_per_second=2_039_040_000_000,
-        memory=84_942_979_072,
-    ),
-    "h200": Target(
-        architecture=HOPPER,
-        cores=132,
-        clock_ghz=1.98,
-        l2_bytes=50 * 2**20,
-        bytes_per_second=4_800_000_000_000,
-        memory=151_397_597_184,
-    ),
-    "b200": Target(
-        architecture=BLACKWELL,
-        cores=148,
-        clock_ghz=1.965,
-        l2_bytes=132_644_864,
-        bytes_per_second=7_672_320_000_000,
-        memory=191_514_411_008,
-    ),
-    "l40s": Target(
-        architecture=ADA,
-        cores=142,
-        clock_ghz=2.52,
-        l2_bytes=96 * 2**20,
-        bytes_per_second=864_000_000_000,
-        memory=48_000_000_000,
-    ),
+    "a100-40": Target(AMPERE, 108, 1.41, 40 * 2**20, 1_555_200_000_000, 42_331_013_120),
+    "a100-80": Target(AMPERE, 108, 1.41, 40 * 2**20, 2_039_040_000_000, 85_100_068_864),
+    "h100": Target(HOPPER, 132, 1.98, 50 * 2**20, 3_352_320_000_000, 84_942_979_072),
+    "h100-pcie": Target(HOPPER, 114, 1.755, 50 * 2**20, 2_039_040_000_000, 84_942_979_072),
+    "h200": Target(HOPPER, 132, 1.98, 50 * 2**20, 4_800_000_000_000, 151_397_597_184),
+    "b200": Target(BLACKWELL, 148, 1.965, 132_644_864, 7_672_320_000_000, 191_514_411_008),
+    "l40s": Target(ADA, 142, 2.52, 96 * 2**20, 864_000_000_000, 48_000_000_000),
 }
 """By the name of the card in `ACCELERATORS`."""
 

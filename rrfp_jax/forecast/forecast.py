@@ -1,16 +1,56 @@
-"""What is predicted of a step, and the devices that it is predicted for."""
+"""What a step of a run would take on given devices: the simulator on predicted costs, for any split.
+
+`forecast` is what `rrfp-plan`, `rrfp-compile`, `schedule="auto"` and `split="auto"` go by. Nothing is
+measured or compiled. Bytes of temporaries are an upper bound (`cost_analysis.py`); exact ones are the
+compiler's, which `rrfp-compile` asks.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import inf
+from operator import itemgetter
+from typing import Any
 
+import optax
+
+from rrfp_jax.core.footprint import order_peaks
+from rrfp_jax.core.hints import Hint
+from rrfp_jax.core.orders import FixedOrder
+from rrfp_jax.core.schedules import Schedule
+from rrfp_jax.core.step_rules import Bucket, Budget, StepRules, bucket_name
+from rrfp_jax.core.tasks import BACKWARD, INPUT, WEIGHT, Placement
+from rrfp_jax.data.contract import Data, buckets_of, declared_buckets, plan_step
+from rrfp_jax.errors import UsageError
+from rrfp_jax.forecast.costs import LayerState, LayerTimes, ModelCosts
 from rrfp_jax.forecast.devices import Accelerator, Link
-from rrfp_jax.runtime.stages.memory import Setting, StageLedger
-from rrfp_jax.runtime.transport.choice import TransportName
+from rrfp_jax.forecast.partition import LayerLoad, TooLarge, partition
+from rrfp_jax.runtime.engine.engine import Engine, EngineSpec
+from rrfp_jax.runtime.engine.settings import Settings, check_order
+from rrfp_jax.runtime.mesh.topology import Layout, Mesh
+from rrfp_jax.runtime.model.pipeline import Pipeline
+from rrfp_jax.runtime.model.roles import layers_of_chunks
+from rrfp_jax.runtime.programs.executables import Executables
+from rrfp_jax.runtime.programs.initial import InitFunction
+from rrfp_jax.runtime.sizes import in_words
+from rrfp_jax.runtime.stages.memory import MARGIN, BucketLedger, Setting, StageLedger, memory_of_step
+from rrfp_jax.runtime.transport.choice import TransportName, reserved_bytes
+from rrfp_jax.sim.choice import Auto, Candidate, Choice, choose
+from rrfp_jax.sim.engine import Links, simulate
+from rrfp_jax.sim.planned import Planned, base_of
+from rrfp_jax.trace.records import StepTrace, peak_of_order
+
+AUTO = "auto"
+
+REMEDY = "take more stages, smaller microbatches, remat='full' or a larger device"
+
 
 NO_LINK = Link(bytes_per_second=inf, latency=0.0)
+
+TRANSFERS: Links = "serial"
+"""How they share what is between neighbours."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,3 +160,327 @@ class Forecast:
 def device_bytes(stages: Sequence[StageForecast]) -> int:
     """The most that a device with these stages holds; one program runs at a time."""
     return sum(stage.lasting_bytes for stage in stages) + max(stage.transient_bytes for stage in stages)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """A step of a model on devices, before anybody has said which layers are where.
+
+    Attributes:
+        model: what its layers cost, for every bucket that the data may have.
+        buckets: of each microbatch.
+        rules: of the step.
+        devices: of the stages.
+    """
+
+    model: ModelCosts
+    buckets: Sequence[Bucket]
+    rules: StepRules
+    devices: Devices
+
+    def suggested(self) -> Forecast:
+        """The faster, in the simulator, of the split by cost and the even one; one that fits, if any does.
+
+        By cost: the slowest virtual stage is as fast as it can be. Yet where memory decides how many
+        microbatches are in flight, an even split may do better.
+
+        Raises:
+            TooLarge: no split keeps within the devices' memory; with the one that comes nearest.
+        """
+        found = [self.forecast(split) for split in (self._split_by_cost(), None)]
+        return min(found, key=lambda one: (one.does_not_fit is not None, one.step_seconds))
+
+    def _split_by_cost(self) -> list[int]:
+        budget = None
+        if self.devices.memory is not None and not self.devices.shared:  # else splits only move bytes about
+            budget = int(self.devices.memory * (1 - MARGIN)) // self.rules.placement.chunks
+        loads = [self._load(i) for i in range(len(self.model.states))]
+        enough, least = self._in_flight()
+        try:
+            return partition(loads, enough, budget)
+        except TooLarge:
+            return partition(loads, least, budget)
+
+    def _load(self, layer: int) -> LayerLoad:
+        state = self.model.states[layer]
+        footprints = [layers[layer].footprint for layers in self.model.layers.values()]
+        return LayerLoad(
+            seconds=self._times.of_step(layer, self.buckets),
+            fixed_bytes=self._fixed_bytes(state),
+            held_bytes=max(footprint.held_after_forward_bytes for footprint in footprints),
+            transient_bytes=max(footprint.most_transient_bytes for footprint in footprints),
+        )
+
+    def forecast(self, split: Sequence[int] | None) -> Forecast:
+        """What happens with a split; None for an even one.
+
+        Raises:
+            UsageError: it is no split of the model into this many virtual stages, or the step cannot be
+                simulated.
+        """
+        ledgers, refusal = self.ledgers(split), None
+        budgets: Sequence[Budget | None] = [None] * len(ledgers)
+        try:
+            budgets = self._budgets(ledgers)
+        except UsageError as error:
+            refusal = str(error)
+        own = self._step(split, budgets)
+        try:
+            trace = simulate(own.rules, own.costs, links=own.links, budgets=own.budgets)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        chunks = self._chunks(split)
+        stages = self._stages(trace, chunks, ledgers)
+        devices = self.devices.stages_of_each(len(stages))
+        compute = sum(stage.compute_seconds for stage in stages)
+        place = self.rules.placement.place
+        return Forecast(
+            split=[len(chunks[s][c]) for s, c in map(place, range(self.rules.placement.last + 1))],
+            stages=stages,
+            devices=devices,
+            makespan=max(trace.makespan, compute / self.devices.at_once(len(stages))),
+            does_not_fit=refusal or self._does_not_fit(stages, devices),
+        )
+
+    def ledgers(self, split: Sequence[int] | None) -> list[StageLedger]:
+        """What each stage needs with a split; None for an even one.
+
+        Raises:
+            UsageError: it is no split of the model into this many virtual stages.
+        """
+        return [self._ledger(stage, own) for stage, own in enumerate(self._chunks(split))]
+
+    def _chunks(self, split: Sequence[int] | None) -> list[list[range]]:
+        return layers_of_chunks(len(self.model.states), self.rules.placement, split)
+
+    def candidate(self, split: Sequence[int] | None) -> Candidate:
+        """The step with a split and its hint, to be compared with other hints; None for an even split.
+
+        Raises:
+            UsageError: it is no split of the model into this many virtual stages, or not even one microbatch
+                at a time is within the devices' memory.
+        """
+        return self._step(split, self._budgets(self.ledgers(split)))
+
+    def _budgets(self, ledgers: Sequence[StageLedger]) -> Sequence[Budget | None]:
+        names = [bucket_name(bucket) for bucket in self.buckets]
+        return memory_of_step(self.devices.setting, ledgers, self.rules, names).budgets
+
+    def _step(self, split: Sequence[int] | None, budgets: Sequence[Budget | None]) -> Candidate:
+        chunks = self._chunks(split)
+        return Candidate(
+            rules=self.rules,
+            costs=self._times.costs(self.rules, self.buckets, chunks, self.devices.between),
+            budgets=budgets,
+            links=TRANSFERS,
+            at_once=self.devices.at_once(len(chunks)),
+        )
+
+    def _stages(
+        self, trace: StepTrace, chunks: Sequence[Sequence[range]], ledgers: Sequence[StageLedger]
+    ) -> list[StageForecast]:
+        """What each stage takes and, at most, holds in the simulated order, whatever the delays."""
+        met = list(dict.fromkeys(self.buckets))
+        names = [bucket_name(bucket) for bucket in met]
+        orders = [trace.order(stage) for stage in range(trace.stages)]
+        footprints = [[ledger.buckets[name].chunks for name in names] for ledger in ledgers]
+        in_flight = order_peaks(orders, footprints, [met.index(bucket) for bucket in self.buckets])
+        found = []
+        for stage, (own, ledger, flying) in enumerate(zip(chunks, ledgers, in_flight, strict=True)):
+            known = [ledger.buckets[name] for name in names]
+            data = sum(ledger.buckets[bucket_name(bucket)].data_bytes for bucket in self.buckets)
+            prepared = sum(bucket.prepared_bytes for bucket in known)
+            found.append(
+                StageForecast(
+                    ledger=ledger,
+                    flops=[self._times.flops(bucket, own) for bucket in self.distinct],
+                    flops_of_step=sum(self._times.flops(bucket, own) for bucket in self.buckets),
+                    compute_seconds=trace.busy(stage),
+                    update_seconds=sum(self._times.updates[i] for layers in own for i in layers),
+                    lasting_bytes=ledger.fixed_bytes + data + prepared + flying,
+                    transient_bytes=max(bucket.transient_bytes for bucket in known),
+                )
+            )
+        return found
+
+    def _does_not_fit(self, stages: Sequence[StageForecast], devices: Sequence[range]) -> str | None:
+        """Which device would have to hold more than it gives."""
+        peaks = [device_bytes([stages[s] for s in own]) for own in devices]
+        most, own = max(zip(peaks, devices, strict=True), key=itemgetter(0))
+        if self.devices.memory is None or most <= self.devices.memory:
+            return None
+        who = f"stage {own[0]} holds" if len(own) == 1 else f"its {len(own)} stages hold"
+        return f"{who} up to {in_words(most)}, and the device gives {in_words(self.devices.memory)}"
+
+    @cached_property
+    def distinct(self) -> list[Bucket]:
+        """The buckets that there may be, in order."""
+        return sorted(self.model.layers)
+
+    @cached_property
+    def _times(self) -> LayerTimes:
+        return LayerTimes(self.model, self.devices.accelerator)
+
+    def _fixed_bytes(self, state: LayerState) -> int:
+        """Of a layer. Its stage's chunks park in the same places: a layer needs its chunk's share of them."""
+        parked = self.rules.unadded_gradients * state.sum_bytes // self.rules.placement.chunks
+        return state.weight_bytes + state.optimizer_bytes + state.sum_bytes + parked
+
+    def _in_flight(self) -> tuple[list[int], list[int]]:
+        """How many microbatches each virtual stage should hold so that none waits, and how many it must.
+
+        To the last virtual stage and back, and one. A fixed order says itself what it holds.
+        """
+        placement, schedule, count = self.rules.placement, self.rules.schedule, self.rules.microbatches
+        virtual_stages = range(placement.last + 1)
+        if not isinstance(schedule, FixedOrder):
+            return [min(count, len(virtual_stages) - v) for v in virtual_stages], [1] * len(virtual_stages)
+        orders = [schedule.order(stage, placement, count) for stage in range(placement.stages)]
+        peaks = [peak_of_order(order, placement.chunks) for order in orders]
+        held = [peaks[placement.place(v)[0]] for v in virtual_stages]
+        return held, held
+
+    def _ledger(self, stage: int, chunks: Sequence[range]) -> StageLedger:
+        kinds = self.rules.backward_kinds(stage)
+        states = [self.model.states[i] for layers in chunks for i in layers]
+        buckets = {bucket_name(b): self.model.bucket_ledger(b, chunks, kinds) for b in self.distinct}
+        return StageLedger.of(
+            chunks,
+            [sum(self.model.states[i].sum_bytes for i in layers) for layers in chunks],
+            self.rules.unadded_gradients,
+            device=self.devices.accelerator.name,
+            rank=0 if self.devices.shared else stage,  # whose device it is
+            parameters=sum(state.parameters for state in states),
+            weight_bytes=sum(state.weight_bytes for state in states),
+            optimizer_bytes=sum(state.optimizer_bytes for state in states),
+            slot_bytes=self._slot_bytes(buckets.values()),
+            device_limit_bytes=self.devices.memory,
+            compile_seconds=0.0,
+            buckets=buckets,
+        )
+
+    def _slot_bytes(self, buckets: Iterable[BucketLedger]) -> int:
+        largest = max(chunk.largest_arrival for bucket in buckets for chunk in bucket.chunks)
+        transport = self.devices.transport
+        return 0 if transport is None else reserved_bytes(transport, largest)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSpec:
+    """What a run consists of; see `Trainer`, whose arguments these are. `evaluate` is its validation data."""
+
+    pipe: Pipeline
+    optimizer: optax.GradientTransformation | None
+    data: Any  # a `Data`; of a Trainer perhaps None
+    mesh: Mesh
+    schedule: Schedule | Planned | Auto
+    split: Sequence[int] | str | None
+    settings: Settings
+    evaluate: Data | None = None
+
+    @property
+    def order(self) -> Schedule:
+        """The schedule, or its base if orders are planned; one that has been chosen."""
+        assert not isinstance(self.schedule, Auto), "it has been chosen"
+        return base_of(self.schedule)
+
+    def engine(
+        self, layout: Layout, init: InitFunction | None, executables: Executables | None = None
+    ) -> Engine:
+        """What the run's steps run on, its split having been chosen; nothing is compiled yet."""
+        spec = EngineSpec(
+            pipe=self.pipe,
+            layout=layout,
+            placement=self.mesh.placement(self.order),
+            optimizer=self.optimizer,
+            init=init,
+            settings=self.settings,
+        )
+        assert not isinstance(self.split, str), "it has been chosen"
+        return Engine(spec, self.split, executables)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A run's first step on some devices, and its schedule; a `choice` if there were several."""
+
+    schedule: Schedule
+    estimate: Estimate
+    wanted: Sequence[int] | str | None
+    choice: Choice | None = None
+
+    @cached_property
+    def split(self) -> Sequence[int] | None:
+        """Layers per virtual stage; None for an even split. UsageError: one is to be found, and none fits."""
+        if not isinstance(self.wanted, str):
+            return self.wanted
+        try:
+            return list(self.estimate.suggested().split)
+        except TooLarge as error:
+            first = sum(error.split[: error.virtual_stage])
+            last = first + error.split[error.virtual_stage] - 1
+            raise UsageError(
+                f"split='auto': no split fits: even the best leaves virtual stage {error.virtual_stage} "
+                f"(layers {first} to {last}) with {in_words(error.bytes)} of {in_words(error.budget)}; "
+                f"{REMEDY}"
+            ) from None
+
+
+def check_split_can_be_found(mesh: Mesh) -> None:
+    """Refuse to look for a split where stages have several devices, or replicas, with a UsageError."""
+    if max(mesh.widths) > 1 or mesh.dp > 1:
+        raise UsageError(
+            f"split='auto' with tp={mesh.tp}, dp={mesh.dp}: costs are predicted for one device per stage; "
+            f"give the number of layers of each stage"
+        )
+
+
+def forecast(run: RunSpec, devices: Devices) -> Prediction:
+    """The first step of one replica of a run; if its schedule is "auto", with the hint that is fastest.
+
+    Nothing is measured: costs follow from the shapes of the first step, which is planned, not loaded.
+
+    Args:
+        run: its split is looked for with each placement that a hint has, if that is "auto".
+        devices: of the stages. One that is several devices counts as one that is so many times as fast.
+
+    Raises:
+        UsageError: a model or a schedule that does not work, or no hint can run; with each one's reason.
+    """
+    if run.split == AUTO:
+        check_split_can_be_found(run.mesh)
+    settings = run.settings if devices.limited else run.settings.limited(run.mesh.pp)
+    buckets = buckets_of(plan_step(run.data, 0))[:: run.mesh.dp]  # of one replica
+    every = [*buckets, *declared_buckets(run.data)]
+
+    def rules_of(schedule: Schedule) -> StepRules:
+        return settings.rules(run.mesh.placement(schedule), len(buckets), schedule)
+
+    if not isinstance(run.schedule, Auto):
+        rules = rules_of(run.order)
+        check_order(rules)
+        stages = range(run.mesh.pp)
+        kinds = sorted({kind for s in stages for own in rules.backward_kinds(s) for kind in own})
+        model = ModelCosts.of(run.pipe, every, run.optimizer, kinds=kinds, remat=settings.remat)
+        one = Estimate(model=model, buckets=buckets, rules=rules, devices=devices)
+        return Prediction(run.order, one, run.split)
+    kinds = [BACKWARD, INPUT, WEIGHT]
+    model = ModelCosts.of(run.pipe, every, run.optimizer, kinds=kinds, remat=settings.remat)
+    splits: dict[Placement, Sequence[int] | None] = {}
+    found: dict[str, tuple[Hint, Estimate]] = {}
+    candidates: dict[str, Candidate | str] = {}
+    for name, hint in run.schedule.hints.items():
+        try:
+            one = Estimate(model=model, buckets=buckets, rules=rules_of(hint), devices=devices)
+            placement = one.rules.placement
+            if placement not in splits:
+                splits[placement] = one.suggested().split if isinstance(run.split, str) else run.split
+            candidates[name], found[name] = one.candidate(splits[placement]), (hint, one)
+        except (UsageError, TooLarge, ValueError) as error:
+            candidates[name] = str(error)
+    try:
+        choice = choose(candidates)
+    except ValueError as error:
+        raise UsageError(f"schedule='auto': {error}") from None
+    hint, estimate = found[choice.name]
+    return Prediction(hint, estimate, splits[estimate.rules.placement], choice)

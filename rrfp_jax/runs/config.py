@@ -14,13 +14,15 @@ import numpy as np
 import optax
 
 from rrfp_jax.checkpoint.saving import OnError
+from rrfp_jax.data.contract import as_data
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import check_fields, check_name, path_of
+from rrfp_jax.forecast.forecast import AUTO, RunSpec
 from rrfp_jax.runtime.engine.settings import Settings
 from rrfp_jax.runtime.mesh.topology import Mesh
 from rrfp_jax.runtime.model.pipeline import Pipeline
 from rrfp_jax.runtime.programs.initial import InitFunction
-from rrfp_jax.train.auto_split import AUTO
+from rrfp_jax.train.named import read_schedule
 from rrfp_jax.train.report import Evaluation, Report
 from rrfp_jax.train.trainer import Trainer
 from rrfp_jax.user_code import called
@@ -194,6 +196,18 @@ class RunConfig(Settings, ABC):
     def processes(self) -> int:
         """How many processes the run asks for when it is launched on one machine: one per device."""
         return self.mesh.devices
+
+    def spec(self) -> RunSpec:
+        """What the run consists of, but for its validation data, to be forecast or compiled ahead."""
+        return RunSpec(
+            schedule=read_schedule(self.schedule),
+            pipe=self.made("pipeline"),
+            optimizer=self.made("optimizer"),
+            data=as_data(self.made("train_data")),
+            mesh=self.mesh,
+            split=self.layers_per_virtual_stage,
+            settings=self.settings,
+        )
 
     def trainer(self, mesh: Mesh | None = None) -> Trainer:
         """The run's Trainer, on its own mesh or on another."""

@@ -19,7 +19,6 @@ from rrfp_jax.environment import ENVIRONMENT
 from rrfp_jax.errors import DONE, TrainingError
 from rrfp_jax.progress import during
 from rrfp_jax.report.store import STEPS
-from rrfp_jax.runs.compiled_ahead import MadeFor, why_compiled
 from rrfp_jax.runs.config import RunConfig, as_json, fields_of
 from rrfp_jax.runs.display import Display
 from rrfp_jax.runs.files import RunFiles, check_place
@@ -33,6 +32,7 @@ from rrfp_jax.runtime.run.name_lock import name_held
 from rrfp_jax.runtime.run.signals import StopReason, StopSignals
 from rrfp_jax.runtime.run.world import World
 from rrfp_jax.runtime.stages.memory import StageLedger
+from rrfp_jax.train.compile_ahead import MadeFor, why_compiled
 from rrfp_jax.train.reference import stage_table
 from rrfp_jax.train.report import Evaluation
 from rrfp_jax.train.trainer import Trainer

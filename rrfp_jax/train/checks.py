@@ -16,9 +16,6 @@ import numpy as np
 import optax
 
 from rrfp_jax.checkpoint.leaves import keyed
-from rrfp_jax.core.orders import FixedOrder
-from rrfp_jax.core.scheduler import check_can_end
-from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.data.contract import Data, Microbatch, buckets_of, load_repeatedly
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.fields import LARGEST, path_of, shown
@@ -105,19 +102,6 @@ def folder_of(call: str, given: Any) -> Path:
     if path.exists() and not path.is_dir():
         raise UsageError(f"Trainer.{call}({str(given)!r}): is a file; give a folder of checkpoints")
     return path
-
-
-def check_order(rules: StepRules) -> None:
-    """Refuse a fixed order that does not hold every task once, or that must deadlock.
-
-    Raises:
-        UsageError: naming stage and task.
-    """
-    if isinstance(rules.schedule, FixedOrder):
-        try:
-            check_can_end(rules)
-        except ValueError as error:
-            raise UsageError(str(error)) from None
 
 
 def check_model(

@@ -16,10 +16,11 @@ from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.core.step_rules import Bucket, StepRules
 from rrfp_jax.data.contract import Data, Microbatch, buckets_of, declared_buckets, plan_hash
 from rrfp_jax.errors import TrainingError, UsageError
+from rrfp_jax.forecast.costs import layer_work
 from rrfp_jax.report.store import TRACED_STEPS
 from rrfp_jax.runtime.engine.engine import Engine, as_text
 from rrfp_jax.runtime.engine.resplit import Ready
-from rrfp_jax.runtime.engine.settings import Settings, loss_scale_of
+from rrfp_jax.runtime.engine.settings import Settings, check_order, loss_scale_of
 from rrfp_jax.runtime.programs.library import Phase
 from rrfp_jax.runtime.run.recorder import RunPhase
 from rrfp_jax.runtime.run.signals import interrupts_held
@@ -28,15 +29,12 @@ from rrfp_jax.sim.choice import Auto
 from rrfp_jax.sim.planned import Planned, base_of
 from rrfp_jax.trace.layers import Work
 from rrfp_jax.trace.records import RecordedStep
-from rrfp_jax.train.checks import check_order
-from rrfp_jax.train.hint_exchange import HintExchange
-from rrfp_jax.train.layer_work import layer_work
 from rrfp_jax.train.loading import Loader
 from rrfp_jax.train.nonfinite import Standing, is_finite, leave_out
-from rrfp_jax.train.rebalancing import Rebalancing, check_whole, resplit
 from rrfp_jax.train.report import Report
 from rrfp_jax.train.snapshot import Saves, stored_layers
 from rrfp_jax.train.step_plan import Ran, check_costs, plan_ahead
+from rrfp_jax.train.tuning import HintExchange, Rebalancing, check_whole, resplit
 
 
 class Stepper:
@@ -77,8 +75,7 @@ class Stepper:
         self.last_plan = ""
         self.recorded: deque[RecordedStep] = deque(maxlen=TRACED_STEPS)
         self.loader = Loader(self._reads, engine.world)
-        self._last_rules: dict[Phase, StepRules] = {}  # of training first
-        self._rules: dict[Phase, tuple[Any, int, StepRules]] = {}  # by schedule and number of microbatches
+        self._rules: dict[Phase, StepRules] = {}  # of the latest steps; training first
         self._latest_plan: Sequence[Microbatch] = ()
         self._work = self._work_of(engine.split)
 
@@ -105,7 +102,6 @@ class Stepper:
         agreed |= {"loss_scale": str(self.standing.loss_scale)} | as_text(engine)
         engine.world.agree("what is to be run", agreed)
         engine.start(every, rules)
-        self._last_rules["train"] = rules
         engine.memory.of_step(rules, buckets)  # so that a budget that is too small is refused now
         if evaluate is not None:
             self._prepare_evaluation(evaluate)
@@ -174,16 +170,10 @@ class Stepper:
         planned = plan_hash(plan)
         engine.world.agree(f"the plan of {phase} step {step}", planned)
         buckets = buckets_of(plan)
-        rules = self.rules(len(plan), phase)
-        ahead = None
-        if phase == "train" and isinstance(self.schedule, Planned):
+        rules, ahead = self.rules(len(plan), phase), None
+        if trains and isinstance(self.schedule, Planned):
             ahead = plan_ahead(self.schedule, step, rules, buckets, self.recorded, engine)
-        if ahead is not None:
-            rules = ahead.rules
-        if rules != self._last_rules.get(phase):  # the schedule may be set between steps
-            check_order(rules)
-            self._last_rules[phase] = rules
-        rules = self._last_rules[phase]  # which know already what follows from them
+            rules = rules if ahead is None else self._known(phase, ahead.rules)
 
         def load(fields: Sequence[frozenset[str]]) -> Sequence[Mapping[str, Any]]:
             arrays = self.loader.load(data, step, plan, fields)
@@ -192,7 +182,7 @@ class Stepper:
             return arrays
 
         sums = engine.run(step, rules, buckets, load, self.standing.loss_scale.value, waited)
-        if phase == "train" and sums.weight <= 0:
+        if trains and sums.weight <= 0:
             raise TrainingError(
                 f"step {step}: the summed loss weight is {sums.weight}, so there is nothing to divide by; "
                 f"is every token masked, or does the loss function leave out Loss(..., weight=...)?"
@@ -220,9 +210,7 @@ class Stepper:
     def _prepare_evaluation(self, data: Data) -> None:
         plan = self.loader.plan(data, 0)
         buckets = declared_buckets(data) or buckets_of(plan)
-        self._last_rules["evaluate"] = rules = self.rules(len(plan), "evaluate")
-        check_order(rules)
-        self.engine.prepare(buckets, rules)
+        self.engine.prepare(buckets, self.rules(len(plan), "evaluate"))
 
     def take(self, schedule: Schedule | Planned | Auto) -> None:
         """Go on with another schedule; with `Auto`, with the present one until measured costs choose another.
@@ -233,7 +221,16 @@ class Stepper:
         if not isinstance(schedule, Auto):
             self.schedule, self.exchange = schedule, None
             return
-        self.exchange = HintExchange.between_steps(schedule, self.engine.layout.replicas)
+        if not schedule.exchange:
+            raise UsageError(
+                "schedule=Auto(exchange=False) is chosen when a Trainer is made; between steps give 'auto'"
+            )
+        if (replicas := self.engine.layout.replicas) > 1:
+            raise UsageError(
+                f"schedule='auto' between steps with dp={replicas}: only steps of one replica are measured; "
+                f"give a hint such as bfw"
+            )
+        self.exchange = HintExchange(schedule)
         self.schedule = base_of(self.schedule)
 
     def recut(self, split: Sequence[int], ready: Ready | None = None) -> None:
@@ -249,9 +246,9 @@ class Stepper:
         self.loader.settle()  # which asks what is read here
         self.saves.update_begins()  # what is being saved is copied first
         before = self.engine
-        resplit(before, split, [*self._last_rules.values()], self._take_engine, ready)
+        resplit(before, split, [*self._rules.values()], self._take_engine, ready)
         if self.engine is not before and self._latest_plan:
-            self.engine.memory.of_step(self._last_rules["train"], buckets_of(self._latest_plan))
+            self.engine.memory.of_step(self._rules["train"], buckets_of(self._latest_plan))
 
     def _take_engine(self, engine: Engine) -> None:
         self.engine, self._work = engine, self._work_of(engine.split)
@@ -261,7 +258,7 @@ class Stepper:
         """Go on with the split that measured costs choose, if it is time; equal on all processes."""
         if self._rebalancing is not None and self.recorded:
             count = self.steps_done if left is None else left + 1  # as many again, if nobody says
-            rules = [*self._last_rules.values()]
+            rules = [*self._rules.values()]
             self._rebalancing.before_step(step, count, self.engine, rules, self.recorded, self.recut)
 
     def _exchange_hint(self, step: int) -> None:
@@ -272,20 +269,29 @@ class Stepper:
         self.schedule = self.exchange.chosen(step, rules, buckets, self.recorded, self.engine)
 
     def rules(self, microbatches: int, phase: Phase) -> StepRules:
-        """The rules of a step by the present schedule, or by its base if orders are planned."""
-        schedule, count, rules = self._rules.get(phase, (None, 0, None))
-        if rules is not None and schedule is self.schedule and count == microbatches:
-            return rules
-        layout = self.engine.layout
+        """The rules of a step by the present schedule, or by its base if orders are planned.
+
+        Raises:
+            UsageError: it is an order that cannot end, or planned with several replicas.
+        """
+        layout, base = self.engine.layout, base_of(self.schedule)
+        share, known = layout.count_of(microbatches), self._rules.get(phase)
+        if known is not None and known.schedule is base and known.microbatches == share:
+            return known
         if isinstance(self.schedule, Planned) and layout.replicas > 1:
             raise UsageError(
                 f"a planned order with dp={layout.replicas}: replicas have other microbatches, "
                 f"and one order is planned for all; take a hint such as bfw"
             )
-        base, share = base_of(self.schedule), layout.count_of(microbatches)
         rules = self._settings.rules(self.engine.placement, share, base, forward_only=phase == "evaluate")
-        self._rules[phase] = self.schedule, microbatches, rules
-        return rules
+        return self._known(phase, rules)
+
+    def _known(self, phase: Phase, rules: StepRules) -> StepRules:
+        """These rules; the latest step's if they are equal, which know already what follows from them."""
+        if rules != self._rules.get(phase):
+            check_order(rules)
+            self._rules[phase] = rules
+        return self._rules[phase]
 
     def state(self, config: Any) -> RunState:
         """What is kept of it with a checkpoint; the position in the data is the number of the next step."""

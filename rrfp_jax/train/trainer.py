@@ -15,12 +15,13 @@ from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.data.contract import Data, InMemory, Microbatch, as_data, load_step, plan_step
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import output_of
+from rrfp_jax.forecast.forecast import RunSpec
 from rrfp_jax.json_files import write_json
 from rrfp_jax.printing import say
 from rrfp_jax.progress import Doing, Progress, during, silent
 from rrfp_jax.report.perfetto import write_trace
 from rrfp_jax.report.progress_line import shown_progress
-from rrfp_jax.runtime.engine.engine import Engine, EngineSpec
+from rrfp_jax.runtime.engine.engine import Engine
 from rrfp_jax.runtime.engine.settings import (
     DEFAULT,
     Default,
@@ -38,21 +39,18 @@ from rrfp_jax.runtime.run.join import join
 from rrfp_jax.runtime.stages.memory import StageLedger
 from rrfp_jax.runtime.stages.step import Sums
 from rrfp_jax.sim.choice import Auto
-from rrfp_jax.sim.planned import Planned, base_of
+from rrfp_jax.sim.planned import Planned
 from rrfp_jax.trace.costs import measured
-from rrfp_jax.train.auto_schedule import auto_schedule
-from rrfp_jax.train.auto_split import auto_split
-from rrfp_jax.train.checks import check_count, check_losses, check_model, check_order, check_types, folder_of
+from rrfp_jax.train.checks import check_count, check_losses, check_model, check_types, folder_of
 from rrfp_jax.train.gathering import flax_states, whole_params
 from rrfp_jax.train.going_on import Found, look_at, say_none
-from rrfp_jax.train.hint_exchange import HintExchange
 from rrfp_jax.train.kept_numbers import kept_numbers, say_which_count
 from rrfp_jax.train.named import read_schedule
 from rrfp_jax.train.one_thread import OneThread, one_thread
-from rrfp_jax.train.rebalancing import rebalancing
 from rrfp_jax.train.reference import CheckReport, compare
 from rrfp_jax.train.report import Evaluation, Report
 from rrfp_jax.train.stepping import Stepper
+from rrfp_jax.train.tuning import HintExchange, predicted, rebalancing
 
 
 class Trainer:
@@ -114,7 +112,16 @@ class Trainer:
         )
         first = read_schedule(schedule)
         wrapped = None if data is None else as_data(data)
-        self._stepper = _stepper(pipe, optimizer, wrapped, mesh, first, split, init, settings)
+        run = RunSpec(
+            pipe=pipe,
+            optimizer=optimizer,
+            data=wrapped,
+            mesh=mesh,
+            schedule=first,
+            split=split,
+            settings=settings,
+        )
+        self._stepper = _stepper(run, init)
         self._optimizer, self._data, self._on_step = optimizer, wrapped, on_step
         self._world = self._stepper.engine.world
         self._checked = False
@@ -466,7 +473,7 @@ class Trainer:
 
     def _check_model(self, data: Data, plan: Sequence[Microbatch]) -> None:
         if not self._checked:
-            check_order(self._stepper.rules(len(plan), "train"))
+            self._stepper.rules(len(plan), "train")  # which refuse an order that cannot end
             check_model(self._engine.pipe, self._engine, self._optimizer, data, plan)
             self._checked = True
 
@@ -483,42 +490,21 @@ class Trainer:
         return report
 
 
-def _stepper(
-    pipe: Pipeline,
-    optimizer: optax.GradientTransformation | None,
-    data: Data | None,
-    mesh: Mesh,
-    schedule: Schedule | Planned | Auto,
-    split: Sequence[int] | str | None,
-    init: InitFunction | None,
-    settings: Settings,
-) -> Stepper:
-    """Join the other processes and lay the stages out on the mesh; the arguments are those of a Trainer.
+def _stepper(run: RunSpec, init: InitFunction | None) -> Stepper:
+    """Join the other processes, lay the stages out on the mesh, and choose what is "auto".
 
     Raises:
-        UsageError: see `check_jax_settings`, `join`, `Mesh.lay_out`, `auto_schedule`, `auto_split`, `Engine`,
-            `rebalancing`.
+        UsageError: see `check_jax_settings`, `join`, `Mesh.lay_out`, `predicted`, `Engine`, `rebalancing`.
     """
     check_jax_settings()
-    layout = mesh.lay_out(join())
-    layout.world.waits.stall_seconds = settings.stall_seconds
-    exchange = None
-    if isinstance(schedule, Auto):
-        exchange = HintExchange(schedule) if schedule.exchange and layout.replicas == 1 else None
-        schedule, split = auto_schedule(schedule, pipe, optimizer, data, settings, mesh, split, layout)
-    order = base_of(schedule)
-    if isinstance(split, str):  # "auto"
-        split = auto_split(pipe, optimizer, data, settings, mesh, order, layout)
-    spec = EngineSpec(
-        pipe=pipe,
-        layout=layout,
-        placement=mesh.placement(order),
-        optimizer=optimizer,
-        init=init,
-        settings=settings,
-    )
-    engine = Engine(spec, split)
-    if not engine.memory.limited:
-        settings = settings.limited(mesh.pp)
+    layout = run.mesh.lay_out(join())
+    layout.world.waits.stall_seconds = run.settings.stall_seconds
+    auto, exchange = run.schedule, None
+    if isinstance(auto, Auto) and auto.exchange and layout.replicas == 1:
+        exchange = HintExchange(auto)
+    run = predicted(run, layout)
+    engine = run.engine(layout, init)
+    settings = run.settings if engine.memory.limited else run.settings.limited(run.mesh.pp)
     moves = rebalancing(settings.rebalance, layout.widths)
-    return Stepper(engine, settings, schedule, exchange, moves)
+    assert not isinstance(run.schedule, Auto), "it has been chosen"
+    return Stepper(engine, settings, run.schedule, exchange, moves)

@@ -12,9 +12,9 @@ import pytest
 from configs import quickstart
 from rrfp_jax.commands.compile import main
 from rrfp_jax.forecast.devices import ACCELERATORS, TARGETS, target_text
-from rrfp_jax.runs.compiled_ahead import MadeFor, why_compiled
 from rrfp_jax.runtime.programs import compiler as absent
 from rrfp_jax.runtime.programs.executables import ENDING
+from rrfp_jax.train.compile_ahead import MadeFor, why_compiled
 from tests.support.plans import ROOT
 
 QUICKSTART = f"--config={ROOT / 'configs' / 'quickstart.py'}"
@@ -60,7 +60,7 @@ def test_what_xla_cannot_compile_is_said_with_what_may_help(compiler_there, caps
     def gives_up(*_):
         raise jax.errors.JaxRuntimeError("INTERNAL: Couldn't find output tile sizes\n\tSymbolic tile")
 
-    monkeypatch.setattr("rrfp_jax.commands.compiling.compile_run", gives_up)
+    monkeypatch.setattr("rrfp_jax.commands.compile.compile_run", gives_up)
     assert main([QUICKSTART, "--card=h100"]) == 1
     (said,) = capsys.readouterr().err.splitlines()
     assert (

@@ -12,16 +12,14 @@ import pytest
 
 import rrfp_jax as rrfp
 from configs import gpt3_large, gpt_lengths, llama3_70b, quickstart, qwen3_4b
-from rrfp_jax.commands.plan import main
-from rrfp_jax.commands.planning import plan_run
+from rrfp_jax.commands.plan import main, plan_run
 from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.schedules import name_of
 from rrfp_jax.core.step_rules import bucket_name
 from rrfp_jax.data.contract import as_data, buckets_of, plan_step
 from rrfp_jax.forecast.costs import ModelCosts
 from rrfp_jax.forecast.devices import ACCELERATORS, LINKS
-from rrfp_jax.forecast.estimate import Estimate
-from rrfp_jax.forecast.forecast import Devices
+from rrfp_jax.forecast.forecast import Devices, Estimate
 from rrfp_jax.runtime.model.roles import layers_of_chunks
 from rrfp_jax.sim.choice import CANDIDATES
 from rrfp_jax.train.named import schedule_of
@@ -193,7 +191,7 @@ class TestCommand:
             share = float(os.environ["XLA_CLIENT_MEM_FRACTION"])
             return dataclasses.replace(H100, name="measured", memory=int(share * H100.memory))
 
-        monkeypatch.setattr("rrfp_jax.forecast.measured_accelerator.measured_accelerator", measured)
+        monkeypatch.setattr("rrfp_jax.forecast.cost_analysis.measured_accelerator", measured)
         monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", "0.9")
         monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.9")  # JAX refuses both
         file = tmp_path / "plan.json"

@@ -63,7 +63,7 @@ class TestAuto:
             heavy_head(split="even")
 
     def test_too_little_memory_is_refused(self, monkeypatch):
-        monkeypatch.setattr("rrfp_jax.train.auto_split.memory_limit", lambda device: 10**5)
+        monkeypatch.setattr("rrfp_jax.train.tuning.memory_limit", lambda device: 10**5)
         with refused("split='auto': no split fits", "layers 5 to 5", "of 95,000 bytes", "more stages"):
             heavy_head(split="auto")
 

@@ -46,7 +46,7 @@ ARROWS = {
     # ... and when.
     "runtime.engine": {"runtime.stages"},
     # What is made of it.
-    "forecast": {"runtime.stages", "sim"},
+    "forecast": {"data", "runtime.engine", "sim"},
     "checkpoint": {"json_files", "printing", "progress", "random_keys", "runtime.run"},
     "report": {"environment", "json_files", "printing", "progress", "runtime.run", "sim"},
     "weights": {"checkpoint", "fields", "files", "runtime.programs"},

@@ -1,7 +1,7 @@
 """Trainers whose layers move as a test says, not as steps say."""
 
 from rrfp_jax.sim.splits import Balance, Move, RebalanceDecision
-from rrfp_jax.train import rebalancing
+from rrfp_jax.train import tuning
 
 
 def decide_always_for(before, after):
@@ -12,4 +12,4 @@ def decide_always_for(before, after):
         real(balance, steps, left)  # which notes what the move is judged by
         return RebalanceDecision(100, Move(tuple(before), tuple(after), 1.0, 0.8))
 
-    rebalancing.FIRST, Balance.look = 2, look
+    tuning.FIRST, Balance.look = 2, look

@@ -1,5 +1,6 @@
 """`schedule="auto"`: predicted before the first step, exchanged by what was measured, equal to the bit."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import jax
@@ -18,8 +19,8 @@ from rrfp_jax.sim.choice import CANDIDATES
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.trace.costs import CostTable, WorkloadCosts, constant
 from rrfp_jax.trace.records import RecordedStep
-from rrfp_jax.train import hint_exchange
-from rrfp_jax.train.hint_exchange import HintExchange
+from rrfp_jax.train import tuning
+from rrfp_jax.train.tuning import HintExchange
 from tests.support import toy
 
 MICROBATCHES = 8
@@ -118,7 +119,7 @@ class TestTraining:
         """Costs that leave no room to wait: V-Min takes over from ZB-V, and parameters stay what they are."""
         (bucket,) = set(buckets_of(InMemory(data(0)).plan(0)))
         one = CostTable({bucket_name(bucket): constant(4, 1, 1.0)})
-        monkeypatch.setattr(hint_exchange, "measured", lambda steps: one)
+        monkeypatch.setattr(tuning, "measured", lambda steps: one)
         trainer = toy.trainer(4, data=data, schedule="ranked:zb-v", max_in_flight=2)
         trainer.start()
         optimizers = trainer._engine.optimizers
@@ -148,11 +149,12 @@ class TestTraining:
 
         def gather(what, value, *_):
             asked.append(what)
-            return [value or "bfw"]
+            return [value or ["bfw", ""]]
 
         def chosen(*arguments):
             *others, engine = arguments
             world = SimpleNamespace(rank=rank, gather=gather)
+            world.decide = partial(World.decide, world)
             own = SimpleNamespace(world=world, memory=engine.memory, prepare=engine.prepare)
             with monkeypatch.context() as patched:
                 patched.setattr(engine.world, "gather", gather)

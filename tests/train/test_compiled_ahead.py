@@ -9,8 +9,9 @@ import pytest
 
 import rrfp_jax as rrfp
 from rrfp_jax.data.contract import as_data
+from rrfp_jax.forecast.forecast import RunSpec
 from rrfp_jax.runtime.programs.executables import ENDING, Executables, Request
-from rrfp_jax.train.ahead import AheadOfTime, compile_ahead
+from rrfp_jax.train.compile_ahead import compile_ahead
 from rrfp_jax.train.named import schedule_of
 from tests.support import programs, toy
 from tests.support.refusals import BATCH
@@ -29,7 +30,7 @@ MESHES = {
 
 def compiled(mesh, schedule, pipe, folder, stages=None, memory=None, here=False, **more):
     settings = made(pipe, OPTIMIZER, mesh=mesh, schedule=schedule, **more)._stepper._settings
-    run = AheadOfTime(
+    run = RunSpec(
         pipe=pipe,
         optimizer=OPTIMIZER,
         data=as_data(DATA),

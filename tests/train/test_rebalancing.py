@@ -52,8 +52,8 @@ def to(*split, before=(4, 4), seconds=1.0, **kwargs):
 def decides(monkeypatch):
     def script(*looks):
         found = Scripted(*looks)
-        monkeypatch.setattr("rrfp_jax.train.rebalancing.Balance", found)
-        monkeypatch.setattr("rrfp_jax.train.rebalancing.FIRST", 2)
+        monkeypatch.setattr("rrfp_jax.train.tuning.Balance", found)
+        monkeypatch.setattr("rrfp_jax.train.tuning.FIRST", 2)
         return found
 
     return script

@@ -15,6 +15,8 @@ import numpy as np
 
 from rrfp_jax.core.admission import SPARE_GRADIENTS, Accumulation
 from rrfp_jax.core.group import GroupProtocol
+from rrfp_jax.core.orders import FixedOrder
+from rrfp_jax.core.scheduler import check_can_end
 from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.core.step_rules import StepRules, default_max_in_flight
 from rrfp_jax.core.tasks import Placement
@@ -261,6 +263,19 @@ class Settings:
             spare_gradients=self.spare_gradients,
             forward_only=forward_only,
         )
+
+
+def check_order(rules: StepRules) -> None:
+    """Refuse a fixed order that does not hold every task once, or that must deadlock.
+
+    Raises:
+        UsageError: naming stage and task.
+    """
+    if isinstance(rules.schedule, FixedOrder):
+        try:
+            check_can_end(rules)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
 
 
 WORDS: Mapping[str, Any] = {

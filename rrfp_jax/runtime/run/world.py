@@ -18,7 +18,7 @@ from pathlib import Path
 from time import perf_counter, sleep
 from typing import TYPE_CHECKING, Any
 
-from rrfp_jax.errors import Disagreement, TrainingError
+from rrfp_jax.errors import Disagreement, TrainingError, UsageError
 from rrfp_jax.runtime.run.mailbox import Mailbox, Message, pieces, whole
 from rrfp_jax.runtime.run.membership import Membership
 from rrfp_jax.runtime.run.recorder import FlightRecorder
@@ -139,6 +139,22 @@ class World:
             found.append(own)
             requested = max(requested, wanted)
         self.stop.agreed = max(self.stop.agreed, StopReason(requested))
+        return found
+
+    def decide(self, what: str, find: Callable[[], Any], limit: float | None = None) -> Any:
+        """What rank 0 finds, as plain data, told to all, which ask together; raises as `gather` does.
+
+        A UsageError that rank 0 finds instead is raised by all.
+        """
+        told, failure = None, None
+        if self.rank == 0:
+            try:
+                told = [find(), ""]
+            except UsageError as error:
+                told, failure = [None, str(error)], error
+        found, refusal = self.gather(what, told, limit)[0]
+        if refusal:
+            raise failure or UsageError(refusal)
         return found
 
     def agree(self, what: str, value: str | Mapping[str, str]) -> None:

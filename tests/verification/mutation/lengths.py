@@ -105,8 +105,8 @@ def a_token_counted_twice(original: Any) -> Any:
 @changes("train.stepping:Stepper.rules")
 def evaluation_with_trainings_number(original: Any) -> Any:
     def rules(self: Any, microbatches: int, phase: str) -> Any:
-        if phase == "evaluate" and "train" in self._last_rules:
-            microbatches = self._last_rules["train"].microbatches * self.engine.layout.replicas
+        if phase == "evaluate" and "train" in self._rules:
+            microbatches = self._rules["train"].microbatches * self.engine.layout.replicas
         return original(self, microbatches, phase)
 
     return rules

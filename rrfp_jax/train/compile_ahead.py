@@ -1,71 +1,49 @@
 """All programs of a run, compiled and stored without its devices: nothing is allocated or run.
 
 What is compiled is what `Engine.start` and `Stepper.start` would compile, by the same code, for devices that
-may be absent. So a start finds each program by the same key.
+may be absent. So a start finds each program by the same key; beside the programs it is written what they were
+made for, so that a run that finds none of them can say why.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import jax
-import optax
 
-from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.core.step_rules import StepRules, bucket_name
 from rrfp_jax.core.tasks import Kind
-from rrfp_jax.data.contract import Data, buckets_of, declared_buckets, load_repeatedly, plan_step
+from rrfp_jax.data.contract import buckets_of, declared_buckets, load_repeatedly, plan_step
+from rrfp_jax.environment import ENVIRONMENT
 from rrfp_jax.errors import UsageError
+from rrfp_jax.forecast.forecast import RunSpec
+from rrfp_jax.json_files import Unreadable, read_json, write_json
 from rrfp_jax.progress import Progress, silent
-from rrfp_jax.runtime.engine.engine import Engine, EngineSpec
-from rrfp_jax.runtime.engine.settings import Settings
+from rrfp_jax.runtime.engine.engine import Engine
+from rrfp_jax.runtime.engine.settings import check_order
 from rrfp_jax.runtime.mesh.stage_mesh import StageMesh
-from rrfp_jax.runtime.mesh.topology import Mesh
-from rrfp_jax.runtime.model.pipeline import Pipeline
 from rrfp_jax.runtime.programs.compiler import compile_pool, compiled_for
-from rrfp_jax.runtime.programs.executables import Executables
+from rrfp_jax.runtime.programs.executables import COMPILER_VARIABLES, Executables, compiler_of, flags_for
 from rrfp_jax.runtime.programs.gradients import leaves_of, wide
 from rrfp_jax.runtime.sizes import in_words, nbytes, temporary_bytes
 from rrfp_jax.runtime.stages.memory import BucketLedger, StageLedger, memory_of_step
 from rrfp_jax.runtime.stages.staging import LastingPrograms
 from rrfp_jax.runtime.transport.choice import compile_ahead as compile_transport
-from rrfp_jax.train.checks import check_order, rows_program
-
-
-@dataclass(frozen=True, kw_only=True)
-class AheadOfTime:
-    """What a run consists of; see `Trainer`, whose arguments these are.
-
-    Attributes:
-        evaluate: validation data; None for none.
-        schedule: chosen already, if the run's is "auto".
-        split: likewise.
-    """
-
-    pipe: Pipeline
-    optimizer: optax.GradientTransformation | None
-    data: Data
-    evaluate: Data | None
-    mesh: Mesh
-    schedule: Schedule
-    split: Sequence[int] | None
-    settings: Settings
+from rrfp_jax.train.checks import rows_program
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompiledStage:
-    """What compiling has told of a stage.
+    """What compiling has told of a stage: its ledger, as a run says it at its start, and its programs.
 
     Attributes:
-        number: of the stage.
-        ledger: what it needs, as a run says at its start.
-        lasting: its programs that do not depend on microbatches, by name: "accumulate" (of each chunk),
-            "norms", "update".
-        tasks: by bucket and kind of task ("F", "B", "I", "W"), the programs of each chunk.
+        lasting: those that do not depend on microbatches: "accumulate" (of each chunk), "norms", "update".
+        tasks: by bucket and kind of task ("F", "B", "I", "W"), those of each chunk.
     """
 
     number: int
@@ -99,7 +77,7 @@ class CompiledRun:
 
 
 def compile_ahead(
-    run: AheadOfTime,
+    run: RunSpec,
     of_rank: Sequence[Sequence[jax.Device]],
     stages: Collection[int],
     memory: int | None,
@@ -112,15 +90,7 @@ def compile_ahead(
         UsageError: a model, schedule or mesh that does not work.
     """
     began, plan = perf_counter(), plan_step(run.data, 0)
-    spec = EngineSpec(
-        pipe=run.pipe,
-        layout=run.mesh.lay_out_on(of_rank, stages),
-        placement=run.mesh.placement(run.schedule),
-        optimizer=run.optimizer,
-        init=None,
-        settings=run.settings,
-    )
-    engine = Engine(spec, run.split, executables)
+    engine = run.engine(run.mesh.lay_out_on(of_rank, stages), None, executables)
     layout, library, staging = engine.layout, engine.library, engine.staging
     rules = _rules(run, layout.count_of(len(plan)), memory)
     check_order(rules)
@@ -152,15 +122,15 @@ def compile_ahead(
     )
 
 
-def _rules(run: AheadOfTime, microbatches: int, memory: int | None) -> StepRules:
+def _rules(run: RunSpec, microbatches: int, memory: int | None) -> StepRules:
     """Of a step that trains, as a Trainer has them on devices with so much memory."""
     settings, budget = run.settings, run.settings.budget
     if budget is None or (budget == "auto" and memory is None):
         settings = settings.limited(run.mesh.pp)
-    return settings.rules(run.mesh.placement(run.schedule), microbatches, run.schedule)
+    return settings.rules(run.mesh.placement(run.order), microbatches, run.order)
 
 
-def _compile_rest(run: AheadOfTime, engine: Engine) -> None:
+def _compile_rest(run: RunSpec, engine: Engine) -> None:
     """The check of the loss, and forwards of evaluations."""
     plan = plan_step(run.data, 0)
     last = len(plan) - 1
@@ -172,7 +142,7 @@ def _compile_rest(run: AheadOfTime, engine: Engine) -> None:
     if run.evaluate is not None:
         plan = plan_step(run.evaluate, 0)
         count = engine.layout.count_of(len(plan))
-        rules = run.settings.rules(engine.placement, count, run.schedule, forward_only=True)
+        rules = run.settings.rules(engine.placement, count, run.order, forward_only=True)
         engine.library.prepare(declared_buckets(run.evaluate) or buckets_of(plan), rules)
 
 
@@ -239,7 +209,7 @@ def _stage(
 
 
 def _refusal(
-    run: AheadOfTime, found: Sequence[CompiledStage], rules: StepRules, buckets: Sequence[str]
+    run: RunSpec, found: Sequence[CompiledStage], rules: StepRules, buckets: Sequence[str]
 ) -> str | None:
     """What a run would say to such ledgers; or which stage cannot update."""
     try:
@@ -255,3 +225,63 @@ def _refusal(
                 f"{in_words(limit)}: take more stages, or spread tensors over devices (mesh.tp)"
             )
     return None
+
+
+NAME = "ahead-{}.json"
+"""Of the file beside the programs, by the run's name."""
+
+
+@dataclass(frozen=True)
+class MadeFor:
+    """What tells compilers and devices apart.
+
+    Attributes:
+        device: JAX's name of the card.
+        compiler: its package and version.
+        jax_version: of JAX.
+        processes: of the run.
+        flags: for the compiler.
+    """
+
+    device: str
+    compiler: str
+    jax_version: str
+    processes: int
+    flags: str
+
+    @classmethod
+    def of(cls, device: jax.Device, processes: int, environment: Mapping[str, str] = ENVIRONMENT) -> MadeFor:
+        """Of programs that are compiled in this process for such a device."""
+        flags = (flags_for(device.platform, environment.get(name)) for name in COMPILER_VARIABLES)
+        return cls(
+            device=device.device_kind,
+            compiler=compiler_of(device),
+            jax_version=jax.__version__,
+            processes=processes,
+            flags=" ".join(filter(None, flags)),
+        )
+
+    def write(self, folder: Path, run: str) -> None:
+        """Beside the programs of a run."""
+        write_json(folder / NAME.format(run), asdict(self))
+
+
+def why_compiled(folder: Path, run: str, here: MadeFor) -> str | None:
+    """Why programs that were compiled ahead for a run are not those that it needs; None if none were.
+
+    Args:
+        folder: of programs.
+        run: its name.
+        here: what it compiles for.
+    """
+    file = folder / NAME.format(run)
+    if not file.is_file():
+        return None
+    try:
+        made = asdict(read_json(file, MadeFor))
+    except Unreadable as error:
+        return str(error)
+    there = asdict(here)
+    other = [f"{name} {made[name]!r}, here {own!r}" for name, own in there.items() if made[name] != own]
+    reason = "; ".join(other) or "the config, or this user's key (docs/security.md), is another"
+    return f"rrfp-compile has made programs for this run in {folder}, but not all that it needs: {reason}"

@@ -1,23 +1,181 @@
-"""Another split of a Trainer's layers: set by hand, or with `rebalance=` by what steps have taken.
+"""What a Trainer finds out itself: hint and split before its first step, and others between steps.
 
-Rank 0 decides (`sim/splits.py`) and says so to all. Under "auto" every process then compiles for the new
-split beside its steps. Once all have, layers move, before the same step everywhere.
+Before the first step predicted costs count (`schedule="auto"`, `split="auto"`; `forecast`), between steps
+measured ones (`schedule="auto"`, `rebalance=`). Rank 0 decides and tells all. Another hint is taken at once.
+For another split every process compiles beside its steps; once all have, layers move, before the same step
+everywhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from time import perf_counter
+from typing import Any
 
-from rrfp_jax.core.step_rules import StepRules
+from rrfp_jax.core.schedules import Schedule
+from rrfp_jax.core.step_rules import Bucket, StepRules, bucket_name
 from rrfp_jax.errors import TrainingError, UsageError
+from rrfp_jax.forecast.devices import CPU, LINKS, accelerator_of_kind
+from rrfp_jax.forecast.forecast import Devices, RunSpec, forecast
 from rrfp_jax.printing import say
 from rrfp_jax.runtime.engine.engine import Engine
 from rrfp_jax.runtime.engine.resplit import Compiling, Ready, compiled_for_split, recut
-from rrfp_jax.runtime.engine.settings import Rebalance
+from rrfp_jax.runtime.engine.settings import Rebalance, Settings
+from rrfp_jax.runtime.mesh.topology import Layout, Mesh
 from rrfp_jax.runtime.run.signals import interrupts_held
+from rrfp_jax.runtime.run.world import START_SECONDS
+from rrfp_jax.runtime.sizes import memory_limit
+from rrfp_jax.sim.choice import Auto, Candidate, choose
 from rrfp_jax.sim.splits import FIRST, MOST, Balance, Move, RebalanceDecision, Verdict
+from rrfp_jax.trace.costs import WorkloadCosts, measured
 from rrfp_jax.trace.records import RecordedStep
+
+
+def predicted(run: RunSpec, layout: Layout) -> RunSpec:
+    """The run with the schedule and split that predicted costs choose, where they are "auto".
+
+    Costs follow from the shapes of the first step and the data sheet of rank 0's first device, or a CPU's
+    rates where that is not known. Rank 0 chooses, tells the others, and says so in one line.
+
+    Raises:
+        UsageError: there is no data, no split fits, or no candidate can run; with each one's reason.
+    """
+    auto = run.schedule if isinstance(run.schedule, Auto) else None
+    if auto is None and not isinstance(run.split, str):
+        return run
+    what = "split='auto'" if auto is None else "schedule='auto'"
+    if run.data is None:
+        raise UsageError(f"{what} goes by the shapes of a first step: give Trainer(..., data=...)")
+    devices = devices_of(layout, run.settings, what)
+    if auto is not None:
+        devices = _of_stages(devices, run.mesh, layout)
+
+    def find() -> tuple[str | None, Sequence[int] | None]:
+        began = perf_counter()
+        found = forecast(run, devices)
+        split, choice = found.split, found.choice
+        if choice is not None:
+            say(f"schedule auto: {choice}; predicted in {perf_counter() - began:.1f} s")
+        return None if choice is None else choice.name, split
+
+    name, split = layout.world.decide(f"the choice of {what}", find, START_SECONDS)
+    return replace(run, schedule=run.schedule if auto is None else auto.hints[name], split=split)
+
+
+def devices_of(layout: Layout, settings: Settings, what: str) -> Devices:
+    """The devices of all processes by rank 0's first one, for predicting costs; they ask together."""
+    devices = [stage_mesh.device for stage_mesh in layout.stage_meshes.values()]
+    sharing = max(Counter(devices).values())
+    limits = [limit // sharing for device in devices if (limit := memory_limit(device)) is not None]
+    found = layout.world.gather(f"the devices, for {what}", [devices[0].device_kind, limits])
+    accelerator = accelerator_of_kind(found[0][0]) or CPU
+    return Devices(
+        accelerator=accelerator,
+        link=LINKS[accelerator.link],
+        memory=min((limit for _, own in found for limit in own), default=None),
+        setting=settings.budget,
+        transport=None if layout.world.size == 1 else settings.transport,
+    )
+
+
+def _of_stages(devices: Devices, mesh: Mesh, layout: Layout) -> Devices:
+    """With a stage of several devices as one, and only as many stages at once as can compute."""
+    width, cores = min(mesh.widths), len(os.sched_getaffinity(0))
+    sharing = max(Counter(stage_mesh.device for stage_mesh in layout.stage_meshes.values()).values())
+    together = max(1, mesh.pp // sharing)
+    if devices.accelerator.name == "cpu":
+        together = min(together, cores)
+    return replace(
+        devices,
+        accelerator=replace(devices.accelerator.at(width), together=together),
+        memory=None if devices.memory is None else width * devices.memory,
+        setting=width * devices.setting if isinstance(devices.setting, int) else devices.setting,
+    )
+
+
+class HintExchange:
+    """When measured costs are looked at for another hint on the same placement, and what they say.
+
+    They are after 1, 2, 4, 8, ... steps, so choosing takes ever less of a run. Only hints that split the same
+    backwards are compared: they run the programs that have been measured, and no other has to be compiled.
+    """
+
+    def __init__(self, auto: Auto) -> None:
+        self._auto = auto
+        self._steps = 0
+
+    def due(self) -> bool:
+        """Whether it is time; asked before every step that trains but the first."""
+        self._steps += 1
+        return self._steps & (self._steps - 1) == 0
+
+    def chosen(
+        self,
+        step: int,
+        rules: StepRules,
+        buckets: Sequence[Bucket],
+        earlier: Iterable[RecordedStep],
+        engine: Engine,
+    ) -> Schedule:
+        """The schedule from a step on, as rank 0 finds it; all processes ask together.
+
+        Args:
+            step: the next one.
+            rules: of a step with the present schedule.
+            buckets: of its microbatches.
+            earlier: steps that have run.
+            engine: that ran them.
+        """
+        present = rules.name
+        engine.prepare(buckets, rules)  # the budgets follow from the programs
+        began = perf_counter()
+        candidates = self._candidates(rules, buckets, earlier, engine)
+
+        def find() -> str:
+            choice = choose(candidates, present)
+            if choice.name != present:
+                seconds = perf_counter() - began
+                say(f"schedule auto: from step {step} on {choice}; measured, chosen in {seconds:.1f} s")
+            return choice.name
+
+        name = engine.world.decide(f"the schedule from step {step} on", find)
+        return rules.schedule if name == present else self._auto.hints[name]
+
+    def _candidates(
+        self,
+        rules: StepRules,
+        buckets: Sequence[Bucket],
+        earlier: Iterable[RecordedStep],
+        engine: Engine,
+    ) -> dict[str, Candidate | str]:
+        """The present hint and those that could take its place; of the others why not.
+
+        Every process finds them, since for budgets all may have to be asked what their programs need.
+        """
+        table = measured(earlier)
+        assert table is not None, "a step has run"
+        costs = WorkloadCosts(table.workload([bucket_name(bucket) for bucket in buckets]), rules.placement)
+        splits = _splits(rules)
+        found: dict[str, Candidate | str] = {}
+        for name, hint in ({rules.name: rules.schedule} | self._auto.hints).items():
+            own = replace(rules, schedule=hint)
+            try:
+                if _splits(own) != splits:
+                    found[name] = "it splits other backwards"
+                    continue
+                budgets = engine.memory.of_step(own, buckets).budgets
+            except (ValueError, UsageError) as error:
+                found[name] = str(error)
+            else:
+                found[name] = Candidate(rules=own, costs=costs, budgets=budgets)
+        return found
+
+
+def _splits(rules: StepRules) -> list[Sequence[frozenset[int]]]:
+    return [rules.backward_kinds(stage) for stage in range(rules.placement.stages)]
 
 
 def rebalancing(mode: Rebalance, widths: Sequence[int]) -> Rebalancing | None:
@@ -108,28 +266,24 @@ class Rebalancing:
     def _look(
         self, step: int, left: int, engine: Engine, recorded: Sequence[RecordedStep]
     ) -> Sequence[int] | None:
-        """The split to compile for, as rank 0 finds it; all processes ask together."""
-        told = None
-        if self._balance is not None:
-            look = self._looked(self._balance, step, recorded, left)
+        """The split to compile for, as rank 0 finds and says it; all processes ask together."""
+
+        def find() -> tuple[int, Any]:
+            assert self._balance is not None, "this is rank 0"
+            try:
+                look = self._balance.look(list(recorded), left)
+            except Exception as error:  # training goes on without
+                _print(f"steps could not be looked at, so layers stay: {type(error).__name__}: {error}")
+                look = RebalanceDecision(MOST)
+            else:
+                self._say(step, look)
             self._move = look.move if self._mode == "auto" else None
-            told = [look.again, self._move and list(self._move.split)]
-        again, split = engine.world.gather(f"the split from step {step} on", told)[0]
+            return look.again, self._move and list(self._move.split)
+
+        again, split = engine.world.decide(f"the split from step {step} on", find)
         self._due = self._steps + again
         found: Sequence[int] | None = split
         return found
-
-    def _looked(
-        self, balance: Balance, step: int, recorded: Sequence[RecordedStep], left: int
-    ) -> RebalanceDecision:
-        """What is to be done, said as well; nothing if it cannot be told, for training goes on without."""
-        try:
-            look = balance.look(list(recorded), left)
-        except Exception as error:
-            _print(f"steps could not be looked at, so layers stay: {type(error).__name__}: {error}")
-            return RebalanceDecision(MOST)
-        self._say(step, look)
-        return look
 
     def _all_ready(self, engine: Engine, compiling: Compiling) -> bool:
         """Whether all processes have compiled; if one cannot, all stay as they are."""
