@@ -18,7 +18,7 @@ FAST := tests/core tests/sim tests/views tests/forecast tests/house/test_layerin
 .PHONY: train test test-all test-fast test-durations golden odd-models other-models gpu-compile lint format docs docs-serve rivals clean
 
 train: $(VENV)/.installed
-	$(BIN)/python -m launch.local --config=$(CONFIG) $(ARGS)
+	$(BIN)/rrfp launch --config=$(CONFIG) $(ARGS)
 
 # Every feature, within minutes: without slow tests and most cases of others (tests/support/quick.py).
 test: $(VENV)/.installed

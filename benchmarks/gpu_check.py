@@ -17,7 +17,7 @@ from pathlib import Path
 from benchmarks.gpu.findings import PASSED
 from benchmarks.gpu.parts import PARTS, Part
 from benchmarks.gpu.supervise import Results, run
-from rrfp_jax.commands.command_line import Parser, exit_status
+from rrfp_jax.commands.command_line import exit_status
 from rrfp_jax.errors import DONE, FAILED, UsageError
 
 COMMAND = "gpu_check"
@@ -53,7 +53,7 @@ def check(arguments: Sequence[str]) -> int:
         UsageError: nonsense was asked for.
     """
     formatter = argparse.RawTextHelpFormatter
-    parser = Parser(COMMAND, __doc__, formatter_class=formatter)
+    parser = argparse.ArgumentParser(COMMAND, description=__doc__, formatter_class=formatter)
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where results are kept")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, for trying it out")
     every = ",".join(str(part.number) for part in PARTS)

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 REPOSITORY = Path(__file__).parent.parent
 RESULTS = REPOSITORY / "benchmarks" / "results"
-LAUNCH = "rrfp_jax.commands.launch"
+LAUNCH = "rrfp_jax", "launch"
 MOST_DIGITS = 9
 """Behind the point, of a value beside its aim."""
 
@@ -280,7 +280,7 @@ def on_ranks(
     """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "found.json"
-        command = [sys.executable, "-m", LAUNCH, "-n", str(count), "--directory", folder, "-m", "benchmarks"]
+        command = [sys.executable, "-m", *LAUNCH, "-n", str(count), "--directory", folder, "-m", "benchmarks"]
         what = ["--rank", str(file), function.__module__, function.__name__, json.dumps(arguments)]
         output_of([*command, *what], seconds, {"JAX_PLATFORMS": "cpu"} if cpu else None)
         return json.loads(file.read_text(encoding="utf-8"))
@@ -348,6 +348,6 @@ def found_by_ranks(
     """What the ranks of a module found, started by the launcher in a folder that is gone afterwards."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "found.json"
-        command = [sys.executable, "-m", LAUNCH, "-n", str(count), "--directory", folder]
+        command = [sys.executable, "-m", *LAUNCH, "-n", str(count), "--directory", folder]
         output_of([*command, "-m", module, str(file), *map(str, arguments)], seconds, env)
         return json.loads(file.read_text(encoding="utf-8"))

@@ -1,6 +1,6 @@
 """A run on paced devices: a stand-in for the model, everything else as in training.
 
-    rrfp-launch -n STAGES -m benchmarks.paced_run --workload=W.json [--message-bytes=N] --config=FILE.py \\
+    rrfp launch -n STAGES -m benchmarks.paced_run --workload=W.json [--message-bytes=N] --config=FILE.py \\
         [--config.FIELD=VALUE ...]
 
 Files and flags are those of a named run, without loss, validation and optimizer; see docs/paced.md.
@@ -27,7 +27,7 @@ from jax.sharding import SingleDeviceSharding
 from benchmarks.paced_queue import paced
 from rrfp_jax.commands.command_line import exit_status
 from rrfp_jax.commands.config_line import read_config_line
-from rrfp_jax.commands.overrides import configured
+from rrfp_jax.commands.overrides import config_of
 from rrfp_jax.core.footprint import Footprint
 from rrfp_jax.core.hints import Hint
 from rrfp_jax.core.schedules import name_of
@@ -292,8 +292,7 @@ def run_paced(argv: Sequence[str]) -> int:
     options, others = parser.parse_known_args(argv)
     world = join()
     pace = Pace(workload=options.workload, message_bytes=options.message_bytes)
-    config = configured(read_config_line(others), parser.format_usage())
-    assert config is not None
+    config = config_of(read_config_line(others))
     if config.settings.budget not in (None, "auto"):
         raise UsageError(
             f"activation_budget={config.activation_budget} with a workload: a stand-in for the model "

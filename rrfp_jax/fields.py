@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import typing
 from collections.abc import Iterable, Sequence
@@ -36,11 +35,11 @@ def check_fields(config: Any) -> None:
         UsageError: naming the field, its value and what it may be.
     """
     hints = typing.get_type_hints(type(config))
-    for item in dataclasses.fields(config):
-        value, hint = getattr(config, item.name), hints[item.name]
+    for name in config.__dataclass_fields__:
+        value, hint = getattr(config, name), hints[name]
         if not _fits(value, hint):
             kind, wanted = type(value).__name__, " or ".join(words_of(hint))
-            raise UsageError(f"{item.name}={shown(value)}: is of type {kind}; give {wanted}")
+            raise UsageError(f"{name}={shown(value)}: is of type {kind}; give {wanted}")
     check_numbers(config)
 
 
@@ -50,12 +49,12 @@ def check_numbers(config: Any) -> None:
     Raises:
         UsageError: naming the field.
     """
-    for item in dataclasses.fields(config):
-        value = getattr(config, item.name)
+    for name in config.__dataclass_fields__:
+        value = getattr(config, name)
         for number in value if isinstance(value, (list, tuple)) else (value,):
             if isinstance(number, int) and abs(number) > LARGEST:
                 raise UsageError(
-                    f"{item.name}={shown(value)}: is beyond what a machine counts to; give at most {LARGEST}"
+                    f"{name}={shown(value)}: is beyond what a machine counts to; give at most {LARGEST}"
                 )
 
 

@@ -3,7 +3,7 @@
 found    programs of the quickstart that are loaded from DIR/compiled, and those compiled here, with the
          reason; seconds until the run is ready
 steps    seconds of a step with the loaded programs, and with those compiled and tuned here; the losses
-bytes    by stage, shape and kind of program: what `rrfp-compile` said, what the loaded programs say, and the
+bytes    by stage, shape and kind of program: what `rrfp compile` said, what the loaded programs say, and the
          tuned ones; the most that the device held, beside what was predicted
 
 DIR/compiled is made on another machine, with this card's name (results/gpu.md). `--quick` makes it itself,
@@ -39,7 +39,7 @@ from rrfp_jax.train.trainer import Trainer
 FOLDER, FIGURES, KEY = "compiled", "figures.json", "programs.key"
 
 COMMAND = (
-    f"{KEY_FILE}=DIR/{FOLDER}/{KEY} rrfp-compile --config=configs/quickstart.py --card=NAME --processes=1 "
+    f"{KEY_FILE}=DIR/{FOLDER}/{KEY} rrfp compile --config=configs/quickstart.py --card=NAME --processes=1 "
     f"--config.directory=DIR/{FOLDER} --json=DIR/{FOLDER}/{FIGURES}"
 )
 
@@ -60,7 +60,7 @@ def config_in(folder: Path, quick: bool) -> RunConfig:
 
 
 def make_here(folder: Path) -> None:
-    """What `rrfp-compile` leaves in a folder, for this machine's CPU."""
+    """What `rrfp compile` leaves in a folder, for this machine's CPU."""
     config, device = config_in(folder, quick=True), jax.local_devices()[0]
     run, _ = chosen_run(config, CPU, ROOM, 1)
     programs = config.settings.executables

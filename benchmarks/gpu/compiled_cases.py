@@ -15,7 +15,7 @@ RECORD = Path(__file__).parent / "compiled_bytes.json"
 
 CARD = "h100"
 
-COMPILE = [sys.executable, "-m", "rrfp_jax.commands.compile", f"--card={CARD}"]
+COMPILE = [sys.executable, "-m", "rrfp_jax", "compile", f"--card={CARD}"]
 
 SECONDS = 1800.0
 """That one run may take."""

@@ -5,7 +5,7 @@
 
 By run, stage and kind of program: what a microbatch holds and what the largest program has of temporaries.
 Predictions are made anew, which takes a minute. What XLA says is in `compiled_bytes.json`. With `--figures`
-it comes from a folder with the figures of `rrfp-compile`, by name of the run; what is not there is compiled,
+it comes from a folder with the figures of `rrfp compile`, by name of the run; what is not there is compiled,
 which needs XLA's compiler for GPUs and minutes for each. `--write` keeps that in the record, beside the
 runs that are not among the cases, and puts the tables of all into results/gpu-programs.md.
 """
@@ -28,8 +28,8 @@ from benchmarks.harness import RESULTS, Aim, finish, parse, percent_longer, put_
 from rrfp_jax.commands.command_line import exit_status
 from rrfp_jax.commands.compile import chosen_run
 from rrfp_jax.commands.config_line import read_config_line
-from rrfp_jax.commands.overrides import configured
-from rrfp_jax.commands.plan import MEMORY_SHARE
+from rrfp_jax.commands.overrides import config_of
+from rrfp_jax.commands.verbs import MEMORY_SHARE
 from rrfp_jax.errors import UsageError
 from rrfp_jax.forecast.devices import ACCELERATORS
 from rrfp_jax.runtime.programs.compiler import ENVIRONMENT, PLUGINS, is_there
@@ -73,8 +73,7 @@ class Pair:
 
 def predicted(case: Case) -> dict[str, Any]:
     """What `stages_of` gives, by prediction."""
-    config = configured(read_config_line(case.arguments), "")
-    assert config is not None
+    config = config_of(read_config_line(case.arguments))
     card = ACCELERATORS[CARD]
     memory = int((card.memory or 0) * MEMORY_SHARE)
     _, ledgers = chosen_run(config, card, memory, case.processes or config.mesh.devices)
@@ -175,7 +174,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command; its exit status."""
     parser = parse(__doc__)
     parser.add_argument("--cases", metavar="NAME,...", help="which runs (all)")
-    parser.add_argument("--figures", type=Path, metavar="FOLDER", help="of rrfp-compile")
+    parser.add_argument("--figures", type=Path, metavar="FOLDER", help="of rrfp compile")
     parser.add_argument("--write", action="store_true", help="keep them")
     return exit_status("foreseen_bytes", lambda: compare(parser.parse_args(arguments)))
 

@@ -1,6 +1,6 @@
 """Two processes with a device each, or one between them, over the runtime's own transport.
 
-    rrfp-launch -n 2 -m benchmarks.gpu.pair FILE full|quick
+    rrfp launch -n 2 -m benchmarks.gpu.pair FILE full|quick
 
 Both ranks do the same steps; rank 0 writes what was found. Between two processes of one machine
 `time.perf_counter` is one clock.

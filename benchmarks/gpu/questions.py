@@ -218,7 +218,7 @@ def in_two_processes(quick: bool, seconds: float) -> dict[str, Any]:
     """What `pair.py` finds, started by the launcher as a user would."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "pair.json"
-        command = [sys.executable, "-m", "rrfp_jax.commands.launch", "-n", "2", "--directory", folder]
+        command = [sys.executable, "-m", "rrfp_jax", "launch", "-n", "2", "--directory", folder]
         command += ["-m", "benchmarks.gpu.pair", str(file), "quick" if quick else "full"]
         with subprocess.Popen(command, stdout=sys.stderr) as launcher:
             try:

@@ -1,6 +1,6 @@
 """One rank of the null step by this runtime; started by `null_step.py`.
 
-rrfp-launch -n 2 -m benchmarks.rivals.null_step_rank FILE SCHEDULE TRANSPORT
+rrfp launch -n 2 -m benchmarks.rivals.null_step_rank FILE SCHEDULE TRANSPORT
 
 Rank 0 writes {"step": median seconds of a step, "cpu": CPU seconds of a step, of all processes}.
 """

@@ -7,7 +7,7 @@ For the first, a middle and the last stage of a small GPT in float32 and bfloat1
 both ways, taken in turns, and the median of each round's ratio; MiB read and written, by XLA's analysis of
 the programs compiled here; sums whose bits differ after three microbatches.
 
-With `--hlo`, instead: kernels of every program in a folder of `rrfp-compile --hlo=FOLDER`, and the MiB that
+With `--hlo`, instead: kernels of every program in a folder of `rrfp compile --hlo=FOLDER`, and the MiB that
 they read and write.
 """
 

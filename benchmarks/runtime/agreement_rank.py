@@ -1,6 +1,6 @@
 """One of the processes that `benchmarks.runtime.agreement` starts: two stages, all cases of a size of groups.
 
-rrfp-launch -n N -m benchmarks.runtime.agreement_rank FILE TASK_MS,...
+rrfp launch -n N -m benchmarks.runtime.agreement_rank FILE TASK_MS,...
 
 Runs every case on paced devices. Rank 0 writes a list of cases with what they cost.
 """

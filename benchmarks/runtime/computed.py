@@ -53,7 +53,7 @@ def sitting(rounds: int) -> Mapping[str, Sequence[RecordedStep]]:
     """
     with TemporaryDirectory() as folder:
         file = Path(folder) / "steps.json"
-        launch = (sys.executable, "-m", "rrfp_jax.commands.launch", "-n", str(RANKS), "--directory", folder)
+        launch = (sys.executable, "-m", "rrfp_jax", "launch", "-n", str(RANKS), "--directory", folder)
         output_of([*launch, "-m", "benchmarks.runtime.computed_rank", str(file), str(rounds)], LIMIT_SECONDS)
         return {name: [step.recorded for step in steps] for name, steps in read_steps(file).items()}
 

@@ -1,6 +1,6 @@
 """One of the two processes that `benchmarks.runtime.computed` starts; rank 0 writes the steps of all cases.
 
-rrfp-launch -n 2 -m benchmarks.runtime.computed_rank TRACE ROUNDS
+rrfp launch -n 2 -m benchmarks.runtime.computed_rank TRACE ROUNDS
 """
 
 from __future__ import annotations

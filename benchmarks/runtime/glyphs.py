@@ -60,7 +60,7 @@ def main() -> int:
 def measure(folder: Path, name: str, steps: int, flags: Sequence[str]) -> dict[str, float]:
     """What a run reaches, and how long it takes from the command to its end."""
     settings = {"name": name, "directory": str(folder), "steps": steps, "checkpoint.every_steps": steps}
-    command = [sys.executable, "-m", "launch.local", "--config=configs/glyphs.py", *flags]
+    command = [sys.executable, "-m", "rrfp_jax", "launch", "--config=configs/glyphs.py", *flags]
     command += [f"--config.{key}={value}" for key, value in settings.items()]
     began = perf_counter()
     output_of(command, LIMIT_SECONDS)

@@ -1,4 +1,4 @@
-"""What a program's kernels on a GPU read and write, by its HLO text (`rrfp-compile --hlo=FOLDER`)."""
+"""What a program's kernels on a GPU read and write, by its HLO text (`rrfp compile --hlo=FOLDER`)."""
 
 from __future__ import annotations
 

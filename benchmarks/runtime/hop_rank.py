@@ -1,6 +1,6 @@
 """One of two ranks that send messages to each other by every transport in turn; started by `hop.py`.
 
-rrfp-launch -n 2 -m benchmarks.runtime.hop_rank FILE ROUNDS
+rrfp launch -n 2 -m benchmarks.runtime.hop_rank FILE ROUNDS
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One of the four processes that `benchmarks.runtime.lengths` starts; rank 0 writes what all of them found.
 
-rrfp-launch -n 4 -m benchmarks.runtime.lengths_rank FILE ROUNDS [COSTS]
+rrfp launch -n 4 -m benchmarks.runtime.lengths_rank FILE ROUNDS [COSTS]
 """
 
 from __future__ import annotations

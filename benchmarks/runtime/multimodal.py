@@ -2,7 +2,7 @@
 
     python -m benchmarks.runtime.multimodal [--json=FILE] [--check] [--quick] [--write] [--simulate]
 
-A step of `configs/qwen3_4b_vit_bigg.py`: rows of 1, 2 or 4 images, and text. A task lasts as `rrfp-plan`
+A step of `configs/qwen3_4b_vit_bigg.py`: rows of 1, 2 or 4 images, and text. A task lasts as `rrfp plan`
 predicts for an H100, in whole layers, under the split that it suggests for so many stages; all divided by the
 same number, so that forwards take 20 ms in the mean. 4 and 8 stages, 48 microbatches; real processes,
 messages and scheduling. Once no stage may hold more than 1F1B does, as many microbatches as there are stages;

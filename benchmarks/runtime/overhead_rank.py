@@ -1,6 +1,6 @@
 """One of the four processes that `benchmarks.runtime.overhead` starts; rank 0 writes what all of them found.
 
-rrfp-launch -n 4 -m benchmarks.runtime.overhead_rank FILE
+rrfp launch -n 4 -m benchmarks.runtime.overhead_rank FILE
 """
 
 from __future__ import annotations

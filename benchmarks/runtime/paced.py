@@ -109,14 +109,20 @@ def run_paced(
         folder = Path(name)
         (folder / "workload.json").write_text(json.dumps(workload.as_json_object()), encoding="utf-8")
         flags = {"schedule": schedule, "max_in_flight": limit, "steps": steps, **fields}
-        launched = ("rrfp_jax.commands.launch", "-n", str(workload.stages), "-m", "benchmarks.paced_run")
+        launched = ("rrfp_jax", "launch", "-n", str(workload.stages), "-m", "benchmarks.paced_run")
         return run_steps(
             "configs/quickstart.py", folder, flags, (*launched, f"--workload={folder / 'workload.json'}")
         )
 
 
 def run_steps(
-    config: str, folder: Path, fields: Mapping[str, Any], launched: Sequence[str] = ("launch.local",)
+    config: str,
+    folder: Path,
+    fields: Mapping[str, Any],
+    launched: Sequence[str] = (
+        "rrfp_jax",
+        "launch",
+    ),
 ) -> Sequence[TimedStep]:
     """The latest steps of a run of a config in processes of its own, with its files in `folder`.
 

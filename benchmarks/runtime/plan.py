@@ -1,4 +1,4 @@
-"""What `rrfp-plan` costs for published models, and how its step time for the quickstart compares.
+"""What `rrfp plan` costs for published models, and how its step time for the quickstart compares.
 
     python -m benchmarks.runtime.plan [--quick] [--json=FILE] [--check]
 
@@ -43,7 +43,7 @@ SECONDS, GIB = 60, 8
 SHORT, LONG, FIRST = 10, 50, 5
 """Steps of the two runs of the quickstart, and those at the beginning that are not counted."""
 
-PLAN = [sys.executable, "-m", "rrfp_jax.commands.plan"]
+PLAN = [sys.executable, "-m", "rrfp_jax", "plan"]
 LIMIT = 600.0
 
 
@@ -114,7 +114,7 @@ def real_steps(steps: int) -> tuple[list[float], float]:
     """Seconds of each step of the quickstart in 4 processes; CPU seconds of all of them in all."""
     before = _cpu_of_children()
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "launch.local", "--config=configs/quickstart.py"]
+        command = [sys.executable, "-m", "rrfp_jax", "launch", "--config=configs/quickstart.py"]
         text = Path(json.__file__).parent  # little of it, or validation would take most of the run
         given = {"steps": steps, "directory": folder, "path": text}
         output_of([*command, *(f"--config.{name}={value}" for name, value in given.items())], LIMIT)
@@ -165,8 +165,8 @@ def _part_1() -> tuple[dict[str, Any], list[Aim]]:
         if name in WITH_ENCODER:
             found["encoder"] = stages_of_encoder(name, found["split"])
             print(f"  the encoder takes {found['encoder']} stages")
-        aims.append(Aim(f"rrfp-plan on {name}", found["seconds"], SECONDS, "s"))
-        aims.append(Aim(f"rrfp-plan on {name}, resident", found["gib"], GIB, "GiB"))
+        aims.append(Aim(f"rrfp plan on {name}", found["seconds"], SECONDS, "s"))
+        aims.append(Aim(f"rrfp plan on {name}, resident", found["gib"], GIB, "GiB"))
     return figures, aims
 
 

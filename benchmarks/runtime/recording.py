@@ -3,7 +3,7 @@
     python -m benchmarks.runtime.recording [--rounds=60] [--json=FILE] [--check]
 
 Recorded are, in every step: the tasks with their times, which all processes send to each other; the flight
-recorder; the line of `metrics.jsonl`; the step that `rrfp-top` reads, once a second. Four processes, one
+recorder; the line of `metrics.jsonl`; the step that `rrfp top` reads, once a second. Four processes, one
 stage each, run steps in turns: with all of that, with nothing of it, and with all of it timed.
 
 Two answers for each. `on against off` is the median, over all rounds, of what a step with everything takes

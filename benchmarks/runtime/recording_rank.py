@@ -1,6 +1,6 @@
 """One of the four processes that `benchmarks.runtime.recording` starts; rank 0 writes what all have found.
 
-rrfp-launch -n 4 -m benchmarks.runtime.recording_rank FILE ROUNDS
+rrfp launch -n 4 -m benchmarks.runtime.recording_rank FILE ROUNDS
 
 No run can be told to record nothing. So what records is replaced between steps, on all ranks alike.
 """

@@ -1,6 +1,6 @@
 """One of the four processes that `benchmarks.runtime.saving` starts; rank 0 writes what it found.
 
-rrfp-launch -n 4 -m benchmarks.runtime.saving_rank FILE ROUNDS
+rrfp launch -n 4 -m benchmarks.runtime.saving_rank FILE ROUNDS
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def start(folder: Path) -> dict[str, float]:
     Raises:
         RuntimeError: the run ended before its first step.
     """
-    command = [*(sys.executable, "-m", "launch.local", f"--config={REPOSITORY}/configs/quickstart.py")]
+    command = [*(sys.executable, "-m", "rrfp_jax", "launch", f"--config={REPOSITORY}/configs/quickstart.py")]
     env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": "1"}
     began, said, found = time.monotonic(), [], {}
     with subprocess.Popen(

@@ -1,87 +1,17 @@
-"""What the commands share: flags, files that they write, how they refuse and how they end."""
+"""How the commands print, refuse and end."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from rrfp_jax.errors import FAILED, INTERRUPTED, REFUSED, TrainingError, UsageError
-from rrfp_jax.fields import path_of, printable
 from rrfp_jax.printing import settle_streams, warn
-from rrfp_jax.runtime.run.signals import ends_at_once, exit_now, heard_signals
-
-HELP = frozenset({"--help", "-h", "--helpfull"})
-
-
-class Parser(argparse.ArgumentParser):
-    """Refuses in one line, takes whole flags only, and prints its texts as they are.
-
-    Args:
-        command: by its name.
-        description, epilog: of its help, before and after the flags.
-        files_by: the flag of a JSON file that people give without one; None if there is none.
-        formatter_class: of the help.
-        **kwargs: see `argparse.ArgumentParser`.
-    """
-
-    def __init__(
-        self,
-        command: str,
-        description: str | None,
-        epilog: str | None = None,
-        files_by: str | None = None,
-        formatter_class: type[argparse.HelpFormatter] = argparse.RawDescriptionHelpFormatter,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(
-            prog=command,
-            description=description,
-            epilog=epilog,
-            formatter_class=formatter_class,
-            allow_abbrev=False,
-            **kwargs,
-        )
-        self._files_by = files_by
-
-    def options(self, arguments: Sequence[str]) -> argparse.Namespace | None:
-        """The options; None if there is nothing to do, because --help was asked for.
-
-        Raises:
-            UsageError: what cannot be understood.
-        """
-        try:
-            options, rest = self.parse_known_args(arguments)
-        except SystemExit:
-            return None
-        if rest and self._files_by is not None and rest[0].endswith(".json"):
-            self.error(f"{rest[0]}: to name the file write {self._files_by}={rest[0]}")
-        if rest:
-            self.error(f"unrecognized arguments: {' '.join(rest)}")
-        return options
-
-    def error(self, message: str) -> NoReturn:
-        """Raise UsageError."""
-        raise UsageError(f"{printable(message)} (--help tells more)")
-
-
-def asks_for_usage(arguments: Sequence[str]) -> bool:
-    """Whether --help is asked for without a config whose fields it could list."""
-    return bool(HELP & set(arguments)) and not any(text.startswith("--config") for text in arguments)
-
-
-def path_argument(text: str) -> Path:
-    """The `type` of an argument that is a path, which `~` may begin."""
-    try:
-        return path_of("path", text)
-    except UsageError as error:  # which argparse would take for any other ValueError
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def print_whole(text: str) -> None:
@@ -124,6 +54,8 @@ def interruptible(command: str, body: Callable[[], int]) -> Callable[[], int]:
     """A body in which Ctrl-C ends the process at once, whatever it imports, until it listens itself."""
 
     def run() -> int:
+        from rrfp_jax.runtime.run.signals import ends_at_once, heard_signals  # which --help does without
+
         with heard_signals(signal.SIGINT, answer=ends_at_once(command)):
             return body()
 
@@ -132,6 +64,8 @@ def interruptible(command: str, body: Callable[[], int]) -> Callable[[], int]:
 
 def leave(status: int) -> None:
     """End a launcher now, without waiting for what the config that it has read may have started."""
+    from rrfp_jax.runtime.run.signals import exit_now
+
     try:
         settle_streams()
     finally:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from rrfp_jax.commands.command_line import HELP
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import printable
 from rrfp_jax.runs.config_path import config_path
@@ -13,22 +12,19 @@ from rrfp_jax.runs.config_path import config_path
 FLAG = "--config"
 
 
-@dataclass(frozen=True)
-class ConfigLine:
-    """A run's file, the fields that are given other values, and whether its fields are to be listed."""
+class ConfigLine(NamedTuple):
+    """A run's file, and the fields that are given other values."""
 
     file: str
     overrides: tuple[str, ...]
-    asks_help: bool
 
 
-def read_config_line(argv: Sequence[str]) -> ConfigLine:
+def read_config_line(arguments: Sequence[str]) -> ConfigLine:
     """What a command line says of a run, as far as that can be told without its file.
 
     Raises:
         UsageError: not exactly one --config, one that names no Python file, or something that is no flag.
     """
-    arguments = joined(argv)
     rest = tuple(text for text in arguments if not text.startswith(f"{FLAG}="))
     files = [text.removeprefix(f"{FLAG}=") for text in arguments if text.startswith(f"{FLAG}=")]
     for stray in (text for text in rest if text and not text.startswith("-")):
@@ -41,7 +37,7 @@ def read_config_line(argv: Sequence[str]) -> ConfigLine:
             f"{FLAG}=configs/quickstart.py (--help tells more)"
         )
     file = str(config_path(files[0]))
-    return ConfigLine(file, tuple(text for text in rest if text not in HELP), bool(HELP & set(rest)))
+    return ConfigLine(file, rest)
 
 
 def joined(argv: Sequence[str]) -> list[str]:
@@ -54,22 +50,3 @@ def joined(argv: Sequence[str]) -> list[str]:
         else:
             out.append(argument)
     return out
-
-
-def names_a_run(arguments: Sequence[str], with_values: Sequence[str]) -> bool:
-    """Whether a --config comes before anything that is no flag; what follows a script is the script's.
-
-    Args:
-        arguments: of the command.
-        with_values: its flags that may be followed by their value as an argument of its own.
-    """
-    values = 0
-    for number, argument in enumerate(arguments):
-        if number < values:
-            continue
-        if argument.startswith(FLAG):
-            return True
-        if not argument.startswith("-") or argument == "-m":
-            return False
-        values = number + 2 if argument in with_values else 0
-    return False

@@ -1,4 +1,4 @@
-"""Which steps `rrfp-sim` simulates: a family's, a workload's, or those that a run left."""
+"""Which steps `rrfp sim` simulates: a family's, a workload's, or those that a run left."""
 
 from __future__ import annotations
 

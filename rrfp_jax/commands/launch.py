@@ -1,85 +1,55 @@
-"""`rrfp-launch -n 4 train.py [args]`: run a script in several processes on this machine; or a named run."""
+"""`rrfp launch`: a named run, or a script, in several processes on this machine."""
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from rrfp_jax.commands import local
-from rrfp_jax.commands.command_line import Parser, exit_status, interruptible, leave, path_argument
-from rrfp_jax.commands.config_line import FLAG, names_a_run
+from rrfp_jax.commands.config_line import FLAG, ConfigLine
+from rrfp_jax.commands.verbs import LAUNCH
 from rrfp_jax.environment import ENVIRONMENT
-from rrfp_jax.errors import DONE, UsageError
+from rrfp_jax.errors import DONE, INTERRUPTED, REFUSED, UsageError
 from rrfp_jax.fields import check_name
 from rrfp_jax.files import read_whole
-from rrfp_jax.printing import occupy_streams, warn
+from rrfp_jax.printing import warn
+from rrfp_jax.runtime.run.host_memory import lent_folder
 
-COMMAND = "rrfp-launch"
+if TYPE_CHECKING:
+    from rrfp_jax.launcher.restarts import Elastic
+    from rrfp_jax.runs.config import RunConfig
 
-MOST_PROCESSES = 4096
-"""On one machine; each takes a gigabyte or so."""
+CPU_DEVICES = "JAX_NUM_CPU_DEVICES"
+"""JAX's own variable."""
 
 LARGEST_SCRIPT = 2**24
 """Bytes of a script that is looked at."""
 
-DESCRIPTION = """\
-Runs a Python script in N processes on this machine. Its rrfp.Trainer joins them into one run, each process
-training the pipeline stages of its rank. What they print appears with the rank before each line; it is also
-kept in <directory>/<name>/rank-<r>.log.
 
-With --config=FILE.py instead of a script it trains the run that FILE.py's get_config() describes, in as many
-processes as its mesh asks for, or N. --config.FIELD=VALUE changes a field, such as its name and directory;
---config=FILE.py --help lists all fields. Modules beside FILE.py can be imported from it."""
+def launch(options: argparse.Namespace) -> int:
+    """Start the processes and wait for them; the exit status.
 
-EPILOG = """\
-If a rank ends badly the others are ended too, and one diagnosis says which and why (also in diagnosis.txt).
-Signals are passed on to all ranks; a second Ctrl-C or SIGTERM kills them. No process is left behind.
-RRFP_SILENCE_SECONDS (25) is how long a rank may be silent, as when it is frozen, before it is given up;
-RRFP_SAVE_SECONDS (120) how long ranks may take to save after SIGTERM or Ctrl-C.
-
-With --max-restarts a failed run is started again, and must go on from what it has saved; RRFP_RESTARTS tells
-it how often. It is given up after three restarts in a row that came no further. With --replace-after as
-well, a named run of several replicas goes on from the machine's memory and loses no step.
-
-exit status: 0 done, 1 failed, 2 refused, 130 interrupted
-
-examples:
-  rrfp-launch -n 4 train.py --steps=100
-  rrfp-launch --config=my_run.py --config.steps=100
-  rrfp-launch -n 2 --name=trial -m mylib.train"""
+    Raises:
+        UsageError: what cannot be run, before anything is started.
+    """
+    return _launch_script(options) if options.line is None else _launch_run(options, options.line)
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the command; its exit status (0 done, 1 failed, 2 refused, 130 interrupted)."""
-    return exit_status(COMMAND, interruptible(COMMAND, lambda: _launch(arguments)))
-
-
-def _launch(arguments: Sequence[str]) -> int:
-    flags = ("-n", "--name", "--directory", "--max-restarts", local.REPLACE_AFTER)
-    if names_a_run(arguments, with_values=flags):
-        return local.launch_run(arguments, COMMAND, COMMAND)
-    options = _parser().options(arguments)
-    if options is None:
-        return DONE
-    command, stem = _command(options.module, options.script)
+def _launch_script(options: argparse.Namespace) -> int:
+    command, stem = _command(options.script)
     if options.n is None:
         raise UsageError("-n: is missing; give the number of processes (--help tells more)")
-    if not 1 <= options.n <= MOST_PROCESSES:
-        raise UsageError(
-            f"-n {options.n}: a run needs at least one process, and one machine runs at most {MOST_PROCESSES}"
-        )
     name = stem if options.name is None else options.name
     check_name("--name", name, str(options.directory))
     if options.replace_after is not None:
         raise UsageError(
-            f"{local.REPLACE_AFTER}={options.replace_after} with a script: only a named run keeps its state "
-            f"in the machine's memory, and says how many replicas it has; write {FLAG}=FILE.py instead"
+            f"--replace-after={options.replace_after} with a script: only a named run keeps its state in the "
+            f"machine's memory, and says how many replicas it has; write {FLAG}=FILE.py instead"
         )
-    if options.max_restarts < 0:
-        raise UsageError(f"--max-restarts={options.max_restarts}: give a number of restarts, 0 for none")
     from rrfp_jax.launcher.folders import RunFolder  # these import JAX
     from rrfp_jax.launcher.spawn import Launch
     from rrfp_jax.launcher.supervisor import Patience
@@ -87,54 +57,103 @@ def _launch(arguments: Sequence[str]) -> int:
     patience = Patience.of(ENVIRONMENT)
     folder = RunFolder(options.directory, name)
     if earlier := folder.begin():
-        warn(f"{COMMAND}: an earlier run is kept as {earlier}")
+        warn(f"{LAUNCH.command}: an earlier run is kept as {earlier}")
     argv = [sys.executable, *command]
-    launch = Launch(argv, options.n, folder, patience, COMMAND, max_restarts=options.max_restarts)
-    return launch.run()
+    return Launch(argv, options.n, folder, patience, max_restarts=options.max_restarts).run()
 
 
-def _parser() -> Parser:
-    parser = Parser(
-        COMMAND,
-        DESCRIPTION,
-        EPILOG,
-        usage=f"{COMMAND} -n N [--name NAME] [--directory DIR] [--max-restarts N] (SCRIPT.py | -m MODULE) "
-        f"[ARGUMENT ...]\n       {COMMAND} {FLAG}=FILE.py [{FLAG}.FIELD=VALUE ...] [-n N]\n"
-        f"                   [--max-restarts N [{local.REPLACE_AFTER} SECONDS]]",
-    )
-    parser.add_argument(FLAG, metavar="FILE.py", help="the run to train, instead of a script")
-    parser.add_argument("-n", type=int, metavar="N", help="number of processes")
-    parser.add_argument("--name", help="of the run (default: the script's name)")
-    parser.add_argument(
-        "--directory",
-        type=path_argument,
-        default="runs",
-        metavar="DIR",
-        help="where runs are kept (default: runs)",
-    )
-    parser.add_argument(
-        "--max-restarts",
-        type=int,
-        default=0,
-        metavar="N",
-        help="how often a failed run is started again (default: 0)",
-    )
-    parser.add_argument(
-        local.REPLACE_AFTER,
-        metavar="SECONDS",
-        help="with --config: go on without lost replicas from memory, and replace them after so long",
-    )
-    rest = argparse.REMAINDER
-    parser.add_argument(
-        "-m", dest="module", nargs=rest, metavar="MODULE", help="run a module, as python -m does"
-    )
-    parser.add_argument("script", nargs=rest, metavar="SCRIPT.py", help="script to run, and its arguments")
-    return parser
+def _launch_run(options: argparse.Namespace, line: ConfigLine) -> int:
+    for flag in ("name", "directory"):
+        if getattr(options, flag) != next(own.default for own in LAUNCH.flags if own.dest == flag):
+            raise UsageError(
+                f"--{flag}={getattr(options, flag)}: is for scripts; did you mean --config.{flag}?"
+            )
+    leave_accelerators_alone()  # the config is read here too: the devices are the ranks'
+    from rrfp_jax.commands.overrides import config_of  # these import JAX
+    from rrfp_jax.launcher.folders import RunFolder
+    from rrfp_jax.launcher.spawn import Launch
+    from rrfp_jax.launcher.supervisor import Patience
+
+    config = config_of(line)
+    most = config.processes
+    count = most if options.n is None else options.n
+    if count > most or most % count:
+        raise UsageError(
+            f"-n {count}: the run's mesh has {most} devices, which are shared out evenly; give a number that "
+            f"divides {most}"
+        )
+    config.mesh.groups(count)  # refuses what cannot be
+    patience = Patience.of(ENVIRONMENT)
+    argv = [sys.executable, "-m", "rrfp_jax", "train", f"{FLAG}={line.file}", *line.overrides]
+    with _elastic(options.replace_after, options.max_restarts, config, count) as elastic:
+        launch = Launch(
+            argv,
+            count,
+            RunFolder(Path(config.directory), config.name),
+            patience,
+            env=with_cpu_devices(config.mesh.devices_of_process(count), ENVIRONMENT),
+            max_restarts=options.max_restarts,
+            elastic=elastic,
+            discards=(DONE, REFUSED, INTERRUPTED),  # done without having begun: nothing was left to do
+        )
+        return launch.run()
 
 
-def _command(module: Sequence[str] | None, script: Sequence[str]) -> tuple[list[str], str]:
+@contextmanager
+def _elastic(
+    seconds: int | None, max_restarts: int, config: RunConfig, count: int
+) -> Iterator[Elastic | None]:
+    """What lets the run go on without lost ranks, if it is to.
+
+    Raises:
+        UsageError: it never could.
+    """
+    if seconds is None:
+        yield None
+        return
+    from rrfp_jax.launcher.restarts import Elastic
+    from rrfp_jax.runs.replicas import ranks_of_replicas, save_latest
+    from rrfp_jax.runs.stopping import checkpoints_of
+
+    if not max_restarts:
+        raise UsageError(
+            f"--replace-after={seconds} with --max-restarts=0: a run goes on after the loss of a rank by a "
+            f"restart; give --max-restarts=N, the number of losses that it may have"
+        )
+    mesh = config.mesh
+    needs = ranks_of_replicas(mesh, count)
+    if len(needs) < 2:
+        raise UsageError(
+            f"--replace-after={seconds} with mesh.dp={mesh.dp} in {count} processes: no replica can be done "
+            f"without; give --config.mesh.dp=2 or more and a process for each device, or leave it out"
+        )
+    checkpoints = checkpoints_of(config) if config.checkpoint.wanted else None
+    with lent_folder() as folder:
+        yield Elastic(
+            needs, seconds, folder, lambda memory, status, say: save_latest(memory, checkpoints, status, say)
+        )
+
+
+def with_cpu_devices(count: int, environment: Mapping[str, str]) -> dict[str, str]:
+    """An environment in which JAX has so many virtual CPU devices, unless it says how many.
+
+    Ranks could not ask for them any more if their config uses JAX when it is read.
+    """
+    asked = CPU_DEVICES in environment or "xla_force_host_platform" in environment.get("XLA_FLAGS", "")
+    return {**environment, **({} if asked else {CPU_DEVICES: str(count)})}
+
+
+def leave_accelerators_alone() -> None:
+    """Whatever this process computes, it computes on the CPU; the ranks it starts are not concerned."""
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")
+
+
+def _command(script: Sequence[str]) -> tuple[list[str], str]:
     """What follows `python`, and the name that the run has if none is given."""
-    if module is not None:
+    if script and script[0] == "-m":
+        module = script[1:]
         if not module:
             raise UsageError("-m: no module given (--help tells more)")
         if "" not in sys.path:
@@ -144,7 +163,7 @@ def _command(module: Sequence[str] | None, script: Sequence[str]) -> tuple[list[
             raise UsageError(f"-m {module[0]}: no such module; is it in this directory, or installed?")
         return ["-m", *module], module[0].rpartition(".")[2]
     if not script:
-        raise UsageError(f"no script given: {COMMAND} -n 4 train.py (--help tells more)")
+        raise UsageError(f"no script given: {LAUNCH.command} -n 4 train.py (--help tells more)")
     if not Path(script[0]).is_file():
         raise UsageError(f"{script[0]}: no such file; give a Python script, or -m and a module")
     if _is_config(Path(script[0])):
@@ -159,13 +178,3 @@ def _is_config(script: Path) -> bool:
     except OSError:  # Python will say it
         return False
     return b"\ndef get_config(" in text and b"__main__" not in text
-
-
-def run() -> None:
-    """Entry point of the `rrfp-launch` command."""
-    occupy_streams()
-    leave(main(sys.argv[1:]))
-
-
-if __name__ == "__main__":
-    run()

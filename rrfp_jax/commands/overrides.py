@@ -18,7 +18,6 @@ from absl import flags
 from ml_collections import config_dict, config_flags
 
 from rrfp_jax.commands.config_line import ConfigLine
-from rrfp_jax.commands.field_help import listed
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import printable, words_of
 from rrfp_jax.runs.config import RunConfig, fields_of, plain
@@ -28,19 +27,15 @@ from rrfp_jax.user_code import called
 T = TypeVar("T")
 
 
-def configured(line: ConfigLine, usage: str) -> RunConfig | None:
-    """The run that a command line describes; None if it asks for help, which has been printed then.
+def config_of(line: ConfigLine) -> RunConfig:
+    """The run that a command line describes.
 
     Raises:
         UsageError: whatever `load_config` and `override` refuse.
     """
     if "" not in sys.path:
         sys.path.insert(0, "")  # so that configs find `models`, as with `python -m`
-    config = load_config(line.file)
-    if line.asks_help:
-        print(usage, listed(config), sep="\n\n")
-        return None
-    return override(config, line.overrides)
+    return override(load_config(line.file), line.overrides)
 
 
 def override(config: T, argv: Sequence[str]) -> T:

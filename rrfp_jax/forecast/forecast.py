@@ -1,8 +1,8 @@
 """What a step of a run would take on given devices: the simulator on predicted costs, for any split.
 
-`forecast` is what `rrfp-plan`, `rrfp-compile`, `schedule="auto"` and `split="auto"` go by. Nothing is
+`forecast` is what `rrfp plan`, `rrfp compile`, `schedule="auto"` and `split="auto"` go by. Nothing is
 measured or compiled. Bytes of temporaries are an upper bound (`cost_analysis.py`); exact ones are the
-compiler's, which `rrfp-compile` asks.
+compiler's, which `rrfp compile` asks.
 """
 
 from __future__ import annotations

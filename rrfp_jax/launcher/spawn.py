@@ -43,7 +43,7 @@ class Launch:
     count: int  # of ranks
     folder: RunFolder  # brought to its place at the end, unless the status is one of `discards`
     patience: Patience
-    command: str = "rrfp-launch"  # that messages begin with
+    command: str = "rrfp launch"  # that messages begin with
     env: Mapping[str, str] = field(default_factory=lambda: ENVIRONMENT)  # before the above is added
     max_restarts: int = 0
     elastic: Elastic | None = None  # if it goes on without replicas that were lost, until they are replaced

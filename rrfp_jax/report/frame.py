@@ -302,7 +302,7 @@ def _alerts(seen: Seen) -> list[str]:
     waited = seen.now - seen.told_at
     usual = median(line.wall_seconds for line in seen.lines) if seen.lines else math.inf
     if waited > max(LONG_SECONDS, LONG_STEPS * usual):
-        why = f"`rrfp-why {seen.folder}` says what is waited for"
+        why = f"`rrfp why {seen.folder}` says what is waited for"
         said.append(f"no step has ended for {waited:.0f} s, usually one takes {_seconds(usual)}: {why}")
     for one in seen.recorders:
         silent = seen.now - one.beat

@@ -24,7 +24,7 @@ def write_trace(
 
     There are tasks, the gaps between them with what was awaited, and arrows for transfers. A task that was
     delayed on purpose has a slice for that within its own. `otherData` says how precisely clocks are known.
-    A name that ends with .msgpack is given steps as `rrfp-report` and `rrfp-sim` read them.
+    A name that ends with .msgpack is given steps as `rrfp report` and `rrfp sim` read them.
 
     Raises:
         UsageError: the file cannot be written.

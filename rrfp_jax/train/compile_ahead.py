@@ -284,4 +284,4 @@ def why_compiled(folder: Path, run: str, here: MadeFor) -> str | None:
     there = asdict(here)
     other = [f"{name} {made[name]!r}, here {own!r}" for name, own in there.items() if made[name] != own]
     reason = "; ".join(other) or "the config, or this user's key (docs/security.md), is another"
-    return f"rrfp-compile has made programs for this run in {folder}, but not all that it needs: {reason}"
+    return f"rrfp compile has made programs for this run in {folder}, but not all that it needs: {reason}"

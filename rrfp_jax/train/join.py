@@ -14,7 +14,7 @@ def join() -> None:
         rrfp.join()
 
     and then imports the rest. In a run of one process there is nothing to join. In a run of several, which
-    `rrfp-launch`, `srun` or the RRFP_* variables have started, it waits until all processes are connected.
+    `rrfp launch`, `srun` or the RRFP_* variables have started, it waits until all processes are connected.
 
     Workers that a process of a run has started, such as those of `multiprocessing` that import the script
     again, join nothing.

@@ -1,6 +1,6 @@
 """Initial parameters from files, for `Trainer(init=...)` or a config's `init()` (`docs/weights.md`).
 
-Names are imported when they are first used, so that `rrfp-export --help` does without JAX.
+Names are imported when they are first used, so that `rrfp export --help` does without JAX.
 """
 
 from importlib import import_module

@@ -30,7 +30,7 @@ class Family:
     """What is known of one.
 
     Attributes:
-        name: as `rrfp-export --as` has it.
+        name: as `rrfp export --as` has it.
         model_types, architecture: in `config.json`; the first is written.
         table: of its tensors.
         sizes: the key of each field of our config that may differ between its models, see `completed`.

@@ -16,7 +16,8 @@ import numpy as np
 import rrfp_jax as rrfp
 import rrfp_jax.weights
 from configs.quickstart import get_config
-from rrfp_jax.commands import doctor, export, launch, local, plan, report, sim, top, train, why
+from rrfp_jax.commands.cli import run_verb
+from rrfp_jax.commands.verbs import VERBS
 from rrfp_jax.core.hints import BF
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import FORWARD, Placement, Task
@@ -38,7 +39,6 @@ from rrfp_jax.train.named import read_costs, read_schedule, read_workload
 from tests.support import toy
 from tests.support.refusals import BATCH
 
-COMMANDS = (doctor, export, launch, local, plan, report, sim, top, train, why)
 ROOT = Path(__file__).parents[2]
 
 data = rrfp.data
@@ -132,13 +132,13 @@ def packed(tree):
     return STEPS(msgspec.msgpack.encode(tree).decode("latin-1"), "latin-1")
 
 
-def command(main):
+def command(verb):
     """A command as a function of its arguments, which raises what it says when it refuses them."""
 
     def run(*arguments):
         said, shown = io.StringIO(), io.StringIO()
         with redirect_stderr(said), redirect_stdout(shown):
-            status = main([*arguments])
+            status = run_verb(verb, arguments)
         if status == REFUSED:
             assert shown.getvalue() == "", "it refuses before it prints"
             raise rrfp.UsageError(said.getvalue().removesuffix("\n"))
@@ -172,7 +172,7 @@ def space():
         **{kind.__name__: kind for kind in (Checkpointing, Delays, LossScale, Settings)},
         **{f.__name__: f for f in (read_schedule, read_costs, read_steps, read_workload)},
         **{"save_seconds": save_seconds, "silence_seconds": silence_seconds, "take_token": take_token},
-        **{module.__name__.rpartition(".")[2]: command(module.main) for module in COMMANDS},
+        **{name: command(verb) for name, verb in VERBS.items() if name != "compile"},
         "QUICK": f"--config={ROOT / 'configs' / 'quickstart.py'}",
         **{"nan": math.nan, "inf": math.inf, "tables": tables, "packed": packed},
         "workload": WORKLOADS,

@@ -13,7 +13,6 @@ import pytest
 
 import rrfp_jax as rrfp
 from rrfp_jax import data
-from rrfp_jax.commands import plan, report, sim
 from rrfp_jax.data.sources import BadDocument
 from rrfp_jax.errors import REFUSED
 from rrfp_jax.files import written_whole
@@ -21,6 +20,7 @@ from rrfp_jax.json_files import write_json
 from rrfp_jax.report.store import write_steps
 from rrfp_jax.trace.costs import constant
 from tests.bad_inputs.namespace import timeline
+from tests.support.commands import plan, report, sim
 
 ROOT, LIMIT_SECONDS = Path(__file__).parents[2], 20
 TEXT = "a few words\n\nand more of them\n" * 20
@@ -249,31 +249,31 @@ def test_a_file_of_the_longest_name_can_be_written(tmp_path):
 def workload(folder):
     path = folder / "w.json"
     path.write_text(json.dumps(constant(2, 2, 1.0).as_json_object()))
-    return path, lambda output: sim.main([f"--workload={path}", f"--out={output}"])
+    return path, lambda output: sim([f"--workload={path}", f"--out={output}"])
 
 
 def order(folder):
     path = folder / "order.csv"
     path.write_text("0F0,0F1,0B0,0B1\n")
-    return path, lambda output: sim.main(
+    return path, lambda output: sim(
         ["--family=constant", "--stages=1", f"--policy=csv:{path}", f"--trace={output}"]
     )
 
 
 def config(folder):
     path = Path(shutil.copy(ROOT / "configs" / "quickstart.py", folder))
-    return path, lambda output: plan.main([f"--config={path}", f"--json={output}"])
+    return path, lambda output: plan([f"--config={path}", f"--json={output}"])
 
 
 def trace(folder):
     path = folder / "steps.msgpack"
     write_steps(path, {"run": [timeline().panels[0].step]})
-    return path, lambda output: report.main([str(path), f"--out={output}"])
+    return path, lambda output: report([str(path), f"--out={output}"])
 
 
 def trace_of_run(folder):
     path, _ = trace(folder)
-    return path, lambda output: report.main([str(folder), f"--out={output}"])
+    return path, lambda output: report([str(folder), f"--out={output}"])
 
 
 @LINKS

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-import rrfp_jax.commands.preflight.surroundings
+import rrfp_jax.commands.doctor
 import rrfp_jax.runs.run
 from rrfp_jax.errors import TrainingError
 from rrfp_jax.launcher.spawn import Launch
@@ -25,7 +25,7 @@ FEWEST, LONGEST_SENTENCE = 500, 2000
 STARTS = (
     (Launch, "run"),
     (rrfp_jax.runs.run, "train"),
-    (rrfp_jax.commands.preflight.surroundings, "look"),
+    (rrfp_jax.commands.doctor, "look"),
     (OnDevices, "lower"),
 )
 

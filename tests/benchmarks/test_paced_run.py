@@ -50,7 +50,7 @@ def run(tmp_path_factory):
     (folder / "w.json").write_text(json.dumps(workload.as_json_object()))
     (folder / "gpipe.csv").write_text(write_csv(GPipe(), Placement(3), 4))
     status, said = command(
-        *("rrfp_jax.commands.launch", "-n", 3, "-m", "benchmarks.paced_run"),
+        *("rrfp_jax", "launch", "-n", 3, "-m", "benchmarks.paced_run"),
         f"--config={REPOSITORY}/configs/quickstart.py",
         "--workload=w.json",
         "--message-bytes=1000",
@@ -98,7 +98,7 @@ def test_a_v_on_paced_devices(tmp_path):
     workload = constant(2, 6, 0.02, transfer=0.002)
     (tmp_path / "w.json").write_text(json.dumps(workload.as_json_object()))
     status, said = command(
-        *("rrfp_jax.commands.launch", "-n", 2, "-m", "benchmarks.paced_run"),
+        *("rrfp_jax", "launch", "-n", 2, "-m", "benchmarks.paced_run"),
         f"--config={REPOSITORY}/configs/quickstart.py",
         *("--workload=w.json", "--config.schedule=zb-v", "--config.steps=2"),
         folder=tmp_path,

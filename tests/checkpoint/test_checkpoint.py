@@ -289,7 +289,7 @@ class TestRefusals:
 def test_two_processes(tmp_path):
     """Each writes its own leaves; what one of them cannot write or read, none of them uses."""
     ranks = ("-n", 2, "-m", "tests.support.checkpoint_ranks", tmp_path)
-    status, said = command("rrfp_jax.commands.launch", *ranks, folder=tmp_path)
+    status, said = command("rrfp_jax", "launch", *ranks, folder=tmp_path)
     assert status == 0, said
     ranks = [json.loads((tmp_path / f"checkpoint-{rank}.json").read_text()) for rank in range(2)]
     folder = tmp_path / "checkpoints"

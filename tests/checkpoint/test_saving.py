@@ -8,10 +8,10 @@ import sys
 import pytest
 
 from rrfp_jax.checkpoint import saving
-from rrfp_jax.commands.train import main
 from rrfp_jax.errors import DONE, FAILED, INTERRUPTED
 from rrfp_jax.runs import run as running
 from rrfp_jax.train.trainer import Trainer
+from tests.support.commands import train as main
 from tests.support.quickstart import arguments, with_texts
 
 EVERY_TWO = {"checkpoint.every_steps": 2, "checkpoint.keep": 2}
@@ -110,7 +110,7 @@ def test_sigterm_saves_and_is_a_good_end(train, tmp_path, monkeypatch):
     [
         (signal.SIGTERM, INTERRUPTED, "SIGTERM: stopped after step"),
         (signal.SIGINT, INTERRUPTED, "Ctrl-C: stopped after step"),
-        (None, FAILED, "rrfp-train: all 5 steps were trained, but the checkpoint"),
+        (None, FAILED, "rrfp train: all 5 steps were trained, but the checkpoint"),
     ],
 )
 def test_a_save_that_failed_does_not_count(train, tmp_path, monkeypatch, number, status, said, earlier):

@@ -1,4 +1,4 @@
-"""The `rrfp-train` command: what it prints and writes, what it refuses, and how it ends."""
+"""The `rrfp train` command: what it prints and writes, what it refuses, and how it ends."""
 
 import io
 import itertools
@@ -16,12 +16,12 @@ import jax
 import pytest
 
 from rrfp_jax.commands.overrides import override
-from rrfp_jax.commands.train import main
 from rrfp_jax.runs.config import fields_of
 from rrfp_jax.runs.config_file import load_config
 from rrfp_jax.runs.display import Display
 from rrfp_jax.runtime.programs.stage_programs import OnDevices
 from rrfp_jax.train.report import Report
+from tests.support.commands import train as main
 from tests.support.kept import with_cache
 from tests.support.quickstart import CONFIG, arguments, with_texts
 
@@ -124,7 +124,7 @@ def test_a_run_that_breaks_off_says_where_and_keeps_its_files(folder, capsys):
     run = folder / "runs" / "broken"
     broken = len(metrics(run))
     assert 0 < broken < 9 and f"after {broken} steps" in out
-    assert err.startswith(f"rrfp-train: step {broken}: ") and "not finite" in err and err.count("\n") == 1
+    assert err.startswith(f"rrfp train: step {broken}: ") and "not finite" in err and err.count("\n") == 1
     assert json.loads((run / "trace.json").read_text())["traceEvents"]
 
 
@@ -135,7 +135,7 @@ def interrupted(folder):
     def run(name, beginning, **overrides):
         environment = with_cache({**os.environ, "JAX_PLATFORMS": "cpu"})
         given = arguments(folder, name=name, steps=10**6, **overrides)
-        command = [sys.executable, "-m", "rrfp_jax.commands.train", *given]
+        command = [sys.executable, "-m", "rrfp_jax", "train", *given]
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         with subprocess.Popen(command, cwd=ROOT, env=environment, **streams) as process:
             limit = threading.Timer(120, process.kill)

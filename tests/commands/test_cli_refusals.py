@@ -1,12 +1,12 @@
-"""What the `rrfp-train` command refuses, in one line and before anything is compiled."""
+"""What the `rrfp train` command refuses, in one line and before anything is compiled."""
 
 import sys
 from pathlib import Path
 
 import pytest
 
-from rrfp_jax.commands.train import main
 from rrfp_jax.runtime.programs.stage_programs import OnDevices
+from tests.support.commands import train as main
 from tests.support.quickstart import CONFIG, arguments, with_texts
 
 
@@ -30,7 +30,7 @@ def refuses(capsys, argv, *said):
     status = main(argv)
     out, err = capsys.readouterr()
     assert status == 2 and out == ""
-    assert err.startswith("rrfp-train: ") and err.count("\n") == 1
+    assert err.startswith("rrfp train: ") and err.count("\n") == 1
     for text in said:
         assert text in err
 

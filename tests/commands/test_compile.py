@@ -1,4 +1,4 @@
-"""`rrfp-compile`: what it refuses, what it says; and with XLA's compiler for GPUs, what it makes."""
+"""`rrfp compile`: what it refuses, what it says; and with XLA's compiler for GPUs, what it makes."""
 
 import json
 import os
@@ -10,11 +10,11 @@ import jax
 import pytest
 
 from configs import quickstart
-from rrfp_jax.commands.compile import main
 from rrfp_jax.forecast.devices import ACCELERATORS, TARGETS, target_text
 from rrfp_jax.runtime.programs import compiler as absent
 from rrfp_jax.runtime.programs.executables import ENDING
 from rrfp_jax.train.compile_ahead import MadeFor, why_compiled
+from tests.support.commands import compile_ahead as main
 from tests.support.plans import ROOT
 
 QUICKSTART = f"--config={ROOT / 'configs' / 'quickstart.py'}"
@@ -46,7 +46,7 @@ def test_without_the_compiler_the_command_that_installs_it_is_named(monkeypatch,
         ("--stages=a", "--stages=a: give numbers of stages, such as 0,1,7"),
         ("--stages=0,4", "--stages: there is no stage 4 of mesh.pp=4: give numbers from 0 to 3"),
         ("--processes=3", "every process takes equally many stages, so start 4, 2 or 1 processes"),
-        ("--memory-share=2", "--memory-share=2.0: give a share above 0, at most 1"),
+        ("--memory-share=2", "--memory-share=2: give a share above 0, at most 1"),
         ("--config.executables=none", "executables=none: the run keeps no programs; give --out=FOLDER"),
     ],
 )
@@ -102,7 +102,7 @@ def test_a_run_says_why_it_finds_no_programs(tmp_path, monkeypatch):
 def test_the_quickstart_for_an_h100(tmp_path):
     """In a process of its own, as JAX must not have been in use."""
     figures, folder = tmp_path / "figures.json", tmp_path / "programs"
-    command = [sys.executable, "-m", "rrfp_jax.commands.compile", *TINY, "--card=h100", f"--json={figures}"]
+    command = [sys.executable, "-m", "rrfp_jax", "compile", *TINY, "--card=h100", f"--json={figures}"]
     chosen = ["--stages=1,2", "--config.schedule=bfw", f"--out={folder}", f"--hlo={tmp_path / 'hlo'}"]
     flags = {"XLA_FLAGS": "", "JAX_COMPILATION_CACHE_DIR": ""}
     done = subprocess.run(

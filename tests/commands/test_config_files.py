@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import rrfp_jax as rrfp
-from rrfp_jax.commands.train import main
 from rrfp_jax.fields import check_fields
+from tests.support.commands import train as main
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from rrfp_jax.commands import doctor
 from rrfp_jax.commands.preflight import checks, surroundings
 from rrfp_jax.commands.preflight.checks import CHECKS, CheckResult, examine
 from rrfp_jax.commands.preflight.nixl_probe import ways_in
 from rrfp_jax.commands.preflight.surroundings import Folder, Meeting, Nixl, Surroundings, found_place
 from rrfp_jax.runtime.run.place import MEMORY, OLD_MEMORY, Address, Place
 from tests.launcher.test_slurm_step import BATCH, JOB, LAST, STEP
+from tests.support.commands import doctor
 
 PLACE = Place(Address("n1", 7000), 4, 0, folder=None)
 MET = Meeting(hosts=("n1", "n1", "n2", "n2"))
@@ -267,13 +267,15 @@ def test_a_finding_is_a_line_and_a_line_to_paste():
 
 def test_the_command_prints_findings_writes_them_and_ends_with_0(tmp_path, capsys, monkeypatch):
     file = tmp_path / "found.json"
-    monkeypatch.setattr(surroundings, "look", lambda environment, **_: Surroundings(versions=VERSIONS))
-    assert doctor.main([f"--json={file}"]) == 0
+    monkeypatch.setattr(
+        "rrfp_jax.commands.doctor.look", lambda environment, **_: Surroundings(versions=VERSIONS)
+    )
+    assert doctor([f"--json={file}"]) == 0
     said = capsys.readouterr().out.splitlines()
     assert all(line.startswith("ok    ") for line in said)
     assert [one["level"] for one in json.loads(file.read_text())] == ["ok"] * len(said)
-    monkeypatch.setattr(surroundings, "look", lambda environment, **_: Surroundings(versions={}))
-    assert doctor.main([]) == 1
+    monkeypatch.setattr("rrfp_jax.commands.doctor.look", lambda environment, **_: Surroundings(versions={}))
+    assert doctor([]) == 1
     assert "FAIL  versions" in capsys.readouterr().out
 
 
@@ -281,9 +283,9 @@ def test_the_command_prints_findings_writes_them_and_ends_with_0(tmp_path, capsy
     "argument", ["--tp=0", "--limit=nan", "--limit=-1", "--json=/missing/found.json", "--what"]
 )
 def test_the_command_refuses(argument, capsys, monkeypatch):
-    monkeypatch.setattr(surroundings, "look", lambda environment, **_: Surroundings())
-    assert doctor.main([argument]) == 2
-    assert re.match("rrfp-doctor: .*", capsys.readouterr().err)
+    monkeypatch.setattr("rrfp_jax.commands.doctor.look", lambda environment, **_: Surroundings())
+    assert doctor([argument]) == 2
+    assert re.match("rrfp doctor: .*", capsys.readouterr().err)
 
 
 def test_what_is_found_here(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""How the ranks that `rrfp-doctor` checks meet, and who is missing."""
+"""How the ranks that `rrfp doctor` checks meet, and who is missing."""
 
 import socket
 import threading

@@ -1,4 +1,4 @@
-"""`rrfp-export`: a published model goes through a run and comes out to the bit; what is refused."""
+"""`rrfp export`: a published model goes through a run and comes out to the bit; what is refused."""
 
 import json
 import re
@@ -15,10 +15,10 @@ from safetensors.numpy import load_file
 
 import rrfp_jax as rrfp
 from models.decoder import Block, DecoderConfig, Embed, Head
-from rrfp_jax.commands.export import main
 from rrfp_jax.weights import architecture, published
 from rrfp_jax.weights.families import FAMILIES
 from rrfp_jax.weights.published_models import Parameters, as_family
+from tests.support.commands import export as main
 
 PUBLISHED = Path(__file__).parents[1] / "models" / "published"
 TIED = {"0.tokens.embedding": "-1.tokens.embedding"}
@@ -117,12 +117,12 @@ def test_a_disk_that_fails_leaves_nothing(run, tmp_path, capsys, monkeypatch, er
     [
         (["--as=llama3"], "no model of llama3 is so: qk_norm=True, not False"),
         (["--as=siglip"], "no model of siglip is so: norm='rms', not 'layer'; gated=True"),
-        (["--as=gpt2"], "invalid choice: 'gpt2'"),
+        (["--as=gpt2"], "--as=gpt2: choose one of llama3, "),
         (["--as=qwen3", "--model=model.decoder"], r"no object 'model.decoder' .*--model= \(it has: model\)"),
         (["--as=qwen3", "--first=1"], "lacks 13 parameters of qwen3 with 2 blocks from layer 1 on: 1.tokens"),
         (["--first=1"], "--first= without --as="),
         (["--step=7"], "no checkpoint of step 7 is there; there are: 0"),
-        (["--shard-gb=0"], "--shard-gb=0.0: give a size above 0"),
+        (["--shard-gb=0"], "--shard-gb=0: give a size above 0"),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else "",
 )

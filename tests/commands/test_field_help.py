@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from rrfp_jax.commands.config_line import names_a_run
 from rrfp_jax.commands.field_help import listed, sentences_of
-from rrfp_jax.commands.train import main
 from rrfp_jax.runs.config import fields_of
 from rrfp_jax.runs.config_file import load_config
+from tests.support.commands import train as main
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted(path for path in (ROOT / "configs").glob("*.py") if "def get_config" in path.read_text())
@@ -121,20 +120,3 @@ def test_an_import_relative_to_a_config_is_refused_with_what_works(tmp_path, cap
     (tmp_path / "own_steps.py").write_text("STEPS = 78\n")
     file.write_text(RUN.format(imports="from own_steps import STEPS"))
     assert load_config(str(file)).steps == 78
-
-
-@pytest.mark.parametrize(
-    ("typed", "is_one"),
-    [
-        ("--config=a.py", True),
-        ("-n 2 --config a.py", True),
-        ("--max-restarts=3 -n=2 --config.steps=3", True),
-        ("-n 2 a.py --config=b.py", False),
-        ("-n 2 -m a --config=b.py", False),
-        ("--directory a --name b c.py", False),
-        ("--name --config a.py", False),
-        ("", False),
-    ],
-)
-def test_what_follows_a_script_is_the_scripts(typed, is_one):
-    assert names_a_run(typed.split(), ("-n", "--name", "--directory", "--max-restarts")) == is_one

@@ -1,4 +1,4 @@
-"""`rrfp-plan` and `split="auto"`: predictions against what a started Trainer says of itself."""
+"""`rrfp plan` and `split="auto"`: predictions against what a started Trainer says of itself."""
 
 import dataclasses
 import json
@@ -12,7 +12,7 @@ import pytest
 
 import rrfp_jax as rrfp
 from configs import gpt3_large, gpt_lengths, llama3_70b, quickstart, qwen3_4b
-from rrfp_jax.commands.plan import main, plan_run
+from rrfp_jax.commands.plan import plan_run
 from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.schedules import name_of
 from rrfp_jax.core.step_rules import bucket_name
@@ -24,6 +24,7 @@ from rrfp_jax.runtime.model.roles import layers_of_chunks
 from rrfp_jax.sim.choice import CANDIDATES
 from rrfp_jax.train.named import schedule_of
 from tests.support import toy
+from tests.support.commands import plan as main
 from tests.support.plans import ROOT, tiny
 from tests.support.refusals import BATCH
 from tests.train.test_processes import command
@@ -218,8 +219,8 @@ class TestCommand:
             ([..., "--card=h100", "--link=fast"], "--link=fast: choose one of nvlink3"),
             ([..., "--card=h100", "--link=0,0"], "--link=0,0"),
             ([..., "--card=h100", "--link=inf,0"], "--link=inf,0"),
-            ([..., "--card=h100", "--efficiency=0"], "--efficiency=0.0: give a share above 0"),
-            ([..., "--card=h100", "--memory-share=2"], "--memory-share=2.0: give a share"),
+            ([..., "--card=h100", "--efficiency=0"], "--efficiency=0: give a share above 0"),
+            ([..., "--card=h100", "--memory-share=2"], "--memory-share=2: give a share"),
             ([..., "--card=cpu", "--memory-share=0.5"], "device cpu has no limit on memory; leave it out"),
             ([..., "--card=h100", "--config.mesh.tp=2"], "mesh.tp=2, mesh.dp=1: a plan knows"),
             ([..., "--card=h100", "--json=no/where.json"], "there is no folder no"),
@@ -236,20 +237,20 @@ class TestCommand:
         given = [*tiny(text), *arguments[1:]] if arguments[0] is ... else arguments
         assert main(given) == 2
         out, err = capsys.readouterr()
-        assert said in err and err.startswith("rrfp-plan: ") and err.count("\n") == 1 and out == ""
+        assert said in err and err.startswith("rrfp plan: ") and err.count("\n") == 1 and out == ""
 
     def test_this_machine(self, text):
         """In a process of its own: it measures with one thread."""
-        status, said = command("rrfp_jax.commands.plan", *tiny(text), folder=ROOT)
+        status, said = command("rrfp_jax", "plan", *tiny(text), folder=ROOT)
         assert status == 0 and "device measured (measured on cpu)" in said
 
     def test_what_is_skipped_is_told_in_one_line(self, tmp_path):
         for name, text in {"a.txt": "one and two", "b.txt": "three and four", "none.txt": ""}.items():
             (tmp_path / name).write_text(text)
         given = [f"--config={ROOT / 'configs' / 'gpt_lengths.py'}", f"--config.path={tmp_path}", "--card=cpu"]
-        status, said = command("rrfp_jax.commands.plan", *given, "--config.document=file", folder=ROOT)
+        status, said = command("rrfp_jax", "plan", *given, "--config.document=file", folder=ROOT)
         assert status == 0
-        assert said.endswith("\nrrfp-plan: 1 of 3 documents skipped: 1 too short: none.txt\n")
+        assert said.endswith("\nrrfp plan: 1 of 3 documents skipped: 1 too short: none.txt\n")
 
 
 def test_random_tokens():

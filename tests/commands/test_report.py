@@ -1,11 +1,11 @@
-"""`rrfp-report`: what it says of a run's files, and which it refuses."""
+"""`rrfp report`: what it says of a run's files, and which it refuses."""
 
 import json
 
 import pytest
 
-from rrfp_jax.commands import report
 from rrfp_jax.report.store import write_steps
+from tests.support.commands import report
 from tests.support.spoilt import spoilt
 
 
@@ -22,13 +22,13 @@ def folder(tmp_path_factory):
 
 
 def test_a_run_is_explained(folder, capsys):
-    assert report.main([str(folder)]) == 0
+    assert report([str(folder)]) == 0
     told = capsys.readouterr().out
     assert told.startswith("Stage 2 computes 1.60 times as long as the others: ")
     assert "waiting for data" in told and "20.0%" in told
     assert "Stage 2 computes" in (folder / "report.html").read_text()
     out = folder / "why.html"
-    assert report.main([str(folder / "steps.msgpack"), f"--out={out}"]) == 0
+    assert report([str(folder / "steps.msgpack"), f"--out={out}"]) == 0
     told = capsys.readouterr().out
     assert "waiting for data" not in told and f"pictures: {out} (" in told and out.exists()
 
@@ -40,11 +40,11 @@ def test_two_runs_are_told_side_by_side(folder, tmp_path, capsys):
     write_steps(other / "steps.msgpack", {"run": [step]})
     (other / "metrics.jsonl").write_text(json.dumps({"step": 0, "wall_seconds": step.trace.makespan}) + "\n")
     out = tmp_path / "two.html"
-    assert report.main([str(folder), str(other), f"--out={out}"]) == 0
+    assert report([str(folder), str(other), f"--out={out}"]) == 0
     told, html = capsys.readouterr().out, out.read_text()
     for said in ("Stage 2 computes 1.60 times as long", "The link from stage 1 to 2 is slow", "difference"):
         assert said in told and said in html
-    assert report.main([str(other), str(folder)]) == 0
+    assert report([str(other), str(folder)]) == 0
     assert (other / "compared.html").exists() and not (other / "report.html").exists()
 
 
@@ -74,6 +74,6 @@ def test_refusals(given, said, folder, tmp_path, monkeypatch, capsys):
         for file in ("steps.msgpack", "metrics.jsonl"):
             (tmp_path / name / file).write_bytes((folder / file).read_bytes())
     (tmp_path / "strange" / "config.json").write_text("[]")
-    assert report.main(given) == 2
+    assert report(given) == 2
     told = capsys.readouterr()
     assert said in told.err and told.out == "" and told.err.count("\n") == 1

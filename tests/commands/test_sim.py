@@ -1,4 +1,4 @@
-"""`rrfp-sim` and `rrfp.simulate`: what they print and write, and what they refuse before they begin."""
+"""`rrfp sim` and `rrfp.simulate`: what they print and write, and what they refuse before they begin."""
 
 import json
 import os
@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import rrfp_jax as rrfp
-from rrfp_jax.commands.sim import main
 from rrfp_jax.core.schedules import NAMED, by_name
 from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.report.store import write_steps
@@ -19,6 +18,7 @@ from rrfp_jax.sim.choice import CANDIDATES
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.trace.costs import WorkloadCosts, constant, log_normal, measured
 from rrfp_jax.trace.records import RecordedStep
+from tests.support.commands import sim as main
 
 ROOT = Path(__file__).parents[2]
 STEP = log_normal(3, 6, forward=0.01, sigma=0.4, shared=0.5, seed=1, transfer=0.001)
@@ -201,8 +201,8 @@ def test_pictures_and_traces(folder):
             ["--workload=w.json", "--policy=interleaved-1f1b", "--chunks=0"],
             "chunks=0: give a whole number, at least 1",
         ),
-        (["--workload=w.json", "--jitter=J9"], "jitter='J9': no such level"),
-        (["--workload=w.json", "--links=fast"], "links='fast'"),
+        (["--workload=w.json", "--jitter=J9"], "--jitter=J9: choose one of J0, J1"),
+        (["--workload=w.json", "--links=fast"], "--links=fast: choose one of parallel, "),
         (["--workload=w.json", "--accumulation=sorted"], "accumulation='sorted'"),
         (["--workload=w.json", "--spare-gradients=-1"], "spare_gradients=-1"),
         (["--workload=w.json", "--byte-limit=5"], "no activation_bytes"),
@@ -213,9 +213,12 @@ def test_pictures_and_traces(folder):
         (["--workload=w.json", "--plot=p.gif"], "p.gif: a picture's name ends with .png"),
         (["--workload=w.json", "--out=nowhere/o.json"], "there is no folder nowhere"),
         (["--workload=w.json", "--trace=."], ".: is a folder"),
-        (["--workload=w.json", "--out=r.json", "--trace=r.json"], "two outputs have the same name"),
+        (
+            ["--workload=w.json", "--out=r.json", "--trace=r.json"],
+            "--trace=r.json: is the file of --out",
+        ),
         (["--family=constant", "--stages=300", "--plot=p.png"], "600 rows of stages are too many"),
-        (["--workload=w.json", "--limit=many"], "invalid int value"),
+        (["--workload=w.json", "--limit=many"], "--limit=many: give a whole number"),
     ],
 )
 def test_refusals_are_one_line(folder, arguments, reason, capsys):
@@ -228,7 +231,7 @@ def test_refusals_are_one_line(folder, arguments, reason, capsys):
     (folder / "stuck.csv").write_text("\n".join([rows[0], backwards, rows[2]]))
     assert main(arguments) == 2
     printed = capsys.readouterr()
-    assert printed.out == "" and printed.err.startswith("rrfp-sim: ") and printed.err.count("\n") == 1
+    assert printed.out == "" and printed.err.startswith("rrfp sim: ") and printed.err.count("\n") == 1
     assert reason in printed.err
 
 
@@ -239,7 +242,7 @@ def test_help_names_every_policy(capsys):
 
 
 def test_a_reader_that_leaves_costs_nothing(folder):
-    ours = f"{sys.executable} -m rrfp_jax.commands.sim --workload=w.json --out=o.json"
+    ours = f"{sys.executable} -m rrfp_jax sim --workload=w.json --out=o.json"
     command = f"{ours} | true; exit ${{PIPESTATUS[0]}}"
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(["bash", "-c", command], env=env, capture_output=True, check=False, timeout=60)

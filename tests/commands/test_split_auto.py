@@ -73,7 +73,7 @@ class TestAuto:
 
     def test_all_processes_agree(self, text, tmp_path):
         given = [*tiny(text), "--config.split=auto", f"--config.directory={tmp_path}"]
-        status, said = command("launch.local", *given, folder=ROOT, limit=400.0)
+        status, said = command("rrfp_jax", "launch", *given, folder=ROOT, limit=400.0)
         assert status == 0, said
         stages = json.loads((tmp_path / "quickstart" / "memory.json").read_text())
         assert [layer for stage in stages for layer in stage["layers"]] == [[0, 3], [3, 5]]

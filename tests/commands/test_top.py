@@ -1,4 +1,4 @@
-"""`rrfp-top`: on a terminal and in a script; of a run that has not begun, that trains, and that has ended."""
+"""`rrfp top`: on a terminal and in a script; of a run that has not begun, that trains, and that has ended."""
 
 import fcntl
 import json
@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 
 import rrfp_jax as rrfp
-from rrfp_jax.commands import top
 from rrfp_jax.report.figures import read_latest
 from rrfp_jax.report.store import LATEST, StepFile
 from rrfp_jax.runtime.run.name_lock import name_held
 from rrfp_jax.runtime.run.world import World
 from tests.support import toy
+from tests.support.commands import top
 from tests.support.watched import step_of, told
 
 ROOT = Path(__file__).parents[2]
@@ -48,15 +48,15 @@ def folder(tmp_path):
         (["nowhere", "--once"], "nowhere: no run has begun there: give the folder of one"),
         ([".", "--once"], ".: no run has begun there"),
         (["nowhere"], "standard output is no terminal to draw on: --once prints one frame"),
-        (["nowhere", "--every=0"], "--every=0.0: give seconds, from 0.1 to 3600"),
+        (["nowhere", "--every=0"], "--every=0: give seconds, from 0.1 to 3,600"),
         (["nowhere", "--every=nan"], "--every=nan: give seconds"),
-        (["nowhere", "--every=often"], "argument --every: invalid float value: 'often'"),
+        (["nowhere", "--every=often"], "--every=often: give seconds, from 0.1 to 3,600"),
     ],
 )
 def test_refusals(given, said, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
-    assert top.main(given) == 2
+    assert top(given) == 2
     told = capsys.readouterr()
     assert said in told.err and told.out == "" and told.err.count("\n") == 1
 
@@ -64,7 +64,7 @@ def test_refusals(given, said, tmp_path, monkeypatch, capsys):
 def test_a_frame_for_a_script(folder, monkeypatch, capsys):
     for width in (80, 200):
         monkeypatch.setenv("COLUMNS", str(width))
-        assert top.main([str(folder), "--once"]) == 0
+        assert top([str(folder), "--once"]) == 0
         told = capsys.readouterr().out
         assert told.startswith("mine  ended  all 2 steps  schedule bf\nloss 2  ") and "\x1b" not in told
         assert width - 20 < max(map(len, told.splitlines())) <= width
@@ -72,20 +72,20 @@ def test_a_frame_for_a_script(folder, monkeypatch, capsys):
 
 
 def test_it_needs_no_jax(folder):
-    code = f"from rrfp_jax.commands import top; import sys; top.main([{str(folder)!r}, '--once'])"
+    code = f"from tests.support.commands import top; import sys; top([{str(folder)!r}, '--once'])"
     code += "; sys.exit('jax' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, timeout=LIMIT_SECONDS)
 
 
 class Terminal:
-    """`rrfp-top` on a terminal of 80 columns and 24 lines; `said` is all that it has written there."""
+    """`rrfp top` on a terminal of 80 columns and 24 lines; `said` is all that it has written there."""
 
     def __init__(self, *arguments, kind="xterm-256color"):
         self._mine, own = pty.openpty()
         fcntl.ioctl(own, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
         environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES", "NO_COLOR")}
         environment["TERM"] = kind
-        command = [sys.executable, "-m", "rrfp_jax.commands.top", *map(str, arguments)]
+        command = [sys.executable, "-m", "rrfp_jax", "top", *map(str, arguments)]
         self.process = subprocess.Popen(command, stdin=own, stdout=own, stderr=own, env=environment, cwd=ROOT)
         os.close(own)
         self.said = ""
@@ -165,7 +165,7 @@ def test_a_run_that_has_ended_is_shown_and_left(folder):
 
 def once(folder):
     """A frame of a run as a script gets it; None if it is refused."""
-    command = [sys.executable, "-m", "rrfp_jax.commands.top", str(folder), "--once"]
+    command = [sys.executable, "-m", "rrfp_jax", "top", str(folder), "--once"]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False, cwd=ROOT
     )
@@ -175,7 +175,7 @@ def once(folder):
 
 def test_a_run_of_several_processes_is_watched(tmp_path):
     folder = tmp_path / "toy"
-    command = [sys.executable, "-m", "rrfp_jax.commands.launch", "--config=tests/scripts/toy_run.py"]
+    command = [sys.executable, "-m", "rrfp_jax", "launch", "--config=tests/scripts/toy_run.py"]
     command += [f"--config.directory={tmp_path}", "-n", "4"]
     launcher = subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True

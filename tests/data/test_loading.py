@@ -191,7 +191,7 @@ def test_a_rank_whose_data_hangs_on_the_main_thread_says_so_at_its_end(tmp_path)
         "data = Hanging(lambda step: toy.microbatches(2, seed=step))\n"
         "list(toy.trainer(2, data=data, stall_seconds=2.0).steps(1))\n"
     )
-    status, said = command("rrfp_jax.commands.launch", "-n", 2, script, folder=tmp_path)
+    status, said = command("rrfp_jax", "launch", "-n", 2, script, folder=tmp_path)
     assert status == 1
     assert "waited for the data's load() of microbatch 0 of step 0, since" in said, said
 
@@ -209,7 +209,7 @@ def test_ctrl_c_does_not_wait_for_data(tmp_path):
         "data = Slow(lambda step: toy.microbatches(2, seed=step))\n"
         "for report in toy.trainer(2, data=data).steps(4): print('done', report.step, flush=True)\n"
     )
-    launch = "rrfp_jax.commands.launch", "-n", 2, script
+    launch = "rrfp_jax", "launch", "-n", 2, script
     status, said = interrupted_at("[0] done 1", *launch, folder=tmp_path)
     assert status == 130 and "done 2" not in said, said
 

@@ -14,7 +14,8 @@ def ranks(tmp_path_factory):
     """What every rank found."""
     folder = tmp_path_factory.mktemp("mixed")
     status, said = command(
-        "rrfp_jax.commands.launch",
+        "rrfp_jax",
+        "launch",
         "-n",
         RANKS,
         SCRIPTS / "mixed_ranks.py",
@@ -56,7 +57,7 @@ def test_a_planned_order_that_differs_names_rank_and_step(tmp_path):
         "trainer.schedule = rrfp.schedules.Planned(base=base, evaluations=0)\n"
         "trainer.step(toy.microbatches())\n"
     )
-    status, said = command("rrfp_jax.commands.launch", "-n", 2, script, folder=tmp_path, limit=300.0)
+    status, said = command("rrfp_jax", "launch", "-n", 2, script, folder=tmp_path, limit=300.0)
     assert status == 1
     assert "the planned order of step 1 is ListedOrder(" in said and "on rank 1" in said, said
     assert "Traceback" not in said, said

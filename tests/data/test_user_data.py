@@ -210,6 +210,6 @@ def test_of_several_processes_the_rank_is_told_too(tmp_path):
     (tmp_path / "train.py").write_text(
         ENDS.replace("if step", "import os\n    if os.environ['RRFP_RANK'] == '1' and step")
     )
-    status, said = command("rrfp_jax.commands.launch", "-n", 2, tmp_path / "train.py", folder=tmp_path)
+    status, said = command("rrfp_jax", "launch", "-n", 2, tmp_path / "train.py", folder=tmp_path)
     assert status == 1, said
     assert "rank 1" in said and "step 2: the data's plan(2) called sys.exit()" in said

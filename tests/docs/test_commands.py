@@ -1,9 +1,7 @@
 """Every command that the documentation names is there, and takes the flags that it is given."""
 
 import contextlib
-import importlib
 import importlib.util
-import io
 import re
 import shlex
 import tomllib
@@ -14,6 +12,7 @@ import pytest
 
 from benchmarks.harness import index, load
 from rrfp_jax.commands.overrides import override
+from rrfp_jax.commands.verbs import VERBS
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runs.config_file import load_config
 from tests.docs.pages import FENCE, INLINE, PAGES, REPOSITORY, blocks_of, name_of, text_of
@@ -51,23 +50,13 @@ def source_of(module):
 def unknown_commands(text):
     """What a text tells to run and what is not there."""
     code = "\n".join([*(block[3] for block in FENCE.finditer(text)), *INLINE.findall(text)])
-    modules = re.findall(r"(?:python|rrfp-launch[^\n]*) -m ([\w.]+\w)", code)
+    modules = re.findall(r"(?:python|rrfp launch[^\n]*) -m ([\w.]+\w)", code)
     wrong = [module for module in modules if module != "module" and source_of(module) is None]
     benches = re.findall(r"-m benchmarks\s+([\w.]+)", code)
     wrong += [name for name in benches if name != "NAME" and name not in index()]
     wrong += set(re.findall(r"^make ([a-z][\w-]*)", code, re.MULTILINE)) - targets()
-    named = set(re.findall(r"(?:^|\s)(rrfp-(?!jax)[a-z]+)", code))
-    return wrong + sorted(named - project()["scripts"].keys())
-
-
-@cache
-def help_of(command):
-    """What a command of ours says about itself."""
-    module = project()["scripts"][command].partition(":")[0]
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
-        assert importlib.import_module(module).main(["--help"]) == 0
-    return said.getvalue()
+    named = set(re.findall(r"(?:^|[\s/])rrfp ([a-z]+)|(?:^|\s)(rrfp-(?!jax)[a-z]+)", code))
+    return wrong + sorted({verb or old for verb, old in named} - VERBS.keys())
 
 
 def command_lines(page):
@@ -83,26 +72,28 @@ def command_lines(page):
 def commands_in(words):
     """The commands of ours in a line, such as one after `srun -n 4`, each with its arguments."""
     for at, word in enumerate(words):
-        module = words[at + 1] if words[at - 1 : at + 1] == ["python", "-m"] and at + 1 < len(words) else None
-        if word in project()["scripts"] or (module and source_of(module)):
-            own = words[at + (2 if module else 1) :]
+        follows, module = words[at + 1 : at + 2], words[max(at - 2, 0) : at] == ["python", "-m"]
+        verb = follows[0] if word in ("rrfp", "rrfp_jax") and follows and follows[0] in VERBS else None
+        benchmark = (
+            follows[0] if module and word == "benchmarks" and follows and follows[0] in index() else None
+        )
+        own = words[at + 1 + bool(verb or benchmark) :]
+        if benchmark:
+            yield f"benchmarks {benchmark}", own
+        elif verb or (module and source_of(word)):
             # What follows a script or a module is that one's.
             scripts = [i for i, a in enumerate(own) if a == "-m" or (a.endswith(".py") and a[0] != "-")]
-            if module == "benchmarks" and own and own[0] in index():
-                module, own, scripts = f"benchmarks {own[0]}", own[1:], []
-            yield module or word, own[: min(scripts, default=len(own))]
+            yield verb or word, own[: min(scripts, default=len(own))]
 
 
 def is_known(command, flag):
-    """Whether the command says that it takes the flag; verifications have theirs in their sources."""
+    """Whether the command takes the flag; verifications have theirs in their sources."""
+    if command in VERBS:
+        return flag in {"--help", *(own.name for own in VERBS[command].flags)}
     if command.startswith("benchmarks "):
         return flag in load(command.partition(" ")[2]).parser().format_help()
     if command == "benchmarks":  # any of them
         return flag in ("--json", "--check", "--write")
-    if command in project()["scripts"]:
-        return flag in help_of(command)
-    if command == "launch.local":
-        return flag in help_of("rrfp-train") or flag in source_of("rrfp_jax.commands.local")
     shared = [REPOSITORY / "benchmarks" / name for name in ("harness.py", "gpu/supervise.py")]
     return any(flag in text for text in [source_of(command), *map(text_of, shared)])
 
@@ -167,8 +158,9 @@ def test_extras_are_there(page):
         "`python -m benchmarks.no_such_thing`",
         "`python -m benchmarks no_such_thing`",
         "`make no-such-target`",
-        "`rrfp-nothing --help`",
-        "```\nrrfp-launch -n 2 -m tests.no_such_thing\n```",
+        "`rrfp nothing --help`",
+        "`rrfp-something --help`",
+        "```\nrrfp launch -n 2 -m tests.no_such_thing\n```",
         "`python -m rrfp_jax.errors`",
     ],
 )
@@ -179,10 +171,11 @@ def test_commands_that_are_not_there_are_found(text):
 @pytest.mark.parametrize(
     ("line", "flag"),
     [
-        ("rrfp-sim --family=log-normal --speed=3", "rrfp-sim --speed"),
-        ("srun -n 4 rrfp-doctor --nothing", "rrfp-doctor --nothing"),
+        ("rrfp sim --family=log-normal --speed=3", "sim --speed"),
+        ("srun -n 4 rrfp doctor --nothing", "doctor --nothing"),
+        ("python -m rrfp_jax top runs/x --slow", "top --slow"),
         ("python -m benchmarks.runtime.padding --fast --check", "benchmarks.runtime.padding --fast"),
-        ("rrfp-launch -n 4 --name=x --slow train.py --fast", "rrfp-launch --slow"),
+        ("rrfp launch -n 4 --name=x --slow train.py --fast", "launch --slow"),
     ],
 )
 def test_flags_that_are_not_there_are_found(line, flag):

@@ -16,9 +16,9 @@ import jax
 import numpy as np
 
 import rrfp_jax as rrfp
-from rrfp_jax.commands import report, train
 from tests.golden.losses import trainer
 from tests.support import zoo
+from tests.support.commands import report, train
 from tests.support.quickstart import arguments, with_texts
 
 SAVED_AT, STEPS = 20, 40
@@ -49,7 +49,7 @@ def inside(folder):
 
 def run(steps):
     """The tiny quickstart up to a step; resumed, if it has been there."""
-    status = train.main(arguments(Path(), steps=steps, **RUN))
+    status = train(arguments(Path(), steps=steps, **RUN))
     assert status == 0, status
 
 
@@ -128,7 +128,7 @@ def read(given):
     folder = copied(given, "read")
     with inside(folder):
         before = names(folder)
-        status = report.main(["runs/quickstart"])
+        status = report(["runs/quickstart"])
         new = sorted({*names(folder)} - {*before})
         exported = zoo.digest(
             jax.tree.map(np.asarray, rrfp.export(folder / "runs" / "quickstart.checkpoints"))

@@ -1,12 +1,13 @@
 """What each command says to `--help`, and to no arguments at all."""
 
 import contextlib
-import importlib
 import io
 
+from rrfp_jax.commands.cli import run_verb
+from rrfp_jax.commands.verbs import VERBS
 from tests.golden.checkout import ROOT
 
-COMMANDS = ("compile", "doctor", "export", "launch", "local", "plan", "report", "sim", "top", "train", "why")
+COMMANDS = ("compile", "doctor", "export", "launch", "plan", "report", "sim", "top", "train", "why")
 CONFIGS = ("quickstart", "sharded", "glyphs")
 
 
@@ -14,7 +15,7 @@ def said(name, *arguments):
     """A command's status, and what it printed."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        status = importlib.import_module(f"rrfp_jax.commands.{name}").main([*arguments])
+        status = run_verb(VERBS[name], arguments)
     text = f"{out.getvalue()}{err.getvalue()}".replace(str(ROOT), "<root>")
     return {"status": status, "text": text.splitlines()}
 

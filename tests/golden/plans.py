@@ -1,11 +1,11 @@
-"""What `rrfp-plan` predicts of every config: footprints, peaks of the meter, splits, what `auto` takes."""
+"""What `rrfp plan` predicts of every config: footprints, peaks of the meter, splits, what `auto` takes."""
 
 import contextlib
 import io
 import json
 
-from rrfp_jax.commands import plan
 from tests.golden.checkout import ROOT
+from tests.support.commands import plan
 
 CONFIGS = (
     *("glyphs", "gpt3_large", "gpt_lengths", "llama3_70b", "llama3_70b_vit_22b", "llama3_8b_vit_5b"),
@@ -28,7 +28,7 @@ def planned(given, config, *more):
     file = given.folder / f"{config}-{len(list(given.folder.iterdir()))}.json"
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        status = plan.main(
+        status = plan(
             [f"--config={ROOT}/configs/{config}.py", "--card=h100", f"--json={file}", *ONE_DEVICE, *more]
         )
     figures = json.loads(file.read_text()) if file.exists() else None

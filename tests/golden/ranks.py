@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.golden.folders import names
 from tests.golden.losses import IN_FOUR_PROCESSES, trained, trainer
 
-LAUNCH = ("-m", "rrfp_jax.commands.launch", "-n", "4")
+LAUNCH = ("-m", "rrfp_jax", "launch", "-n", "4")
 LIMIT_SECONDS = 900
 
 

@@ -22,7 +22,7 @@ from tests.support.syntax import arguments_of, lines_of, named
 
 ROOT = Path(__file__).parents[2]
 COLUMNS = 110
-FOLDERS = ("models", "configs", "launch", "benchmarks", "examples", "notebooks", "tests")
+FOLDERS = ("models", "configs", "benchmarks", "examples", "notebooks", "tests")
 ENGINE = ("core", "sim", "runtime", "launcher", "trace", "nixl")
 """Rooms that are counted as the engine, at older commits, too: `trace` was `core/measure`."""
 

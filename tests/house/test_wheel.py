@@ -65,18 +65,7 @@ def test_holds_the_package_and_its_commands_only(wheel):
         (commands,) = (name for name in names if name.endswith("/entry_points.txt"))
         head, *lines = archive.read(commands).decode().splitlines()
     assert head == "[console_scripts]"
-    assert {line for line in lines if line} == {
-        "rrfp-compile = rrfp_jax.commands.compile:run",
-        "rrfp-doctor = rrfp_jax.commands.doctor:run",
-        "rrfp-export = rrfp_jax.commands.export:run",
-        "rrfp-launch = rrfp_jax.commands.launch:run",
-        "rrfp-plan = rrfp_jax.commands.plan:run",
-        "rrfp-report = rrfp_jax.commands.report:run",
-        "rrfp-sim = rrfp_jax.commands.sim:run",
-        "rrfp-top = rrfp_jax.commands.top:run",
-        "rrfp-train = rrfp_jax.commands.train:run",
-        "rrfp-why = rrfp_jax.commands.why:run",
-    }
+    assert [line for line in lines if line] == ["rrfp = rrfp_jax.commands.cli:run"]
     distribution = "-".join(wheel.name.split("-")[:2])
     assert {name.split("/")[0] for name in names} == {"rrfp_jax", f"{distribution}.dist-info"}
     sources = {path.relative_to(REPOSITORY).as_posix() for path in REPOSITORY.glob("rrfp_jax/**/*.py")}
@@ -140,9 +129,9 @@ def test_launches_a_run_anywhere_with_the_modules_beside_its_config(environment,
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "run.py").write_text(RUN)
     (tmp_path / "mine" / "own_model.py").write_text(OWN_MODEL)
-    said = run(environment / "rrfp-launch", "--config=mine/run.py", "--config.steps=3", folder=tmp_path)
+    said = run(environment / "rrfp", "launch", "--config=mine/run.py", "--config.steps=3", folder=tmp_path)
     assert "step     2" in said and (tmp_path / "runs" / "own" / "rank-1.log").exists()
-    listed = run(environment / "rrfp-launch", "--config=mine/run.py", "--help", folder=tmp_path)
+    listed = run(environment / "rrfp", "launch", "--config=mine/run.py", "--help", folder=tmp_path)
     assert "--config.rate=0.1\n        of every step" in listed
 
 
@@ -152,4 +141,4 @@ def test_is_used_from_the_new_environment(environment, tmp_path):
 
 
 def test_has_a_command(environment, tmp_path):
-    assert "usage: rrfp-train --config=FILE.py" in run(environment / "rrfp-train", "--help", folder=tmp_path)
+    assert "usage: rrfp train " in run(environment / "rrfp", "train", "--help", folder=tmp_path)

@@ -6,7 +6,7 @@ not count. Functions of one file and name, as all comprehensions of a function, 
 fewer of these. The walks are the table of part 22.
 
     step     the third `trainer.step` of 2 stages, 4 small layers and 4 microbatches in one process
-    run      `rrfp-train`, from flags to the end of the first step
+    run      `rrfp train`, from flags to the end of the first step
     budget   the same run: functions that are given a byte budget, or bytes made of it, or an object with such
              a field, up to the admission of the first step
     death    a rank of two is killed in a step: from then on in the launcher and in the rank that survives
@@ -162,9 +162,9 @@ def step(folder):
 
 
 def train(folder, walk, *flags):
-    """`rrfp-train` of a tiny run, and what a walk notes until its first step has ended."""
+    """`rrfp train` of a tiny run, and what a walk notes until its first step has ended."""
     two_devices()
-    from rrfp_jax.commands.train import main
+    from rrfp_jax.commands.cli import main
     from tests.support.quickstart import CONFIG, arguments, with_texts
 
     with_texts(folder)
@@ -176,7 +176,7 @@ def train(folder, walk, *flags):
     walk.listen()
     walk.on = True
     with (folder / "said.txt").open("w") as said, contextlib.redirect_stdout(said):
-        status = main([f"--config={config}", *fields, *flags])
+        status = main(["train", f"--config={config}", *fields, *flags])
     assert status == 0 and not walk.on
     return walk.plain()
 
@@ -200,7 +200,7 @@ def get_config():
 
 
 def run(folder):
-    """The functions from the flags of `rrfp-train` to the end of its first step."""
+    """The functions from the flags of `rrfp train` to the end of its first step."""
     return train(folder, Walk())
 
 
@@ -213,7 +213,7 @@ def death(folder):
     """The functions of the launcher and of the survivor, after the other rank has killed itself."""
     walk = Walk(file=folder / "launcher.jsonl")
     walk.listen()
-    from rrfp_jax.commands.launch import main
+    from rrfp_jax.commands.cli import main
 
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.chdir(folder)
@@ -223,7 +223,7 @@ def death(folder):
         contextlib.redirect_stdout(said),
         contextlib.redirect_stderr(said),
     ):
-        status = main(["-n", "2", __file__, "--rank", str(folder)])
+        status = main(["launch", "-n", "2", __file__, "--rank", str(folder)])
     walk.on = False
     said = (folder / "said.txt").read_text()
     assert status == 1 and "rank 1 (stage 1) was killed by SIGKILL" in said, said

@@ -84,7 +84,7 @@ def test_a_lost_replica_is_done_without_and_replaced(launch_ranks):
     first, second = said.splitlines()
     assert "rank 1 was killed by SIGKILL" in first
     assert "; restart 1 of 3 in 0 s with 1 of 2 replicas, with all again 1 s later; see " in first
-    assert second.startswith("rrfp-launch: goes on with all 2 replicas; see ")
+    assert second.startswith("rrfp launch: goes on with all 2 replicas; see ")
 
 
 def test_at_once_if_no_time_is_to_pass(launch_ranks):
@@ -248,7 +248,7 @@ def test_a_signal_while_ranks_hand_over_is_an_interruption(launch_ranks, tmp_pat
         f"time.sleep(0.3); signal_launcher({int(number)})",
         seconds=0.1,
     )
-    assert (status, len(started)) == (expected, 6) and "rrfp-launch: interrupted\n" in said
+    assert (status, len(started)) == (expected, 6) and "rrfp launch: interrupted\n" in said
     assert (tmp_path / "trial.checkpoints" / "12").exists()
 
 
@@ -262,7 +262,7 @@ def test_so_it_is_between_two_attempts(launch_ranks, tmp_path):
     thread.start()
     status, said, started = launch_ranks(LOSES_RANK_1, seconds=60, back_off=20.0)
     thread.join(20.0)
-    assert (status, len(started)) == (DONE, 4) and "rrfp-launch: interrupted\n" in said
+    assert (status, len(started)) == (DONE, 4) and "rrfp launch: interrupted\n" in said
     assert (tmp_path / "trial.checkpoints" / "12").exists()
 
 

@@ -6,13 +6,13 @@ import time
 
 import pytest
 
-from rrfp_jax.commands.launch import main
 from rrfp_jax.errors import PeerLost, UsageError
 from rrfp_jax.runtime.run.exits import Watchdog, exit_report
 from rrfp_jax.runtime.run.mailbox import Mailbox, pack
 from rrfp_jax.runtime.run.membership import Failed, Goodbye
 from rrfp_jax.runtime.run.place import SILENCE_SECONDS, silence_seconds
 from rrfp_jax.runtime.run.world import World
+from tests.support.commands import launch as main
 from tests.verification.failure_cell import Cell, run_by_hand, run_launched
 from tests.verification.failures import BRISK_SILENCE, END_SECONDS, FREEZE_SECONDS, faults_of
 
@@ -39,7 +39,7 @@ def check(cell, outcome):
 def test_with_the_launcher(cell, how, tmp_path):
     outcome = run_launched(cell, BRISK_SILENCE, tmp_path)
     check(cell, outcome)
-    who = f"rrfp-launch: rank {cell.rank} (stage {cell.rank}) "
+    who = f"rrfp launch: rank {cell.rank} (stage {cell.rank}) "
     assert outcome.sentences[0].startswith(who) and outcome.sentences[0].removeprefix(who).startswith(how)
     beside = [line for line in outcome.text.splitlines() if line.startswith("  rank ")]
     # Whoever was computing, and not waiting, says instead whom it lost.
@@ -66,7 +66,7 @@ def test_nonsense_as_the_limit_on_silence_is_refused(text, monkeypatch, tmp_path
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
     assert main(["-n", "2", "train.py"]) == 2
-    assert capsys.readouterr().err.startswith("rrfp-launch: RRFP_SILENCE_SECONDS=")
+    assert capsys.readouterr().err.startswith("rrfp launch: RRFP_SILENCE_SECONDS=")
     assert not (tmp_path / "runs").exists()
 
 

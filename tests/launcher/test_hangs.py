@@ -3,8 +3,8 @@
 import pytest
 
 from rrfp_jax.commands import why
-from rrfp_jax.commands.why import main
 from rrfp_jax.launcher import snapshot
+from tests.support.commands import why as main
 from tests.verification.hang_cell import run_cell
 from tests.verification.hangs import CELLS, faults_of
 
@@ -19,10 +19,10 @@ def test_a_run_that_hangs(name, tmp_path):
 def test_refuses_what_does_not_live(tmp_path, capsys):
     assert main([str(tmp_path / "nothing")]) == 2
     assert capsys.readouterr().err == (
-        f"rrfp-why: {tmp_path}/nothing: there is no such folder; give the run's, such as runs/quickstart\n"
+        f"rrfp why: {tmp_path}/nothing: there is no such folder; give the run's, such as runs/quickstart\n"
     )
     assert main([str(tmp_path)]) == 2
-    assert "has no flight recorders, which only rrfp-launch keeps" in capsys.readouterr().err
+    assert "has no flight recorders, which only rrfp launch keeps" in capsys.readouterr().err
     (tmp_path / "flight-0").write_bytes(b"")
     assert main([str(tmp_path)]) == 2
     assert "no rank has begun to join the run yet; ask again in a moment" in capsys.readouterr().err
@@ -36,7 +36,7 @@ def test_a_run_lives_in_its_folder_or_where_a_launcher_prepares_it(tmp_path, mon
         folder.mkdir()
         (folder / "flight-0").touch()
     assert main([str(run)]) == 2
-    assert capsys.readouterr().err == f"rrfp-why: {run}: no rank of this run lives any more\n"
+    assert capsys.readouterr().err == f"rrfp why: {run}: no rank of this run lives any more\n"
     for place in (run, left, staged):
         living[:] = [place]
         assert why._living(run) == (place, [0, 1])

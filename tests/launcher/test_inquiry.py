@@ -9,7 +9,6 @@ import time
 
 import pytest
 
-from rrfp_jax.commands.why import main
 from rrfp_jax.core.hints import BFW
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import FORWARD, Placement, Task
@@ -23,6 +22,7 @@ from rrfp_jax.runtime.run.stacks import dumped_threads
 from rrfp_jax.runtime.run.status_report import DUMP_SIGNAL, dump_on_signal, read_report
 from tests.launcher.conftest import until
 from tests.launcher.test_spawn import ROOT
+from tests.support.commands import why as main
 
 PATIENT = Patience(grace=20.0, terminate=0.3, silence=3.0, interrupt=1.0)
 
@@ -77,7 +77,7 @@ def test_sigusr1_has_all_ranks_looked_at_and_the_run_goes_on(launch, tmp_path):
         "responder.alone()\nwith world.waits_for(ForOther(what='rain')): until_asked()"
     )
     first, *others = err.splitlines()
-    assert status == 0 and first.startswith("rrfp-launch: the run moves (step 3): ")
+    assert status == 0 and first.startswith("rrfp launch: the run moves (step 3): ")
     assert (
         others[0].startswith("  rank 0 (stage 0), in step 3, for ") and "waits for rain, since" in others[0]
     )
@@ -107,8 +107,8 @@ def test_a_rank_whose_wait_is_at_its_limit_pleads_before_it_ends(launch):
         "            sys.exit(1)\n"
     )
     sentence = "rank 0 (stage 0) is in the user's until_asked ("
-    assert status == 1 and err.startswith(f"rrfp-launch: {sentence}")
-    assert f"\nrrfp-launch: it hung: {sentence}" in err and "; another rank waits for it\n" in err
+    assert status == 1 and err.startswith(f"rrfp launch: {sentence}")
+    assert f"\nrrfp launch: it hung: {sentence}" in err and "; another rank waits for it\n" in err
     assert (folder / "why.txt").read_text().startswith(sentence)
 
 
@@ -127,7 +127,7 @@ def test_what_holds_the_interpreter_is_shown_by_a_signal(launch, monkeypatch):
         "    responder.alone(); until_asked()\n"
     )
     assert status == 0
-    assert err.startswith("rrfp-launch: rank 1 (stage 1) does not answer: something holds its interpreter, ")
+    assert err.startswith("rrfp launch: rank 1 (stage 1) does not answer: something holds its interpreter, ")
     assert "it is in <module> (" in err.splitlines()[0] and "train.py:24)" in err.splitlines()[0]
 
 
@@ -174,10 +174,10 @@ def test_asking_a_run(living, tmp_path, capsys, monkeypatch):
 def test_a_run_that_has_ended_tells_how(living, tmp_path, capsys):
     living.kill()
     living.wait()
-    (tmp_path / "diagnosis.txt").write_text("rrfp-launch: rank 0 was killed by SIGKILL\n  more\n")
+    (tmp_path / "diagnosis.txt").write_text("rrfp launch: rank 0 was killed by SIGKILL\n  more\n")
     assert main([str(tmp_path)]) == 2
     assert capsys.readouterr().err == (
-        f"rrfp-why: {tmp_path}: no rank of this run lives any more; it ended so: rrfp-launch: rank 0 was "
+        f"rrfp why: {tmp_path}: no rank of this run lives any more; it ended so: rrfp launch: rank 0 was "
         f"killed by SIGKILL (see {tmp_path}/diagnosis.txt)\n"
     )
 

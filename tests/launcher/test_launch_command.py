@@ -1,11 +1,11 @@
-"""The command `rrfp-launch` itself: what it runs, what it refuses, its help."""
+"""The command `rrfp launch` itself: what it runs, what it refuses, its help."""
 
 import sys
 from pathlib import Path
 
 import pytest
 
-from rrfp_jax.commands.launch import main
+from tests.support.commands import launch as main
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,8 +29,8 @@ def test_the_command_runs_scripts_and_modules(tmp_path, marker, monkeypatch, cap
     [
         ([], "-n"),
         (["-n", "2"], "no script given"),
-        (["-n", "0", "conftest.py"], "-n 0: a run needs at least one process"),
-        (["-n", "two", "conftest.py"], "invalid int value: 'two'"),
+        (["-n", "0", "conftest.py"], "-n 0: give a number of processes, from 1 to 4,096"),
+        (["-n", "two", "conftest.py"], "-n two: give a number of processes, from 1 to 4,096"),
         (["-n", "2", "absent.py"], "absent.py: no such file"),
         (["-n", "2", "-m", "absent"], "-m absent: no such module"),
         (["-n", "2", "-m"], "no module given"),
@@ -45,7 +45,7 @@ def test_the_command_refuses_in_one_line(argv, reason, monkeypatch, capsys):
     monkeypatch.setattr(sys, "path", [*sys.path])
     assert main(argv) == 2
     printed = capsys.readouterr()
-    assert printed.out == "" and printed.err.startswith("rrfp-launch: ") and printed.err.count("\n") == 1
+    assert printed.out == "" and printed.err.startswith("rrfp launch: ") and printed.err.count("\n") == 1
     assert reason in printed.err
 
 

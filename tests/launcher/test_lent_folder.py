@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from rrfp_jax.commands import launch, local
 from rrfp_jax.errors import REFUSED, UsageError
 from rrfp_jax.runtime.run.host_memory import LOCK_SECONDS, HostMemory, lent_folder
+from tests.support.commands import launch
 
 
 def test_a_folder_is_removed_and_so_are_those_of_killed_launchers(tmp_path):
@@ -55,15 +55,15 @@ def test_what_ranks_are_told(tmp_path):
     ],
 )
 def test_what_cannot_be(given, reason, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(local, "leave_accelerators_alone", lambda: None)
+    monkeypatch.setattr("rrfp_jax.commands.launch.leave_accelerators_alone", lambda: None)
     monkeypatch.setattr(sys, "path", [*sys.path])
     root = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
     argv = [f"--config={root}/configs/quickstart.py", f"--config.directory={tmp_path / 'runs'}", *given]
-    assert launch.main(argv) == REFUSED
+    assert launch(argv) == REFUSED
     assert reason in capsys.readouterr().err and not (tmp_path / "runs").exists()
 
 
 def test_a_script_has_no_replicas_to_speak_of(tmp_path, capsys):
     (tmp_path / "train.py").write_text("")
-    assert launch.main(["-n", "2", "--replace-after=5", str(tmp_path / "train.py")]) == REFUSED
+    assert launch(["-n", "2", "--replace-after=5", str(tmp_path / "train.py")]) == REFUSED
     assert "--replace-after=5 with a script: only a named run" in capsys.readouterr().err

@@ -81,7 +81,7 @@ def test_a_killed_run_goes_on_in_new_processes_with_new_files(launch):
     )
     assert done.status == DONE and not (done.folder / "diagnosis.txt").exists()
     for number, line in enumerate(done.err.splitlines(), start=1):
-        assert line.startswith("rrfp-launch: rank 1 (stage 0) was killed by SIGKILL"), line
+        assert line.startswith("rrfp launch: rank 1 (stage 0) was killed by SIGKILL"), line
         assert f"; restart {number} of 3 in 0 s; see " in line and line.endswith(f"/attempt-{number}/")
     logs = [done.folder / name / "rank-0.log" for name in ("attempt-1", "attempt-2", ".")]
     said = [log.read_text().split() for log in logs]
@@ -103,7 +103,7 @@ def test_a_run_that_gains_nothing_is_given_up(launch):
 
 def test_what_was_refused_is_not_started_again(launch):
     done = launch("print('no such file: x'); sys.exit(2)")
-    assert (done.status, done.err) == (REFUSED, "rrfp-launch: all ranks: no such file: x\n")
+    assert (done.status, done.err) == (REFUSED, "rrfp launch: all ranks: no such file: x\n")
 
 
 def when(happened, *numbers):
@@ -130,7 +130,7 @@ def test_the_wait_before_a_restart_can_be_broken_off(launch, tmp_path, number):
     when((tmp_path / "runs" / "trial" / "attempt-1" / "rank-1.log").exists, number)
     done = launch("sys.exit(1)", patience=Patience(back_off=(HANG_SECONDS, 0, 0)))
     assert done.status == INTERRUPTED and done.seconds < HANG_SECONDS
-    assert "; restart 1 of 3 in 20 s" in done.err and done.err.endswith("\nrrfp-launch: interrupted\n")
+    assert "; restart 1 of 3 in 20 s" in done.err and done.err.endswith("\nrrfp launch: interrupted\n")
 
 
 SAVES = """\
@@ -145,7 +145,7 @@ time.sleep(60)
 def test_sigterm_lets_ranks_save_and_is_a_good_end(launch, tmp_path):
     when(both_say("ready", tmp_path), signal.SIGTERM)
     done = launch(SAVES % 1.5)  # longer than after other signals
-    assert done.status == DONE and done.err.startswith("rrfp-launch: SIGTERM is passed on to the ranks")
+    assert done.status == DONE and done.err.startswith("rrfp launch: SIGTERM is passed on to the ranks")
     assert done.err.count("\n") == 1
     assert (done.folder / "rank-0.log").read_text() == "ready\nsaves\nsaved\n"
 
@@ -156,7 +156,7 @@ def test_whoever_is_impatient_need_not_wait_for_that(launch, tmp_path, second):
     done = launch("signal.signal(signal.SIGINT, signal.SIG_IGN)\n" + SAVES % 60)
     assert done.status == INTERRUPTED and done.seconds < HANG_SECONDS
     name = "Ctrl-C" if second == signal.SIGINT else "SIGTERM"
-    assert f"\nrrfp-launch: {name} again: the ranks are killed\nrrfp-launch: interrupted\n" in done.err
+    assert f"\nrrfp launch: {name} again: the ranks are killed\nrrfp launch: interrupted\n" in done.err
     assert "restart" not in done.err
 
 

@@ -77,7 +77,7 @@ def test_arguments_reach_every_task(job):
     arguments = ["--config=a file.py", "--config.steps=3"]
     said, _ = job(*arguments, srun='printf "%s\\n" "$@"').communicate(timeout=LIMIT_SECONDS)
     given = said.splitlines()
-    assert given[-5:] == ["python", "-m", "rrfp_jax.commands.train", *arguments]
+    assert given[-5:] == ["python", "-m", "rrfp_jax", "train", *arguments]
     assert {"--kill-on-bad-exit=1", "--label", f"--output={job.log.name}"} <= set(given[:-5])
 
 

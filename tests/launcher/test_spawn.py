@@ -104,7 +104,7 @@ def test_a_killed_rank_ends_the_run(launch):
     )
     assert done.status == 1 and done.seconds < HANG_SECONDS
     first, second, third, logs = done.err.splitlines()
-    assert first.startswith("rrfp-launch: rank 1 (stage 1) was killed by SIGKILL")
+    assert first.startswith("rrfp launch: rank 1 (stage 1) was killed by SIGKILL")
     assert second.startswith("  it was in step 12, last dispatched B3 on stage 1, ")
     assert third.startswith("  rank 0 (stage 0), in step 12, last dispatched B3 on stage 0, ")
     assert third.endswith("waited for input of B3, since 2.1 s")
@@ -125,7 +125,7 @@ def test_those_who_do_not_end_by_themselves_are_ended(launch):
     )
     assert done.status == 1 and done.seconds < HANG_SECONDS
     assert done.err.startswith(
-        "rrfp-launch: rank 1 exited with status 1 after ValueError: bad\n  the end of its log:\n    Tr"
+        "rrfp launch: rank 1 exited with status 1 after ValueError: bad\n  the end of its log:\n    Tr"
     )
     assert "ValueError: bad\n" in done.err
     assert "  rank 2: ended by the launcher (SIGKILL)\n" in done.err
@@ -138,7 +138,7 @@ def test_a_rank_that_ends_well_leaves_the_others_running(launch):
 def test_a_rank_frozen_at_the_start(launch):
     done = launch("if rank == 1: end_by(signal.SIGSTOP)\ntime.sleep(60)", patience=BRISK)
     assert done.status == 1 and 1.0 < done.seconds < HANG_SECONDS
-    assert done.err.startswith("rrfp-launch: rank 1 was frozen (stopped)\n")
+    assert done.err.startswith("rrfp launch: rank 1 was frozen (stopped)\n")
 
 
 def test_a_rank_frozen_later_is_for_the_others_to_miss(launch):
@@ -149,7 +149,7 @@ def test_a_rank_frozen_later_is_for_the_others_to_miss(launch):
         + 'time.sleep(2.0)\nfarewell("peer lost", "rank 1 was lost", culprit=1)'
     )
     assert done.status == 1 and 2.0 < done.seconds < HANG_SECONDS
-    assert done.err.startswith("rrfp-launch: rank 1 (stage 1) was frozen (stopped)\n  it was in step 3, for ")
+    assert done.err.startswith("rrfp launch: rank 1 (stage 1) was frozen (stopped)\n  it was in step 3, for ")
 
 
 def test_all_frozen(launch):
@@ -168,7 +168,7 @@ def test_a_grandchild_that_keeps_the_pipe_hangs_nobody(launch, leave):
 
 def test_refusals_leave_no_folder(launch):
     done = launch(OURS + 'farewell("refused", "no such file: x", 2)')
-    assert (done.status, done.err) == (2, "rrfp-launch: all ranks: no such file: x\n")
+    assert (done.status, done.err) == (2, "rrfp launch: all ranks: no such file: x\n")
     assert not done.folder.parent.exists()
 
 
@@ -222,8 +222,8 @@ def test_signals_are_passed_on(launch, tmp_path, number):
     )
     passed_on, end, how = done.err.splitlines()
     name = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
-    assert passed_on.startswith(f"rrfp-launch: {name} is passed on to the ranks, which have 121 s;")
-    assert (done.status, end) == (130, "rrfp-launch: interrupted")
+    assert passed_on.startswith(f"rrfp launch: {name} is passed on to the ranks, which have 121 s;")
+    assert (done.status, end) == (130, "rrfp launch: interrupted")
     assert how == "nothing is lost: the same command starts it again"
     assert {f"[0] got {int(number)}", f"[1] got {int(number)}"} <= set(done.out.splitlines())
     assert not done.folder.parent.exists()
@@ -241,13 +241,13 @@ def test_ranks_that_ignore_an_interrupt_are_killed(launch, tmp_path, twice):
     patience = Patience(interrupt=60.0 if twice else 0.5, save=0.0)
     done = launch("signal.signal(2, signal.SIG_IGN); print('ready'); time.sleep(60)", patience=patience)
     assert done.status == 130 and done.seconds < HANG_SECONDS
-    assert "\nrrfp-launch: interrupted\n  rank 0: ended by the launcher (SIGKILL)\n" in done.err
-    assert ("rrfp-launch: Ctrl-C again: the ranks are killed\n" in done.err) == twice
+    assert "\nrrfp launch: interrupted\n  rank 0: ended by the launcher (SIGKILL)\n" in done.err
+    assert ("rrfp launch: Ctrl-C again: the ranks are killed\n" in done.err) == twice
 
 
 def test_no_rank_outlives_a_killed_launcher(tmp_path, marker):
     (tmp_path / "train.py").write_text("import time; time.sleep(60)")
-    command = [sys.executable, "-m", "rrfp_jax.commands.launch", "-n", "2", "train.py", marker]
+    command = [sys.executable, "-m", "rrfp_jax", "launch", "-n", "2", "train.py", marker]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, cwd=tmp_path, env=env) as launcher:
         assert until(lambda: len(processes(marker)) == 3)
@@ -257,7 +257,7 @@ def test_no_rank_outlives_a_killed_launcher(tmp_path, marker):
 
 def test_a_closed_stdout_does_not_end_the_run(tmp_path, marker):
     (tmp_path / "train.py").write_text("for i in range(2000): print(i)\nopen('whole', 'w')")
-    launch = f"{sys.executable} -m rrfp_jax.commands.launch -n 1 train.py {marker}"
+    launch = f"{sys.executable} -m rrfp_jax launch -n 1 train.py {marker}"
     command = f"{launch} | head -1; exit ${{PIPESTATUS[0]}}"
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(

@@ -21,6 +21,7 @@ from rrfp_jax.runtime.run.exits import exit_report, read_all, report, report_in
 from rrfp_jax.runtime.run.world import World
 from rrfp_jax.user_code import called
 from tests.launcher.conftest import LIMIT_SECONDS, until
+from tests.support.commands import sim
 
 ROOT = Path(__file__).parents[2]
 ENV = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -66,7 +67,7 @@ def test_ranks_save_themselves_though_nobody_reads_any_more(tmp_path, marker, nu
         "signal.signal(signal.SIGINT, save); signal.signal(signal.SIGTERM, save)\n"
         "print('ready', flush=True); time.sleep(60)"
     )
-    command = [sys.executable, "-m", "rrfp_jax.commands.launch", "-n", "2", "train.py", marker]
+    command = [sys.executable, "-m", "rrfp_jax", "launch", "-n", "2", "train.py", marker]
     with subprocess.Popen(
         command, cwd=tmp_path, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     ) as launcher:
@@ -80,7 +81,7 @@ def test_ranks_save_themselves_though_nobody_reads_any_more(tmp_path, marker, nu
 @pytest.mark.parametrize("streams", [">&-", "2>&-", "<&- >&- 2>&-", "> /dev/full 2>&1"])
 def test_the_launcher_without_streams(tmp_path, marker, streams):
     (tmp_path / "train.py").write_text("print('here'); open('whole', 'w')")
-    launch = f"{sys.executable} -m rrfp_jax.commands.launch -n 1 train.py {marker} {streams}"
+    launch = f"{sys.executable} -m rrfp_jax launch -n 1 train.py {marker} {streams}"
     done = subprocess.run(
         ["bash", "-c", launch], cwd=tmp_path, env=ENV, capture_output=True, timeout=LIMIT_SECONDS, check=False
     )
@@ -92,9 +93,9 @@ def test_the_launcher_without_streams(tmp_path, marker, streams):
 def test_what_a_command_opens_never_takes_the_place_of_a_stream(tmp_path, command):
     """Else what C++ prints would go into a file of the run."""
     code = (
-        f"import os, sys; from rrfp_jax.commands import {command}; sys.argv = ['rrfp', '--help']\n"
-        f"{command}.main = lambda argv: open('number', 'w').write(str(os.open('/', os.O_RDONLY))) and 0\n"
-        f"{command}.run()"
+        f"import os, sys; from rrfp_jax.commands import cli; sys.argv = ['rrfp', '{command}', '--help']\n"
+        f"cli.main = lambda argv: open('number', 'w').write(str(os.open('/', os.O_RDONLY))) and 0\n"
+        f"cli.run()"
     )
     closed = ["bash", "-c", 'exec "$0" -c "$1" <&- >&- 2>&-', sys.executable, code]
     assert subprocess.run(closed, cwd=tmp_path, env=ENV, timeout=LIMIT_SECONDS, check=False).returncode == 0
@@ -170,14 +171,13 @@ def test_a_failed_process_never_ends_as_if_all_were_well(end, odd):
 
 
 def test_a_deleted_working_directory(tmp_path, monkeypatch, capsys):
-    from rrfp_jax.commands import sim
 
     monkeypatch.chdir(tmp_path)
     tmp_path.rmdir()
     assert shown_path(Path("/a/b")) == "/a/b"
-    assert sim.main([]) == 2
+    assert sim([]) == 2
     assert capsys.readouterr().err == (
-        "rrfp-sim: the working directory was deleted: cd to one that is there\n"
+        "rrfp sim: the working directory was deleted: cd to one that is there\n"
     )
     with pytest.raises(UsageError, match="cannot be written: No such file or directory"):
         RunFolder(Path("runs"), "trial")

@@ -166,7 +166,7 @@ def recording(rank, phase, since, beat):
         ({"state": State.ENDED}, "mine  ended  step 7 of 20"),
         ({"state": State.ENDED, "steps": 8}, "mine  ended  all 8 steps"),
         ({"state": State.ENDED, "failed": True}, "it failed: runs/mine/diagnosis.txt says how"),
-        ({"told_at": NOW - 42}, "no step has ended for 42 s, usually one takes 300.0 ms: `rrfp-why"),
+        ({"told_at": NOW - 42}, "no step has ended for 42 s, usually one takes 300.0 ms: `rrfp why"),
         (
             {"lines": [line(3, loss=None, applied=False, skipped=2)]},
             "step 3 was not finite and is left out (2 so",

@@ -50,11 +50,11 @@ def test_the_commit_of_a_folder(tmp_path, monkeypatch):
 
 
 def test_the_origin_of_a_run(tmp_path, monkeypatch):
-    monkeypatch.setenv("RRFP_COMMAND", "rrfp-launch --config=run.py")
+    monkeypatch.setenv("RRFP_COMMAND", "rrfp launch --config=run.py")
     file = tmp_path / "run.py"
     file.write_text("x = 1")
     found = origin_of(file)
-    assert found["command"] == "rrfp-launch --config=run.py"
+    assert found["command"] == "rrfp launch --config=run.py"
     assert found["config_file"] == {"path": str(file), "sha256": hashlib.sha256(b"x = 1").hexdigest()}
     assert found["versions"].keys() == {"python", *PACKAGES} and all(found["versions"].values())
     assert origin_of(None)["config_file"] is None
@@ -62,16 +62,16 @@ def test_the_origin_of_a_run(tmp_path, monkeypatch):
 
 
 def test_the_command_that_was_typed(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "launch.local", "--config=a b.py"])
-    assert typed_command({}) == "python -m launch.local '--config=a b.py'"
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "rrfp_jax", "train", "--config=a b.py"])
+    assert typed_command({}) == "python -m rrfp_jax train '--config=a b.py'"
     assert typed_command({"RRFP_COMMAND": "x"}) == "x"
-    script = tmp_path / "rrfp-train"
+    script = tmp_path / "rrfp"
     script.touch(mode=0o755)
-    asked = [str(tmp_path / "python"), str(script), "--config=a.py"]
+    asked = [str(tmp_path / "python"), str(script), "train", "--config=a.py"]
     monkeypatch.setenv("PATH", "")
-    assert as_typed(asked) == [str(script), "--config=a.py"]
+    assert as_typed(asked) == [str(script), "train", "--config=a.py"]
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert as_typed(asked) == ["rrfp-train", "--config=a.py"]
+    assert as_typed(asked) == ["rrfp", "train", "--config=a.py"]
     assert as_typed(["python", "train.py"]) == ["python", "train.py"]
 
 

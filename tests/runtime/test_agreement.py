@@ -23,7 +23,7 @@ SIZES = {
 
 def launched(folder, count, *meshes):
     ranks = ("-n", count, "-m", "tests.support.group_ranks", folder, *meshes)
-    return command("rrfp_jax.commands.launch", *ranks, folder=folder, limit=500.0)
+    return command("rrfp_jax", "launch", *ranks, folder=folder, limit=500.0)
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +114,7 @@ def test_all_have_the_hint_that_rank_0_chooses(ranks):
 def test_without_agreement_the_run_ends_with_ranks_position_and_tasks_named(tmp_path):
     status, said = launched(tmp_path, 3, "2 2,4 1 off")
     found = re.search(
-        r"^rrfp-launch: rank (\d) \(stage (\d)\) and rank (\d) \(stage (\d)\) dispatched different tasks as "
+        r"^rrfp launch: rank (\d) \(stage (\d)\) and rank (\d) \(stage (\d)\) dispatched different tasks as "
         r"number (\d+), in step (\d+): the first ([FB]\d), the second ([FB]\d); ",
         said,
         re.MULTILINE,
@@ -138,6 +138,6 @@ def test_a_member_that_is_gone_is_named(rank, way, tmp_path):
 def test_a_store_that_does_not_answer_is_named(tmp_path):
     outcome = run_launched(Cell(0, "store", "step", tp=2), SILENCE, tmp_path)
     assert outcome.statuses == [1] and not outcome.left and not outcome.hung, outcome.text
-    said = r"rrfp-launch: rank \d \(stage \d\) failed: the key-value store, .* has not answered for 10 s"
+    said = r"rrfp launch: rank \d \(stage \d\) failed: the key-value store, .* has not answered for 10 s"
     assert re.match(said, outcome.sentences[0]), outcome.text
     assert outcome.seconds < SILENCE + END_SECONDS

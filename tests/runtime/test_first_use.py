@@ -75,7 +75,7 @@ def test_whoever_asked_for_too_few_devices_is_named(package, tmp_path, variable,
     assert variable in said and "JAX was used" not in said
 
 
-LAUNCH = ("-m", "rrfp_jax.commands.launch", "-n", "2")
+LAUNCH = ("-m", "rrfp_jax", "launch", "-n", "2")
 
 
 @pytest.mark.parametrize("joins", ["", "rrfp.join()\n"])

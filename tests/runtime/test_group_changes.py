@@ -21,7 +21,7 @@ def found(tmp_path_factory):
     """What each of four ranks found in one launch that goes through all changes."""
     folder = tmp_path_factory.mktemp("changes")
     ranks = ("-n", RANKS, "-m", "tests.support.group_changes", folder)
-    status, said = command("rrfp_jax.commands.launch", *ranks, folder=folder, limit=400.0)
+    status, said = command("rrfp_jax", "launch", *ranks, folder=folder, limit=400.0)
     assert status == 0, said
     return [json.loads((folder / f"ranks-{rank}.json").read_text()) for rank in range(RANKS)]
 

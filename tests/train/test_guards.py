@@ -75,7 +75,7 @@ def test_what_no_stage_could_run_under_is_refused_at_the_start(guard, said):
 def test_between_processes_too_and_numbers_of_few_bits_travel(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("JAX_TRANSFER_GUARD", "disallow")
     status, said = command(
-        "rrfp_jax.commands.launch", "-n", 2, SCRIPTS / "narrow_ranks.py", folder=tmp_path, limit=100.0
+        "rrfp_jax", "launch", "-n", 2, SCRIPTS / "narrow_ranks.py", folder=tmp_path, limit=100.0
     )
     assert status == 0, said
     narrow_ranks.main()

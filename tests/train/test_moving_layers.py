@@ -210,7 +210,7 @@ PROCESSES, CASES_OF_PROCESSES = 4, ("tied", "spread")  # moving_ranks.py has mor
 def moved_between_processes(tmp_path_factory):
     """What every rank found."""
     folder = tmp_path_factory.mktemp("moving")
-    launch = ["rrfp_jax.commands.launch", "-n", PROCESSES, SCRIPTS / "moving_ranks.py", folder]
+    launch = ["rrfp_jax", "launch", "-n", PROCESSES, SCRIPTS / "moving_ranks.py", folder]
     status, said = command(*launch, *CASES_OF_PROCESSES, BY_THEMSELVES, folder=folder)
     assert status == 0, said
     return [json.loads((folder / f"moving-{rank}.json").read_text()) for rank in range(PROCESSES)]

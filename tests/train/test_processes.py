@@ -49,7 +49,8 @@ def parity(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("parity")
     count = request.param
     status, said = command(
-        "rrfp_jax.commands.launch",
+        "rrfp_jax",
+        "launch",
         "-n",
         count,
         SCRIPTS / "parity_ranks.py",
@@ -130,7 +131,7 @@ def test_a_plan_that_differs_names_rank_and_step(tmp_path):
         "data = lambda step: toy.microbatches(6 if odd and step == 3 else 5, seed=step)\n"
         "for report in toy.trainer(3, data=data).steps(5): pass\n"
     )
-    status, said = command("rrfp_jax.commands.launch", "-n", 3, script, folder=tmp_path)
+    status, said = command("rrfp_jax", "launch", "-n", 3, script, folder=tmp_path)
     assert status == 1
     assert "rank 1" in said and "step 3" in said and "Traceback" not in said, said
 
@@ -138,7 +139,7 @@ def test_a_plan_that_differs_names_rank_and_step(tmp_path):
 def test_more_processes_than_the_mesh_divides_among(tmp_path):
     script = tmp_path / "two.py"
     script.write_text("from tests.support import toy\ntoy.trainer(3)\n")
-    status, said = command("rrfp_jax.commands.launch", "-n", 2, script, folder=tmp_path)
+    status, said = command("rrfp_jax", "launch", "-n", 2, script, folder=tmp_path)
     assert status == 2 and "Mesh(pp=3) on 2 processes" in said, said
 
 
@@ -152,7 +153,7 @@ SMALL_RUN = [
 def test_a_named_run_trains_and_validates(tmp_path):
     (tmp_path / "text.txt").write_bytes(bytes(range(256)) * 40)
     arguments = [*SMALL_RUN, "--config.steps=2", f"--config.path={tmp_path}/text.txt"]
-    status, said = command("launch.local", *arguments, folder=tmp_path)
+    status, said = command("rrfp_jax", "launch", *arguments, folder=tmp_path)
     assert status == 0, said
     assert len(list((tmp_path / "runs/quickstart").glob("rank-*.log"))) == 2
     assert all(line.startswith("[0] ") for line in said.splitlines() if "step  " in line)
@@ -189,7 +190,7 @@ def interrupted_at(line_with, *arguments, folder, limit=60):
 def test_ctrl_c_ends_a_run_with_its_files_complete(tmp_path):
     (tmp_path / "text.txt").write_bytes(bytes(range(256)) * 40)
     arguments = [*SMALL_RUN, "--config.steps=1000", f"--config.path={tmp_path}/text.txt"]
-    status, said = interrupted_at("step     2", "launch.local", *arguments, folder=tmp_path, limit=120)
+    status, said = interrupted_at("step     2", "rrfp_jax", "launch", *arguments, folder=tmp_path, limit=120)
     assert status == 130, said
     folder = tmp_path / "runs" / "quickstart"
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

@@ -195,7 +195,7 @@ def test_two_processes(saved, tmp_path):
     tree = {"model": {str(i): jax.device_get(own) for i, own in enumerate(plain_trees(states))}}
     ocp.Checkpointer(ocp.PyTreeCheckpointHandler()).save(tmp_path / "theirs", tree)
     script = SCRIPTS / "taken_out.py"
-    status, said = command("rrfp_jax.commands.launch", "-n", 2, script, tmp_path, folder=tmp_path)
+    status, said = command("rrfp_jax", "launch", "-n", 2, script, tmp_path, folder=tmp_path)
     assert status == 0, said
     first, second = (json.loads((tmp_path / f"taken-out-{rank}.json").read_text()) for rank in range(2))
     assert first == second

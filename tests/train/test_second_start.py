@@ -13,7 +13,7 @@ def start(folder):
     """Three steps on documents in two buckets, and a validation: what each rank compiled, what was said."""
     small = [f"mesh.pp={RANKS}", "buckets=2", "longest=48", "microbatches=4", "model.n_layers=2", "steps=3"]
     status, said = command(
-        *("rrfp_jax.commands.launch", "-n", RANKS, REPOSITORY / "tests/support/counted_train.py", folder),
+        *("rrfp_jax", "launch", "-n", RANKS, REPOSITORY / "tests/support/counted_train.py", folder),
         f"--config={REPOSITORY}/configs/gpt_lengths.py",
         *(f"--config.{field}" for field in [*small, f"path={REPOSITORY}/docs", f"directory={folder}/runs"]),
         folder=folder,

@@ -17,7 +17,7 @@ from pathlib import Path
 from rrfp_jax.runtime.run.coordinator import reserved_port
 from tests.support.kept import FAST_COMPILING
 
-LAUNCHED = "rrfp-launch"
+LAUNCHED = "rrfp launch"
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "tests" / "scripts" / "failing.py"
 COUNT = 4
@@ -73,7 +73,8 @@ def run_launched(cell: Cell, silence: float, folder: Path) -> Outcome:
     command = [
         sys.executable,
         "-m",
-        "rrfp_jax.commands.launch",
+        "rrfp_jax",
+        "launch",
         "-n",
         str(COUNT),
         f"--directory={folder}/runs",

@@ -1,4 +1,4 @@
-"""One cell of the table of hangs: start a run that hangs, ask `rrfp-why`, and hear what the run says."""
+"""One cell of the table of hangs: start a run that hangs, ask `rrfp why`, and hear what the run says."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def run_cell(cell: Cell, folder: Path) -> Answer:
     log = (folder / "launcher").read_text(encoding="utf-8", errors="replace")
     own = re.search(rf"^{LAUNCHED}: (?:it hung: )?(.*)$", log, re.MULTILINE)
     return Answer(
-        sentence=text.partition("\n")[0].removeprefix("rrfp-why: "),
+        sentence=text.partition("\n")[0].removeprefix("rrfp why: "),
         seconds=seconds,
         own=own[1] if own else "",
         text=text,
@@ -89,7 +89,7 @@ def start(cell: Cell, mark: str, folder: Path) -> subprocess.Popen[bytes]:
     env |= {"XLA_FLAGS": FAST_COMPILING}
     env |= {"HUNG_AT": f"{folder}/hung-at", "FAILED_AT": f"{folder}/hung-at"}
     env |= {"STALL_SECONDS": str(STALL_SECONDS)} | dict(cell.env)
-    command = [sys.executable, "-m", "rrfp_jax.commands.launch", "-n", str(cell.count)]
+    command = [sys.executable, "-m", "rrfp_jax", "launch", "-n", str(cell.count)]
     script, *arguments = cell.script
     command += [f"--directory={folder}/runs", str(SCRIPTS / script), *arguments, mark]
     with (folder / "launcher").open("wb") as out:
@@ -97,10 +97,10 @@ def start(cell: Cell, mark: str, folder: Path) -> subprocess.Popen[bytes]:
 
 
 def ask(folder: Path, cell: Cell) -> tuple[str, int]:
-    """What `rrfp-why` says of a cell's run, and its exit status."""
+    """What `rrfp why` says of a cell's run, and its exit status."""
     run = folder / "runs" / cell.script[0].removesuffix(".py")
     done = subprocess.run(
-        [sys.executable, "-m", "rrfp_jax.commands.why", run],
+        [sys.executable, "-m", "rrfp_jax", "why", run],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,

@@ -1,14 +1,14 @@
-"""Runs that hang in known ways: does `rrfp-why` name the right rank and message, and does the run itself?
+"""Runs that hang in known ways: does `rrfp why` name the right rank and message, and does the run itself?
 
     python -m tests.verification.hangs [--json=FILE] [--check] [--cells=NAME,...]
 
 Each cell starts a toy run of four ranks (`tests/scripts/hanging.py`, `tests/scripts/failing.py`), waits until
-it hangs, asks `rrfp-why` until that no longer says that the run moves, and waits until the run has come to
+it hangs, asks `rrfp why` until that no longer says that the run moves, and waits until the run has come to
 its limit, has printed why by itself, and has ended. The last cell hangs nowhere: its run is asked again and
 again, must be said to move, and must have the losses of an undisturbed one.
 
-A line per cell: whether the sentence is right, that of `rrfp-why` and the run's own; seconds from the hang
-until `rrfp-why` had said it; the sentence. Linux only.
+A line per cell: whether the sentence is right, that of `rrfp why` and the run's own; seconds from the hang
+until `rrfp why` had said it; the sentence. Linux only.
 """
 
 from __future__ import annotations

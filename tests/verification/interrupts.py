@@ -110,9 +110,9 @@ def _interrupted(scratch: Path, processes: int, rounds: int, chance: random.Rand
 def _run(folder: Path, processes: int) -> Run:
     where = f"--config.directory={folder}"
     config = f"--config={ROOT}/tests/scripts/interrupted_run.py"
-    module = "rrfp_jax.commands.train" if processes == 1 else "launch.local"
+    verb = "train" if processes == 1 else "launch"
     sizes = [f"--config.mesh.pp={processes}", f"--config.checkpoint.every_steps={SAVES}"]
-    return Run(folder, [sys.executable, "-m", module, config, where, *sizes], where)
+    return Run(folder, [sys.executable, "-m", "rrfp_jax", verb, config, where, *sizes], where)
 
 
 def _launch(run: Run, steps: int, executables: str = "auto") -> None:

@@ -3,7 +3,7 @@
     python -m tests.verification.lost_replicas [--rounds=50] [--seed=0] [--json=FILE] [--check]
 
 A small run of two stages in two replicas, four processes, is trained twice: undisturbed, and under
-`launch.local --replace-after=6` while ranks are killed (kill -9). First every rank is killed at every moment
+`rrfp launch --replace-after=6` while ranks are killed (kill -9). First every rank is killed at every moment
 of a whole run: while it starts, compiles, is in a step, keeps its state, validates, and hands over. Further
 rounds kill any rank at a random moment, also with one replica. Between two kills the run starts, or comes a
 step further: it is given up after three restarts that bring it no further. The last kill comes when all steps
@@ -113,7 +113,7 @@ def _run(folder: Path, steps: int, *more: str) -> Run:
     settings = sizes | {"checkpoint.every_steps": EVERY, "checkpoint.keep": 10**6, "name": NAME}
     settings |= {"path": f"{folder.parent}/text", "validate_every": EVERY, "validation_steps": 2}
     command = [
-        *(sys.executable, "-m", "launch.local", f"--config={ROOT}/configs/quickstart.py", where),
+        *(sys.executable, "-m", "rrfp_jax", "launch", f"--config={ROOT}/configs/quickstart.py", where),
         *(f"--config.{name}={value}" for name, value in settings.items()),
         *([f"--replace-after={REPLACED}", *more] if more else ()),
     ]
@@ -259,7 +259,7 @@ def _other_losses(run: Run, step: int, expected: Sequence[Mapping[str, Any]]) ->
     settings = [argument for argument in run.command[3:] if argument.startswith("--config")]
     alone = Run(
         folder,
-        [sys.executable, "-m", "rrfp_jax.commands.train", *settings, where, "--config.mesh.dp=1"],
+        [sys.executable, "-m", "rrfp_jax", "train", *settings, where, "--config.mesh.dp=1"],
         where,
     )
     alone.launch()

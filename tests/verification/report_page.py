@@ -47,14 +47,14 @@ def main() -> int:
         folder = Path(name)
         write_steps(folder / STEPS, {"run": [large_step(options.stages, options.microbatches)]})
         began = time.monotonic()
-        command = [sys.executable, "-m", "rrfp_jax.commands.report", str(folder / STEPS)]
+        command = [sys.executable, "-m", "rrfp_jax", "report", str(folder / STEPS)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=600)
         command_seconds = time.monotonic() - began
         page = folder / "report.html"
         size = page.stat().st_size
         drawn = [seconds_to_draw(page, folder / f"profile-{n}") for n in range(OPENED)]
     print(
-        f"{options.stages} stages, {options.microbatches} microbatches: rrfp-report {command_seconds:.1f} s"
+        f"{options.stages} stages, {options.microbatches} microbatches: rrfp report {command_seconds:.1f} s"
     )
     figures = {"command_seconds": command_seconds, "page_bytes": size, "drawn_seconds": drawn}
     aims = [

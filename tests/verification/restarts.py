@@ -3,7 +3,7 @@
     python -m tests.verification.restarts [--rounds=100] [--processes=4] [--seed=0] [--json=FILE] [--check]
 
 A small run is trained twice with a checkpoint every five steps, first undisturbed, then under
-`launch.local --max-restarts` with a random rank killed at a random moment, until as many were killed as
+`rrfp launch --max-restarts` with a random rank killed at a random moment, until as many were killed as
 --rounds says: while it starts, while it trains, or just after a checkpoint was begun. If the launcher gives
 up because restarts brought the run no further, it is started again, as a user would. Compared at the end:
 loss and data of every step, all leaves of the last checkpoint, to the bit. Linux only.
@@ -68,7 +68,7 @@ def _run(folder: Path, processes: int, steps: int, rounds: int) -> Run:
     settings = sizes | {"checkpoint.every_steps": EVERY, "checkpoint.keep": 3, "name": NAME}
     settings |= {"path": f"{folder.parent}/text"}
     command = [
-        *(sys.executable, "-m", "launch.local", f"--config={ROOT}/configs/quickstart.py", where),
+        *(sys.executable, "-m", "rrfp_jax", "launch", f"--config={ROOT}/configs/quickstart.py", where),
         *(f"--config.{name}={value}" for name, value in settings.items()),
         f"--max-restarts={rounds}",
     ]

@@ -1,6 +1,6 @@
 """One of two ranks whose memory `slots.py` looks at.
 
-rrfp-launch -n 2 -m tests.verification.slots_rank FILE STEPS
+rrfp launch -n 2 -m tests.verification.slots_rank FILE STEPS
 """
 
 from __future__ import annotations

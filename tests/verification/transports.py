@@ -33,7 +33,8 @@ def trained(folder: Path, steps: int, cases: Sequence[str] = ()) -> list[dict[st
     launch = [
         sys.executable,
         "-m",
-        "rrfp_jax.commands.launch",
+        "rrfp_jax",
+        "launch",
         "-n",
         str(RANKS),
         "-m",

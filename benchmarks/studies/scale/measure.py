@@ -1,6 +1,6 @@
 """One of the processes that `benchmarks.studies.store_scale` starts: what messages cost on this machine.
 
-rrfp-launch -n 8 -m benchmarks.studies.scale.measure FILE
+rrfp launch -n 8 -m benchmarks.studies.scale.measure FILE
 
 Calls of the store as the runtime makes them, by 1, 4 and 16 clients at once; and the whole way of a
 message, from a driver that posts it to another one that sleeps and is woken by it, by both carriers, between
@@ -183,7 +183,7 @@ def service_seconds() -> float:
                 "utf-8"
             ):
                 return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    raise RuntimeError("there is no coordination service beside this process: start it with rrfp-launch")
+    raise RuntimeError("there is no coordination service beside this process: start it with rrfp launch")
 
 
 if __name__ == "__main__":

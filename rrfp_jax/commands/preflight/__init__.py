@@ -1,4 +1,4 @@
-"""What `rrfp-doctor` looks at before a run.
+"""What `rrfp doctor` looks at before a run.
 
 Begin with `findings`.
 """

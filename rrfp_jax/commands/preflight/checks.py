@@ -1,4 +1,4 @@
-"""What `rrfp-doctor` checks, in the order of `CHECKS`: each check is a function of what was found."""
+"""What `rrfp doctor` checks, in the order of `CHECKS`: each check is a function of what was found."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def check_place(found: Surroundings) -> CheckResult:
         return CheckResult("FAIL", "place", found.place_error, fix)
     if place is not None and place.folder is not None and step is not None:
         said = f"each of srun's {step.processes} tasks runs a launcher of its own, of {place.processes} ranks"
-        return CheckResult("FAIL", "place", said, "srun --ntasks=1 rrfp-launch ..., or srun python train.py")
+        return CheckResult("FAIL", "place", said, "srun --ntasks=1 rrfp launch ..., or srun python train.py")
     if place is not None and place.processes > 1:
         by = "srun" if step is not None else "RRFP_RANK"
         said = f"rank {place.rank} of {place.processes} on {found.host}, by {by}; all meet at "
@@ -58,7 +58,7 @@ def check_place(found: Surroundings) -> CheckResult:
     job, tasks = environment.get("SLURM_JOB_ID"), environment.get("SLURM_NTASKS", "1")
     if place is None and job and tasks != "1":
         said = f"this is in job {job} of {tasks} tasks but no task of srun: a run here is alone"
-        fix = "srun python train.py, or on this node only: rrfp-launch -n 4 train.py"
+        fix = "srun python train.py, or on this node only: rrfp launch -n 4 train.py"
         return CheckResult("warn", "place", said, fix)
     return CheckResult("ok", "place", f"alone on {found.host}: all stages in one process")
 
@@ -284,7 +284,7 @@ def check_peers(found: Surroundings) -> CheckResult | None:
     if found.meeting is None:
         return None
     if found.meeting.error:
-        fix = "firewall between nodes? RRFP_BIND for the right network; all tasks started? srun rrfp-doctor"
+        fix = "firewall between nodes? RRFP_BIND for the right network; all tasks started? srun rrfp doctor"
         return CheckResult("FAIL", "peers", found.meeting.error, fix)
     return CheckResult("ok", "peers", f"connected to all of {len(found.meeting.hosts)} ranks")
 

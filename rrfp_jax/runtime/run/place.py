@@ -347,7 +347,7 @@ def typed_command(environment: Mapping[str, str] = ENVIRONMENT) -> str:
 def as_typed(argv: Sequence[str]) -> list[str]:
     """A command line without the interpreter that the system puts before an installed command.
 
-    `rrfp-train a` is run as `/.../bin/python /.../bin/rrfp-train a`.
+    `rrfp train a` is run as `/.../bin/python /.../bin/rrfp train a`.
     """
     script = Path(argv[1]) if len(argv) > 1 else Path()
     if script.suffix or script.parent != Path(argv[0]).parent or argv[1].startswith("-"):

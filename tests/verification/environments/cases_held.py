@@ -97,7 +97,7 @@ CASES = [
         name="paths: a folder that cannot be written",
         shell=f"{LAUNCHED} --config.directory=/proc/runs",
         status=2,
-        headline="^rrfp-launch: /proc/runs/trial: cannot be written: No such file or directory",
+        headline="^rrfp launch: /proc/runs/trial: cannot be written: No such file or directory",
     ),
     Case(
         name="paths: /dev/shm is not there",

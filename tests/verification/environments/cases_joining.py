@@ -11,7 +11,7 @@ export RRFP_COORDINATOR=127.0.0.1:$((20000 + RANDOM % 10000)) RRFP_PROCESSES=2
 export RRFP_TOKEN=0123456789abcdef0123456789abcdef
 RRFP_RANK=1 {one} & RRFP_RANK=0 {one}; status=$?; wait $! || status=$?; exit $status
 """
-MODULE = "$PYTHON -m rrfp_jax.commands.launch -n 2 --name=trial -m script"
+MODULE = "$PYTHON -m rrfp_jax launch -n 2 --name=trial -m script"
 FOUR = "sed -i s/pp=2/pp=4/ run.py; $LAUNCH -n 2"
 
 THREADS = """\
@@ -45,7 +45,7 @@ CASES = [
         shell=ALONE,
         at_import=EARLY,
         status=2,
-        says=[r"rrfp-train: Mesh\(pp=2\) .* JAX was used before the mesh .* by .*run\.py:2 \(`KEY = "],
+        says=[r"rrfp train: Mesh\(pp=2\) .* JAX was used before the mesh .* by .*run\.py:2 \(`KEY = "],
     ),
     Case(
         name="join: script uses JAX",
@@ -68,7 +68,7 @@ CASES = [
         shell=SCRIPT,
         at_import=f"import rrfp_jax\n{EARLY}",
         status=2,
-        says=[r"rrfp-launch: all ranks: JAX was used .*: by .*script\.py:3 \(`KEY = .*rrfp\.join\(\)"],
+        says=[r"rrfp launch: all ranks: JAX was used .*: by .*script\.py:3 \(`KEY = .*rrfp\.join\(\)"],
         tracebacks=2,
     ),
     Case(

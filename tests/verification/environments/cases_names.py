@@ -25,7 +25,7 @@ CASES = [
             name=f"names: {count} ports are free",
             shell=APART.format(first=PORTS.format(range=f"40000 {39999 + count}")),
             status=(1, 2),
-            says=["^rrfp-launch: .*no port is free: end what holds them"],
+            says=["^rrfp launch: .*no port is free: end what holds them"],
             silent=["RRFP_BIND"],
             tracebacks=4,
             needs=NETWORK,
@@ -44,7 +44,7 @@ CASES = [
         shell=ALONE,
         env={"JAX_PLATFORMS": "gpuu"},
         status=2,
-        headline="rrfp-train: JAX_PLATFORMS=gpuu: JAX finds no such device here .*known backends",
+        headline="rrfp train: JAX_PLATFORMS=gpuu: JAX finds no such device here .*known backends",
     ),
     Case(
         name="names: this machine's own has no address",

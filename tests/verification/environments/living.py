@@ -29,7 +29,7 @@ AFTER_SECONDS = 3.0
 """For what the shell has left to end by itself."""
 POLL_SECONDS = 0.01
 TRACEBACK = "Traceback (most recent call last)"
-SENTENCE = r"^%s((?:rrfp-launch|rrfp-train|rank \d).*)$"
+SENTENCE = r"^%s((?:rrfp launch|rrfp train|rank \d).*)$"
 
 SMALL_DISK = """#!/bin/bash
 mkdir -p "$1" && exec mount -t tmpfs -o size="$2k" small "$1"
@@ -99,7 +99,7 @@ def has(need: str) -> bool:
 def _environment(case: Case, mark: str, watch: Path, kept: Path) -> dict[str, str]:
     """The variables of a case's shell."""
     usual = {name: value for name, value in os.environ.items() if not name.startswith("RRFP_")}
-    launch = f"{sys.executable} -m rrfp_jax.commands.launch"
+    launch = f"{sys.executable} -m rrfp_jax launch"
     small = watch / "small-disk"
     small.write_text(SMALL_DISK, encoding="ascii")
     small.chmod(0o755)
@@ -114,7 +114,7 @@ def _environment(case: Case, mark: str, watch: Path, kept: Path) -> dict[str, st
         "RRFP_KEY_FILE": str(kept / "programs.key"),
         "PYTHON": sys.executable,
         "LAUNCH": f"{launch} --config=run.py",
-        "TRAIN": f"{sys.executable} -m rrfp_jax.commands.train --config=run.py",
+        "TRAIN": f"{sys.executable} -m rrfp_jax train --config=run.py",
         "SCRIPT": f"{launch} -n 2 --name={NAME} script.py",
         "SMALL_DISK": str(small),
         "WATCH": str(watch),
@@ -149,10 +149,10 @@ def _processes(mark: str) -> dict[str, str]:
     """By the names that a case's commands know them by, the ids of its processes."""
     found: dict[str, str] = {}
     for number, words, variables in marked(mark):
-        alone = "rrfp_jax.commands.train" in words
+        alone = "rrfp_jax train" in words
         rank = variables.get("RRFP_RANK", "0" if alone else None)
         name = f"RANK{rank}" if rank is not None else "LAUNCHER"
-        if rank is not None or "rrfp_jax.commands.launch" in words:
+        if rank is not None or "rrfp_jax launch" in words:
             found.setdefault(name, str(number))
     return found
 

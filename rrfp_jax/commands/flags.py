@@ -1,0 +1,125 @@
+"""What a command of `rrfp` is: a row of the table in `verbs.py`, with a row for each of its flags.
+
+Named tuples, as importing `dataclasses` takes a third of the time that help may take.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from rrfp_jax.errors import UsageError
+from rrfp_jax.fields import LONGEST_VALUE, printable
+
+
+class Flag(NamedTuple):
+    """A flag, or an argument that is known by its place.
+
+    Attributes:
+        name: `--limit`, or `RUN` of an argument without a flag.
+        metavar: what its value is called; `""` if it takes none.
+        help: what it is for.
+        read: makes the value of the flag's name and a text, or raises UsageError.
+        default: which its help shows.
+        choices: the words that it may be.
+        free: it may be another word, too.
+        group: its heading in the help.
+        many: may be given again for another value.
+        needed: must be given.
+    """
+
+    name: str
+    metavar: str
+    help: str
+    read: Callable[[str, str], Any] = lambda name, text: text
+    default: Any = None
+    choices: Sequence[str] = ()
+    free: bool = False
+    group: str = ""
+    many: bool = False
+    needed: bool = False
+
+    @property
+    def dest(self) -> str:
+        """What its value is called among the options; `as` is a word of Python's."""
+        return {"as": "family"}.get(plain := self.name.lstrip("-").replace("-", "_").lower(), plain)
+
+    def help_text(self) -> str:
+        """Of its line, with the words that it may be and its default."""
+        words = f": {', '.join(self.choices)}" if self.choices else ""
+        default = "" if self.default is None else f" ({self.default})"
+        return f"{self.help}{words}{default}".replace("%", "%%")
+
+    def value(self, text: str) -> Any:
+        """The value that a text stands for.
+
+        Raises:
+            UsageError: there is none.
+        """
+        if self.choices and not self.free and text not in self.choices:
+            raise UsageError(f"{given(self.name, text)}: choose one of {', '.join(self.choices)}")
+        return self.read(self.name, text)
+
+
+def number(
+    kind: type[int] | type[float],
+    wants: str = "",
+    least: float = -math.inf,
+    above: float = -math.inf,
+    most: float = math.inf,
+) -> Callable[[str, str], Any]:
+    """What reads a number within bounds; `wants` is what it counts, for refusals."""
+    if math.isfinite(least):
+        bounds = f", from {least:,} to {most:,}" if math.isfinite(most) else f", at least {least:,}"
+    else:
+        bounds = f" above {above:,}" * math.isfinite(above) + f", at most {most:,}" * math.isfinite(most)
+    wants = wants or ("a whole number" if kind is int else "a number")
+
+    def read(name: str, text: str) -> Any:
+        try:
+            value = kind(text if text.isascii() else "")
+        except ValueError:
+            value = math.nan
+        if not (least <= value <= most and above < value < math.inf):
+            raise UsageError(f"{given(name, text)}: give {wants}{bounds}")
+        return value
+
+    return read
+
+
+def given(name: str, text: str) -> str:
+    """A flag and its value as messages have them."""
+    shown = text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
+    return f"{name}{'=' if name.startswith('--') else ' '}{printable(shown)}"
+
+
+class Verb(NamedTuple):
+    """A command.
+
+    Attributes:
+        name: after `rrfp`.
+        line: what it is for, in the list of commands.
+        text: the same at length, before the flags in its help.
+        notes: after the flags.
+        flags: that it takes.
+        body: the function of its options that it calls, as `module:NAME`; returns the exit status.
+        config: whether it reads a run's config, `--config=FILE.py --config.FIELD=VALUE`.
+        usage: of its help, if it is not the list of the flags.
+        at_once: Ctrl-C ends it at once, whatever it imports, until it listens itself.
+    """
+
+    name: str
+    line: str
+    text: str
+    body: str
+    notes: str = ""
+    flags: tuple[Flag, ...] = ()
+    config: bool = False
+    usage: str = ""
+    at_once: bool = False
+
+    @property
+    def command(self) -> str:
+        """As one types it."""
+        return f"rrfp {self.name}"
