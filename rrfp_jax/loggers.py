@@ -1,4 +1,4 @@
-"""Loggers: what reports say, to TensorBoard, Weights & Biases or Prometheus.
+"""Loggers: what reports say, to TensorBoard or Weights & Biases; `examples/prometheus.py` has another.
 
     logger = rrfp.loggers.tensorboard("tensorboard/mine")  # then: tensorboard --logdir tensorboard
     trainer = rrfp.Trainer(pipe, optimizer, data=corpus, on_step=logger.on_step)
@@ -9,17 +9,16 @@ which may take `figures_of` for what is written.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from os import PathLike
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from rrfp_jax.errors import UsageError, imported
-from rrfp_jax.fields import path_of, shown
+from rrfp_jax.errors import imported
+from rrfp_jax.fields import path_of
 from rrfp_jax.runtime.run.join import join
 from rrfp_jax.train.report import Evaluation, Report
 
-__all__ = ["Logger", "figures_of", "prometheus", "tensorboard", "wandb"]
+__all__ = ["Logger", "figures_of", "tensorboard", "wandb"]
 
 FLUSH_SECONDS = 10
 """After so long a figure is in TensorBoard's file, so that a run can be watched."""
@@ -142,96 +141,3 @@ def wandb(project: str, **options: Any) -> Logger:
         return Sink(lambda step, figures: run.log(dict(figures), step=step), run.finish)
 
     return Logger(make)
-
-
-class Metric(NamedTuple):
-    """A metric of Prometheus, and which figures it has: what a pattern's group matches is its label."""
-
-    pattern: str
-    kind: Literal["Gauge", "Counter", "Histogram"]
-    name: str
-    help: str
-    label: str | None = None
-
-
-FAMILIES = (
-    Metric("step", "Gauge", "rrfp_step", "Number of the latest step, from 0"),
-    Metric("train/loss", "Gauge", "rrfp_loss", "Loss of the latest step, before its update"),
-    Metric("train/gradient_norm", "Gauge", "rrfp_gradient_norm", "Norm of the gradient before clipping"),
-    Metric("train/parameter_norm", "Gauge", "rrfp_parameter_norm", "Norm of the parameters"),
-    Metric("train/loss_scale", "Gauge", "rrfp_loss_scale", "What the loss was multiplied by"),
-    Metric("train/skipped", "Gauge", "rrfp_skipped_steps", "Steps of the run whose update was left out"),
-    Metric("train/(.+)", "Gauge", "rrfp_metric", "A metric of the loss function", "name"),
-    Metric("validation/loss", "Gauge", "rrfp_validation_loss", "Loss of the latest validation"),
-    Metric("validation/(.+)", "Gauge", "rrfp_validation_metric", "A metric of it", "name"),
-    Metric("hyperparams/(.+)", "Gauge", "rrfp_hyperparameter", "Of the latest step's update", "name"),
-    Metric("speed/tokens_per_second", "Gauge", "rrfp_tokens_per_second", "Weight over the whole step's time"),
-    Metric(
-        "speed/step_seconds", "Histogram", "rrfp_step_seconds", "From the first task to the last one's end"
-    ),
-    Metric("speed/load_seconds", "Counter", "rrfp_load_seconds_total", "Seconds that steps waited for data"),
-    Metric(r"idle/stage_(\d+)", "Gauge", "rrfp_stage_idle_ratio", "Share of a step without a task", "stage"),
-    Metric(
-        r"memory/stage_(\d+)_peak_bytes", "Gauge", "rrfp_stage_peak_bytes", "Most for microbatches", "stage"
-    ),
-)
-"""In Prometheus' own units and endings; the first whose pattern matches a figure has it."""
-
-STEP_SECONDS = (*(n * 10.0**power for power in range(-3, 3) for n in (1, 2, 5)), 1000.0)
-"""Bounds of the histogram."""
-
-UPDATES: Mapping[str, str] = {"Gauge": "set", "Counter": "inc", "Histogram": "observe"}
-"""By kind, the method that takes a figure."""
-
-
-def prometheus(port: int, address: str = "127.0.0.1") -> Logger:
-    """For Prometheus, which asks the first process at `http://<address>:<port>/metrics`, from now on.
-
-    Args:
-        port: that it listens on, until `close`.
-        address: of which of the machine's networks; by the default only this machine can ask, by "0.0.0.0"
-            anybody.
-
-    Raises:
-        UsageError: the package prometheus_client is not there, or nothing can listen there.
-    """
-    package = imported("prometheus_client", "rrfp_jax.loggers.prometheus")
-    where = f"loggers.prometheus: port={shown(port)}"
-    if type(port) is not int or not 0 < port < 2**16:
-        raise UsageError(f"{where}: give a number from 1 to 65535")
-
-    def listen() -> Sink:
-        registry = package.CollectorRegistry()
-        made = {family.name: _metric(package, registry, family) for family in FAMILIES}
-        try:
-            server, thread = package.start_http_server(port, addr=address, registry=registry)
-        except OSError as error:
-            reason = f"{where}, address={shown(address)}: {error.strerror}; give another port, or an address"
-            raise UsageError(f"{reason} of this machine") from None
-
-        def write(step: int, figures: Mapping[str, float]) -> None:
-            for name, value in {"step": step, **figures}.items():
-                family, labels = _family_of(name)
-                metric = made[family.name].labels(*labels) if labels else made[family.name]
-                getattr(metric, UPDATES[family.kind])(value)
-
-        def close() -> None:
-            server.shutdown()
-            server.server_close()
-            thread.join()
-
-        return Sink(write, close)
-
-    return Logger(lambda step: listen(), listen() if join().rank == 0 else None)
-
-
-def _metric(package: Any, registry: Any, family: Metric) -> Any:
-    options = {"buckets": STEP_SECONDS} if family.kind == "Histogram" else {}
-    labels = [] if family.label is None else [family.label]
-    return getattr(package, family.kind)(family.name, family.help, labels, registry=registry, **options)
-
-
-def _family_of(figure: str) -> tuple[Metric, tuple[str, ...]]:
-    """The family that has a figure, and its labels there."""
-    found = ((family, re.fullmatch(family.pattern, figure)) for family in FAMILIES)
-    return next((family, match.groups()) for family, match in found if match)

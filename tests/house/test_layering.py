@@ -82,7 +82,7 @@ MANY_ARGUMENTS: dict[str, str] = {
 
 PRIVATE_JAX = re.compile(r"jax\._(?!_)|jax\.(lib|interpreters)\b|jaxlib\b")
 MAY_USE_PRIVATE_JAX = {PACKAGE / "runtime" / "_jax.py", PACKAGE / "runtime" / "run" / "coordinator.py"}
-OWN = ("rrfp_jax", "configs", "benchmarks", "tests")
+OWN = ("rrfp_jax", "configs", "examples", "benchmarks", "tests")
 
 
 def under(name, roots):

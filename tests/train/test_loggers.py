@@ -18,6 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from wandb.proto import wandb_internal_pb2
 
 import rrfp_jax as rrfp
+from examples import prometheus
 from rrfp_jax import loggers
 from rrfp_jax.loggers import figures_of
 from rrfp_jax.train.report import Evaluation, Report
@@ -140,7 +141,7 @@ def asked(port):
 
 def test_prometheus(port):
     threads = threading.active_count()
-    logger = rrfp.loggers.prometheus(port)
+    logger = prometheus.prometheus(port)
     assert asked(port)[1]["rrfp_step_seconds_count",] == 0, "it answers before the first step"
     for step in range(3):
         logger.on_step(dataclasses.replace(REPORT, step=step, loss=2.0 - step / 8, load_seconds=0.5))
@@ -164,20 +165,20 @@ def test_prometheus(port):
     assert threading.active_count() == threads
     with pytest.raises(OSError, match="refused"):
         asked(port)
-    again = rrfp.loggers.prometheus(port)  # at once
+    again = prometheus.prometheus(port)  # at once
     assert ("rrfp_metric", "accuracy") not in asked(port)[1]
     again.close()
 
 
 def test_every_figure_has_a_family():
     for name in figures_of(dataclasses.replace(REPORT, hyperparams={"momentum": 0.5})):
-        family, labels = loggers._family_of(name)
+        family, labels = prometheus._family_of(name)
         assert len(labels) == (family.label is not None), name
-    assert len({family.name for family in loggers.FAMILIES}) == len(loggers.FAMILIES)
+    assert len({family.name for family in prometheus.FAMILIES}) == len(prometheus.FAMILIES)
 
 
 def test_figures_that_are_not_finite_are_told(port):
-    logger = rrfp.loggers.prometheus(port)
+    logger = prometheus.prometheus(port)
     logger.on_step(dataclasses.replace(REPORT, loss=float("nan"), gradient_norm=float("inf")))
     samples = asked(port)[1]
     assert math.isnan(samples["rrfp_loss",]) and math.isinf(samples["rrfp_gradient_norm",])
@@ -189,7 +190,7 @@ def test_a_port_that_is_taken():
         port = server.getsockname()[1]
         said = f"port={port}, address='127.0.0.1': Address already in use; give another port"
         with pytest.raises(rrfp.UsageError, match=said):
-            rrfp.loggers.prometheus(port)
+            prometheus.prometheus(port)
 
 
 @pytest.mark.parametrize(
@@ -203,8 +204,8 @@ def test_a_port_that_is_taken():
     ],
 )
 def test_what_nothing_can_listen_on(given, said):
-    with pytest.raises(rrfp.UsageError, match=f"^loggers.prometheus: {re.escape(said)}"):
-        rrfp.loggers.prometheus(*given)
+    with pytest.raises(rrfp.UsageError, match=f"^prometheus: {re.escape(said)}"):
+        prometheus.prometheus(*given)
 
 
 @pytest.mark.parametrize(
@@ -212,12 +213,12 @@ def test_what_nothing_can_listen_on(given, said):
     [
         ("tensorboardX", lambda: rrfp.loggers.tensorboard("x")),
         ("wandb", lambda: rrfp.loggers.wandb("x")),
-        ("prometheus_client", lambda: rrfp.loggers.prometheus(9090)),
+        ("prometheus_client", lambda: prometheus.prometheus(9090)),
     ],
 )
 def test_a_package_that_is_not_there(monkeypatch, package, make):
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(rrfp.UsageError, match=rf"loggers\..*needs .*{package}.*pip install {package}"):
+    with pytest.raises(rrfp.UsageError, match=rf"(loggers|prometheus)\..* {package}.*pip install {package}"):
         make()
 
 
@@ -232,11 +233,13 @@ def test_hyperparameters_are_written_from_their_first_change_on():
 
 
 def test_other_ranks_write_nothing(monkeypatch, tmp_path):
-    monkeypatch.setattr("rrfp_jax.loggers.join", lambda: type("World", (), {"rank": 1}))
+    other = lambda: type("World", (), {"rank": 1})  # noqa: E731
+    monkeypatch.setattr("rrfp_jax.loggers.join", other)
+    monkeypatch.setattr("examples.prometheus.join", other)
     log(rrfp.loggers.tensorboard(tmp_path / "none"), range(2))
     assert not (tmp_path / "none").exists()
     with socket.create_server(("127.0.0.1", 0)) as taken:  # by rank 0
-        log(rrfp.loggers.prometheus(taken.getsockname()[1]), range(2))
+        log(prometheus.prometheus(taken.getsockname()[1]), range(2))
 
 
 def test_a_folder_that_is_none():

@@ -6,7 +6,7 @@ import pytest
 
 import rrfp_jax as rrfp
 from rrfp_jax.core.hints import Ranked
-from rrfp_jax.core.orders import OneFOneB
+from rrfp_jax.core.orders import GPipe, OneFOneB
 from rrfp_jax.core.schedules import name_of, write_csv
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.core.v_orders import ZBV
@@ -69,7 +69,7 @@ def test_a_trainer_refuses_what_is_for_other_sizes_and_what_must_deadlock(file):
     with pytest.raises(rrfp.UsageError, match=r"and 2 microbatches, not for .* and 5"):
         toy.trainer(2, schedule=file(GOOD))
 
-    class Backwards(rrfp.schedules.GPipe):
+    class Backwards(GPipe):
         def order(self, stage, placement, microbatches):
             order = super().order(stage, placement, microbatches)
             return [*order[4::-1], *order[5:]] if stage else [order[0], order[5], *order[1:5], *order[6:]]

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import rrfp_jax as rrfp
+from rrfp_jax.core.orders import GPipe, OneFOneB
 from rrfp_jax.runtime.programs import stage_programs
 from rrfp_jax.runtime.programs.compiler import Compiler
 from tests.support import toy
@@ -11,7 +12,7 @@ from tests.support import toy
 
 def test_the_schedule_may_be_set_by_name_between_steps(trainer):
     trainer.schedule = "gpipe"
-    assert trainer.schedule == rrfp.schedules.GPipe()
+    assert trainer.schedule == GPipe()
     assert np.isfinite(next(trainer.steps(1)).loss)
     with pytest.raises(rrfp.UsageError, match="no such schedule"):
         trainer.schedule = "zb"
@@ -21,7 +22,7 @@ def test_the_schedule_may_be_set_by_name_between_steps(trainer):
 def test_the_schedule_may_change_between_steps_to_one_that_splits():
     trainer = toy.trainer(2)
     trainer.step(toy.microbatches())
-    for schedule in ("bfw", "zb-h1", rrfp.schedules.Ranked(rrfp.schedules.OneFOneB())):
+    for schedule in ("bfw", "zb-h1", rrfp.schedules.Ranked(OneFOneB())):
         trainer.schedule = schedule
         trainer.step(toy.microbatches())
     assert trainer.steps_done == 4

@@ -16,6 +16,7 @@ import pytest
 
 import rrfp_jax as rrfp
 from rrfp_jax.core.events import ROOM, Arrived, ScheduleError
+from rrfp_jax.core.orders import GPipe
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.runtime.engine.loop import Driver
@@ -212,7 +213,7 @@ def test_a_hint_that_breaks_its_contract(choice, said):
 
 
 def test_a_fixed_order_that_lacks_a_task_is_refused_at_once():
-    class Lossy(rrfp.schedules.GPipe):
+    class Lossy(GPipe):
         def order(self, stage, placement, microbatches):
             return super().order(stage, placement, microbatches)[:-1]
 
