@@ -224,7 +224,7 @@ Accumulation: TypeAlias = Literal["index", "arrival"]
 
 SPARE_GRADIENTS = 2
 """Spare buffers unless told otherwise: the fewest that cost at most 2 % in the median where transfers are
-exponential with a mean of up to a forward (`python -m benchmarks.studies.reordering`)."""
+exponential with a mean of up to a forward (`python -m benchmarks reordering`)."""
 
 
 class Accumulator:

@@ -5,17 +5,21 @@ from statistics import fmean
 
 import pytest
 
-from benchmarks.studies.families import OURS, PLANNED, RANKED_PLAN, measure, row_of
-from benchmarks.studies.measured import (
+from benchmarks.families import (
     BOUNDS,
     CHATQA2,
     LMSYS,
     MEASURED,
+    OURS,
+    PLANNED,
+    RANKED_PLAN,
     UNKNOWN,
     WIKIPEDIA,
     WORKER,
     MeasuredCell,
     document,
+    measure,
+    row_of,
 )
 from rrfp_jax.sim.families import FORWARD_SECONDS
 

@@ -6,20 +6,34 @@ from dataclasses import asdict
 
 import pytest
 
-from benchmarks.studies.paper import ablation
-from benchmarks.studies.paper.fit import FORMS, fitted, least_squares
-from benchmarks.studies.paper.layer_flops import per_token
-from benchmarks.studies.paper.published import FITTED, LANGUAGE, ROWS, SCHEDULES, VISION
-from benchmarks.studies.paper.scores import Scored, held_out, markdown, ratios_error, times_error
-from benchmarks.studies.paper.split import Sample, in_equal_work, layers_of
-from benchmarks.studies.paper.steps import paper
-from benchmarks.studies.paper.workloads import (
+from benchmarks.paper.model import (
+    FITTED,
+    LANGUAGE,
     NOISE,
+    ROWS,
+    SCHEDULES,
+    VISION,
     Machine,
+    Sample,
+    in_equal_work,
+    layers_of,
+    per_token,
     reduce_seconds,
     samples_of,
     stages_of,
     workload,
+)
+from benchmarks.paper.rows import (
+    FORMS,
+    Scored,
+    fitted,
+    held_out,
+    least_squares,
+    paper_ways,
+    ratios_error,
+    scores_table,
+    taken_apart,
+    times_error,
 )
 
 ROW = {row.name: row for row in ROWS}
@@ -97,8 +111,8 @@ def test_replicas_add_up_their_gradients():
 
 
 def test_only_messages_of_some_length_have_the_price_of_an_exchange():
-    assert paper(ROW["GPT3-Large 1/8/1"], MACHINE)["1F1B"].exchange == 0
-    how = paper(ROW["Qwen3-32B + InternViT 1/64/1"], MACHINE)
+    assert paper_ways(ROW["GPT3-Large 1/8/1"], MACHINE)["1F1B"].exchange == 0
+    how = paper_ways(ROW["Qwen3-32B + InternViT 1/64/1"], MACHINE)
     assert [how[name].exchange for name in SCHEDULES] == [0.01, 0.01, 0, 0]
     assert how["BF"].limit == 64
 
@@ -139,12 +153,12 @@ def test_scores_are_of_the_held_out_rows():
     assert times_error([slow]) == pytest.approx(2.0)
     assert ratios_error([slow]) == pytest.approx(0.0)
     assert ratios_error([near]) == pytest.approx(0.05)
-    table = markdown([near, slow])
+    table = scores_table([near, slow])
     assert table.index("1/8/1 | fitted") < table.index("2/8/1 | held out")
 
 
 def test_the_parts_of_a_gain_add_up():
-    for one in ablation.split(MACHINE, ROW["GPT3-Large 1/8/1"]):
+    for one in taken_apart(MACHINE, ROW["GPT3-Large 1/8/1"]):
         assert sum(one.parts) == pytest.approx(1 - one.free / one.synchronous)
         assert one.parts[0] > 0
         assert one.held > 1

@@ -5,10 +5,19 @@ from itertools import pairwise
 
 import pytest
 
-from benchmarks.runtime.computed import Row, swapped
-from benchmarks.runtime.computed_rank import CASES, LENGTHS, microbatches
-from benchmarks.studies.observed import Observed
-from benchmarks.studies.prediction import Pair, aims_of, markdown, paced_runs, pairs
+from benchmarks.observed import Observed
+from benchmarks.predict import (
+    CASES,
+    LENGTHS,
+    Pair,
+    Row,
+    aims_of,
+    markdown,
+    microbatches,
+    paced_runs,
+    pairs,
+    swapped,
+)
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.sim.engine import simulate

@@ -5,11 +5,11 @@ from statistics import fmean, quantiles
 
 import pytest
 
+from benchmarks import reordering, simulated
 from benchmarks.harness import put_figures
-from benchmarks.runtime.paced import PacedCase
-from benchmarks.studies import budgets, reordering
-from benchmarks.studies.cells import Cell as Steps
-from benchmarks.studies.reordering import CONTROL, LINKS, Cell
+from benchmarks.paced import PacedCase
+from benchmarks.reordering import CONTROL, LINKS, Cell
+from benchmarks.steps import Cell as Steps
 
 
 @pytest.mark.parametrize(("link", "spread"), [("measured", 3.2), ("exponential", 6.6), ("heavy", 33)])
@@ -61,12 +61,12 @@ def test_a_paced_case_is_simulated_by_its_own_rules():
         PacedCase(workload=workload, schedule="bf", limit=8, accumulation=how, spare_gradients=0)
         for how in ("index", "arrival")
     )
-    assert ordered.simulated(0.0) > arrival.simulated(0.0)
-    assert arrival.simulated(0.005) > arrival.simulated(0.0)
+    assert ordered.simulated(0.0).makespan > arrival.simulated(0.0).makespan
+    assert arrival.simulated(0.005).makespan > arrival.simulated(0.0).makespan
 
 
 def test_more_bytes_take_less_time():
-    found = budgets.measure(Steps("", stages=4, per_stage=8, family="length-imbalanced"), seed=0)
+    found = simulated.limited(Steps("", stages=4, per_stage=8, family="length-imbalanced"), seed=0)
     for figures in found.values():
         assert 0.5 < figures["most"] <= 1.0
         assert figures["bytes"] > 1.5

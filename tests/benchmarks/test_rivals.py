@@ -9,15 +9,14 @@ from itertools import chain
 
 import pytest
 
+from benchmarks.families import LMSYS
 from benchmarks.harness import REPOSITORY
-from benchmarks.rivals import environment
-from benchmarks.rivals.balanced import WINDOWS, as_they_come, balanced, step_of, work
+from benchmarks.rivals import common
+from benchmarks.rivals.balanced import WINDOWS, as_they_come, evenly, step_of, work
+from benchmarks.rivals.common import Timed, require_torch, timed, torch_finds
 from benchmarks.rivals.durations import OURS, TOLD, TORCH, Row, aims_of, joined, markdown
-from benchmarks.rivals.environment import require_torch, torch_finds
-from benchmarks.rivals.found import Found, found_in
 from benchmarks.rivals.null_step import aims_of as null_aims
-from benchmarks.rivals.slackness import adapted, measured, warm_ups
-from benchmarks.studies.measured import LMSYS
+from benchmarks.rivals.slow_link import adapted, means, warm_ups
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.sim.disturbances import LateReadiness
@@ -33,7 +32,8 @@ WORKLOAD = log_normal(STAGES, MICROBATCHES, forward=0.002, sigma=0.3, shared=0.5
 def test_what_pytorchs_processes_use_of_ours_needs_no_jax():
     """Their environment has none."""
     files = sorted((REPOSITORY / "benchmarks" / "rivals").glob("torch_*.py"))
-    imports = {line for file in files for line in re.findall(r"^from rrfp_jax\S+", file.read_text(), re.M)}
+    code = "".join(file.read_text() for file in files)
+    imports = {*re.findall(r"^from rrfp_jax\S+|^from benchmarks\.\S+\.\S+", code, re.M)}
     modules = [line.removeprefix("from ") for line in sorted(imports)]
     assert len(modules) > 3
     program = f"import sys; sys.modules['jax'] = None\nimport {', '.join(modules)}"
@@ -55,7 +55,7 @@ def simulated_by(order, limit, workload):
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-v", "bf"])
 def test_an_order_is_told_from_its_messages(schedule):
     late = simulated(schedule, hop=0.001)
-    found = found_in([late], WORKLOAD)
+    found = timed([late], WORKLOAD)
     assert found.step == late.makespan > found.order
     if schedule != "bf":  # which runs another order where messages are late
         assert found.order == pytest.approx(simulated(schedule).makespan)
@@ -63,7 +63,7 @@ def test_an_order_is_told_from_its_messages(schedule):
 
 
 def row(system, schedule, limit, step, held):
-    return Row(system, schedule, limit, (Found(step, step, held),))
+    return Row(system, schedule, limit, (Timed(step, step, held),))
 
 
 ROWS = [
@@ -122,7 +122,7 @@ def test_aims_of_the_null_step_compare_within_a_round():
 
 
 def test_what_is_missing_is_named(monkeypatch, tmp_path):
-    monkeypatch.setattr(environment, "ENVIRONMENT", tmp_path / ".venv-rivals")
+    monkeypatch.setattr(common, "ENVIRONMENT", tmp_path / ".venv-rivals")
     with pytest.raises(SystemExit, match=r"`make rivals` sets up \.venv-rivals"):
         require_torch()
 
@@ -144,9 +144,9 @@ def test_slackness_grows_with_the_links_as_far_as_memory_goes(link, limit, count
 def test_an_adapted_order_is_for_the_means_of_the_step_before(limit):
     before = log_normal(4, 12, forward=0.01, sigma=0.3, shared=0.5, seed=1, transfer=0.001)
     slow = replace(before, transfer_forward=(*before.transfer_forward[:2], (0.03,) * 12, (0.001,) * 12))
-    orders = {name: adapted(measured(step), limit) for name, step in (("usual", before), ("slow", slow))}
+    orders = {name: adapted(means(step), limit) for name, step in (("usual", before), ("slow", slow))}
     times = {
-        (name, step): simulated_by(order, limit, measured(step))
+        (name, step): simulated_by(order, limit, means(step))
         for name, order in orders.items()
         for step in (before, slow)
     }
@@ -166,7 +166,7 @@ def test_balancing_shares_out_the_same_documents():
     come = as_they_come(LMSYS, WINDOWS[0], random.Random(1))
     assert len(come) == 32
     assert all(WINDOWS[0] - 1 < sum(window) <= WINDOWS[0] for window in come)
-    evened = balanced(come)
+    evened = evenly(come)
     assert sorted(chain.from_iterable(evened)) == sorted(chain.from_iterable(come))
     heaviest = [max(sum(map(work, batch)) for batch in batches) for batches in (come, evened)]
     assert heaviest[1] < heaviest[0]
@@ -176,7 +176,7 @@ def test_balancing_shares_out_the_same_documents():
 
 
 needs_torch = pytest.mark.skipif(
-    not (environment.ENVIRONMENT / ".installed").exists(), reason="no PyTorch: `make rivals` sets it up"
+    not (common.ENVIRONMENT / ".installed").exists(), reason="no PyTorch: `make rivals` sets it up"
 )
 
 
@@ -184,8 +184,8 @@ needs_torch = pytest.mark.skipif(
 def test_orders_of_pytorch_are_those_of_the_same_name_here():
     names = {"1f1b": 1, "interleaved-1f1b": 2, "zb-v": 1, "dualpipe-v": 1}
     asked = {"workload": WORKLOAD.as_json_object(), "schedules": [*names], "steps": 1}
-    for name, found in torch_finds("torch_durations", asked).items():
+    for name, found in torch_finds("durations", asked).items():
         own = simulated(name, names[name])
         assert found["order"] == pytest.approx(own.makespan), name
-        assert found["held"] == found_in([own], WORKLOAD).held
+        assert found["held"] == timed([own], WORKLOAD).held
         assert found["step"] >= found["order"]

@@ -52,7 +52,7 @@ def unknown_commands(text):
     code = "\n".join([*(block[3] for block in FENCE.finditer(text)), *INLINE.findall(text)])
     modules = re.findall(r"(?:python|rrfp launch[^\n]*) -m ([\w.]+\w)", code)
     wrong = [module for module in modules if module != "module" and source_of(module) is None]
-    benches = re.findall(r"-m benchmarks\s+([\w.]+)", code)
+    benches = re.findall(r"-m benchmarks +([\w.]+)", code)
     wrong += [name for name in benches if name != "NAME" and name not in index()]
     wrong += set(re.findall(r"^make ([a-z][\w-]*)", code, re.MULTILINE)) - targets()
     named = set(re.findall(r"(?:^|[\s/])rrfp ([a-z]+)|(?:^|\s)(rrfp-(?!jax)[a-z]+)", code))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.studies.virtual_training import Machine, train
+from benchmarks.layers import Machine, train
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import Budget
 from rrfp_jax.sim import splits as rebalance

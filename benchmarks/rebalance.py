@@ -1,33 +1,15 @@
-"""Layers that move while training: what it gains, what it costs, and whether it leaves balanced runs alone.
-
-    python -m benchmarks.runtime.rebalance [--json=FILE] [--check] [--quick] [--part=training|alone|paced]
-
-*training*: a Trainer of 16 equal layers on 4 stages, whose tasks last as long as their layers are told to;
-stage 2 is 1.5 x slower, or the layers are cut 2, 4, 8, 2. `rebalance="auto"` moves them. Beside it stands the
-best split in hindsight: of all splits the three that are fastest in the simulator by the true times, run. The
-pause is what the steps from the decision to the move, and the move, took longer than usual steps would have,
-in steps. Then layers move to and fro ten times, and losses are compared to the bit with a run that stays.
-
-*alone*: 20 runs of 200 steps with jitter only (J1 to J3), simulated, and one of 80 steps that is trained: no
-layer may move. What watching costs is reckoned for 1,000 steps: one first look, and the later ones as often.
-
-*paced*: 8 paced stages, 64 layers, a stage that is slow or a last layer that is heavy, in steps of families
-that others have measured (`sim/families.py`): 1F1B and BFW at equal limits, cut evenly and as it was decided
-by simulated steps of 1F1B, each with draws of its own.
-"""
+"""Layers that move while training: what it gains, what it costs, and whether it leaves balanced runs
+alone."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
 from statistics import median
-from typing import Any, TypeAlias
+from typing import Any
 
-from benchmarks.harness import Aim, finish, parse, parts_flag
-from benchmarks.runtime.layer_paced import trainer
-from benchmarks.runtime.paced import PacedCase
-from benchmarks.studies.virtual_training import Machine, train
+from benchmarks.harness import Aim, Found, bench, say
+from benchmarks.layers import Machine, train, trainer
+from benchmarks.paced import PacedCase
 from rrfp_jax.sim import families
 from rrfp_jax.sim.splits import MOST
 
@@ -44,44 +26,22 @@ DECIDED = 200
 PACED_SECONDS = families.FORWARD_SECONDS * PACED_STAGES / PACED_LAYERS
 """Of a layer, so that families' tasks and transfers are in proportion."""
 
-Imbalance: TypeAlias = tuple[Sequence[float], Sequence[float]]
-"""How heavy layers are, and how slow stages."""
-
-SLOW_STAGE: Imbalance = ([1.0] * PACED_LAYERS, [1, 1, 1, 1.5, 1, 1, 1, 1])
-HEAVY_HEAD: Imbalance = ([1.0] * (PACED_LAYERS - 1) + [5.0], [1] * PACED_STAGES)
-PACED: dict[str, tuple[str, Imbalance]] = {
+SLOW_STAGE = ([1.0] * PACED_LAYERS, [1, 1, 1, 1.5, 1, 1, 1, 1])
+HEAVY_HEAD = ([1.0] * (PACED_LAYERS - 1) + [5.0], [1] * PACED_STAGES)
+PACED: dict[str, tuple[str, tuple[Sequence[float], Sequence[float]]]] = {
     **{
         f"{family}, a stage 1.5 x slower": (family, SLOW_STAGE)
         for family in ("constant", "log-normal", "length-imbalanced", "slow-link")
     },
     **{f"{family}, a head of 5 layers": (family, HEAVY_HEAD) for family in ("constant", "log-normal")},
 }
-"""By name a family, and what is unbalanced."""
+"""By name a family, how heavy layers are, and how slow stages."""
 
 LEVELS = ("J1", "J2", "J3")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Moved:
-    """A run that moved layers by itself: seconds of a step, and the pause in steps."""
-
-    case: str
-    before: float
-    after: float
-    split: Sequence[int]
-    hindsight: float
-    best: Sequence[int]
-    pause: float
-
-    def __str__(self) -> str:
-        return (
-            f"{self.case}: {self.before:.3f} s a step, then {self.after:.3f} s with {self.split}; in "
-            f"hindsight {self.hindsight:.3f} s with {self.best}; pause {self.pause:.1f} steps"
-        )
-
-
-def moved(case: str) -> Moved:
-    """Train with a move, and with the best splits in hindsight."""
+def moved(case: str) -> dict[str, Any]:
+    """Train with a move, and with the best splits in hindsight: seconds of a step, the pause in steps."""
     slowness, split = CASES[case]
     made = trainer([SECONDS] * LAYERS, slowness, split, MICROBATCHES, rebalance="auto")
     steps = [(report, made.split) for report in made.steps(STEPS)]
@@ -92,15 +52,15 @@ def moved(case: str) -> Moved:
     beside = [report.wall_seconds for report, _ in steps[2 : len(first) + 1]]
     slower = [wall - usual for wall in beside[:-1]] + [beside[-1] - median(r.wall_seconds for r in last)]
     best, seconds = hindsight(slowness)
-    return Moved(
-        case=case,
-        before=median(report.step_seconds for report in first[2:]),
-        after=median(report.step_seconds for report in last),
-        split=made.split,
-        hindsight=seconds,
-        best=best,
-        pause=sum(wall for wall in slower if wall > 0.02 * usual) / usual,
-    )
+    return {
+        "case": case,
+        "before": median(report.step_seconds for report in first[2:]),
+        "after": median(report.step_seconds for report in last),
+        "split": made.split,
+        "hindsight": seconds,
+        "best": best,
+        "pause": sum(wall for wall in slower if wall > 0.02 * usual) / usual,
+    }
 
 
 def hindsight(slowness: Sequence[float]) -> tuple[Sequence[int], float]:
@@ -174,18 +134,8 @@ def watching(steps: int) -> dict[str, float]:
     }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cell:
-    """A paced run: what a step took (s)."""
-
-    family: str
-    schedule: str
-    split: Sequence[int]
-    seconds: float
-
-
-def paced(name: str) -> list[Cell]:
-    """1F1B and BFW, cut evenly and as it was decided."""
+def paced(name: str) -> list[dict[str, Any]]:
+    """1F1B and BFW, cut evenly and as it was decided: seconds of a step."""
     family, (layers, slowness) = PACED[name]
     even = (PACED_LAYERS // PACED_STAGES,) * PACED_STAGES
     machine = Machine(
@@ -205,72 +155,73 @@ def paced(name: str) -> list[Cell]:
         workload = machine.workload(0, split)
         for schedule in ("1f1b", "bfw"):
             case = PacedCase(workload=workload, schedule=schedule, limit=PACED_STAGES)
-            cell = Cell(family=name, schedule=schedule, split=split, seconds=median(case.run().steps))
-            print(f"{name}: {schedule} with {','.join(map(str, split))}: {cell.seconds:.3f} s", flush=True)
-            found.append(cell)
+            cell = {"family": name, "schedule": schedule, "split": split}
+            found.append(cell | {"seconds": median(case.run().steps)})
+            say(found[-1])
     return found
 
 
-def gains(cells: Sequence[Cell]) -> dict[str, float]:
-    """By how many per cent a step is shorter than with 1F1B and an even cut."""
-    base, schedule, balanced, both = (cell.seconds for cell in cells)
-    found = {"schedule": schedule, "rebalancing": balanced, "both": both}
-    return {name: 100 * (1 - seconds / base) for name, seconds in found.items()}
+Part = tuple[dict[str, Any], list[Aim]]
 
 
-def _training(quick: bool) -> tuple[dict[str, Any], list[Aim]]:
+def _training(quick: bool) -> Part:
     found = [moved(case) for case in ([*CASES][:1] if quick else CASES)]
-    print(*found, sep="\n", flush=True)
+    say(found)
     moving, staying = losses_to_and_fro()
-    behind = [100 * (one.after / one.hindsight - 1) for one in found]
-    return {"moved": [asdict(one) for one in found], "losses": [moving, staying]}, [
+    behind = [100 * (one["after"] / one["hindsight"] - 1) for one in found]
+    return {"moved": found, "losses": [moving, staying]}, [
         Aim("longer than the best split in hindsight, most", max(behind), 3.0, "%"),
-        Aim("pause, longest", max(one.pause for one in found), 2.0, "steps"),
+        Aim("pause, longest", max(one["pause"] for one in found), 2.0, "steps"),
         Aim("losses that ten moves change", sum(map(float.__ne__, moving, staying)), 0, ""),
     ]
 
 
-def _alone(quick: bool) -> tuple[dict[str, Any], list[Aim]]:
+def _alone(quick: bool) -> Part:
     simulated, real = moves_in_jitter(2 if quick else 20, 40 if quick else 200), watching(20 if quick else 80)
-    print(f"a first look {real['first_look']:.3f} s, a later one {real['later_look']:.4f} s", flush=True)
+    say(f"a first look {real['first_look']:.3f} s, a later one {real['later_look']:.4f} s")
     return {"moves_simulated": simulated, "trained": real}, [
         Aim("moves in runs with jitter only", simulated + real["moves"], 0, ""),
         Aim("watching, of 1,000 steps", real["share_percent"], 0.2, "%"),
     ]
 
 
-def _paced(quick: bool) -> tuple[dict[str, Any], list[Aim]]:
-    found = {name: paced(name) for name in ([*PACED][:1] if quick else PACED)}
-    figures = {family: gains(cells) for family, cells in found.items()}
-    for family, own in figures.items():
-        told = ", ".join(f"{name} {value:.1f} %" for name, value in own.items())
-        print(f"{family}: shorter by {told}", flush=True)
-    least = min(own["both"] - max(own["schedule"], own["rebalancing"]) for own in figures.values())
-    cells = [asdict(cell) for own in found.values() for cell in own]
-    return {"cells": cells, "gains": figures}, [
+def _paced(quick: bool) -> Part:
+    cells, gains = [], {}
+    for name in [*PACED][:1] if quick else PACED:
+        cells += (own := paced(name))
+        base, *others = (cell["seconds"] for cell in own)
+        shorter = [100 * (1 - seconds / base) for seconds in others]
+        gains[name] = dict(zip(("schedule", "rebalancing", "both"), shorter, strict=True))
+        say(f"{name}: shorter by {gains[name]} %")
+    least = min(own["both"] - max(own["schedule"], own["rebalancing"]) for own in gains.values())
+    return {"cells": cells, "gains": gains}, [
         Aim("both gain more than either, at least by", least, 0.0, "% of a step", at_least=True)
     ]
 
 
-PARTS: dict[str, Callable[[bool], tuple[dict[str, Any], list[Aim]]]] = {
-    "training": _training,
-    "alone": _alone,
-    "paced": _paced,
-}
+PARTS: dict[str, Callable[[bool], Part]] = {"training": _training, "alone": _alone, "paced": _paced}
 
 
-def main() -> int:
-    """Run the parts, print, write."""
-    parser = parse(__doc__)
-    parser.add_argument("--quick", action="store_true", help="one case of each part, and fewer runs")
-    parts_flag(parser, PARTS)
-    options = parser.parse_args()
-    figures, aims = {}, []
-    for name in options.part or PARTS:
-        figures[name], own = PARTS[name](options.quick)
-        aims += own
-    return finish(options, figures, aims)
+@bench(
+    "Layers that move while training: what does it gain and cost, does it leave balanced runs alone?",
+    minutes="12",
+    aims="3 % behind hindsight, a pause of 2 steps, equal losses; no moves in jitter, 0.2 % of watching",
+)
+def rebalance(part: tuple[str, ...] = tuple(PARTS), quick: bool = False) -> Found:
+    """*training*: a Trainer of 16 equal layers on 4 stages, whose tasks last as long as their layers are told
+    to; stage 2 is 1.5 x slower, or the layers are cut 2, 4, 8, 2. `rebalance="auto"` moves them. Beside it
+    stands the best split in hindsight: of all splits the three that are fastest in the simulator by the true
+    times, run. The pause is what the steps from the decision to the move, and the move, took longer than
+    usual steps would have, in steps. Then layers move to and fro ten times, and losses are compared to the
+    bit with a run that stays.
 
+    *alone*: 20 runs of 200 steps with jitter only (J1 to J3), simulated, and one of 80 steps that is trained:
+    no layer may move. What watching costs is reckoned for 1,000 steps: one first look, and the later ones as
+    often.
 
-if __name__ == "__main__":
-    sys.exit(main())
+    *paced*: 8 paced stages, 64 layers, a stage that is slow or a last layer that is heavy, in steps of
+    families that others have measured (`sim/families.py`): 1F1B and BFW at equal limits, cut evenly and as it
+    was decided by simulated steps of 1F1B, each with draws of its own."""
+    found = {name: PARTS[name](quick) for name in part}
+    aims = [aim for _, own in found.values() for aim in own]
+    return Found({name: figures for name, (figures, _) in found.items()}, aims)
