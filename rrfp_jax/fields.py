@@ -119,6 +119,21 @@ def output_of(what: str, given: Any) -> Path:
     return file
 
 
+def config_path(given: str) -> Path:
+    """The file of a run's config, which `--config=` was given; nothing of it is read.
+
+    Raises:
+        UsageError: it is no Python file.
+    """
+    name = f"--config={given}"
+    file = path_of("--config", given)
+    if not file.is_file():
+        raise UsageError(f"{name}: no such file; give a Python file with get_config(), see configs/")
+    if file.suffix != ".py":
+        raise UsageError(f"{name}: is no Python file; its name must end with .py")
+    return file
+
+
 def check_not_read(what: str, output: Path, inputs: Iterable[Path]) -> None:
     """Refuse to write to a file that is read, whatever links lead to it.
 

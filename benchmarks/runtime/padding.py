@@ -23,7 +23,7 @@ import numpy as np
 import rrfp_jax as rrfp
 from benchmarks.harness import Aim, finish, parse
 from rrfp_jax.data.contract import plan_hash
-from rrfp_jax.runs.config_file import load_config
+from rrfp_jax.runs.config import load_config
 
 BUCKETS, LONGEST, STEPS = 6, (256, 512, 1024, 2048), 100
 

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from rrfp_jax.errors import UsageError
-from rrfp_jax.fields import printable
-from rrfp_jax.runs.config_path import config_path
+from rrfp_jax.fields import config_path, printable
 
 FLAG = "--config"
 

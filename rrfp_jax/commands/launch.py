@@ -112,8 +112,8 @@ def _elastic(
         yield None
         return
     from rrfp_jax.launcher.restarts import Elastic
-    from rrfp_jax.runs.replicas import ranks_of_replicas, save_latest
-    from rrfp_jax.runs.stopping import checkpoints_of
+    from rrfp_jax.runs.run import checkpoints_of
+    from rrfp_jax.runs.saving import ranks_of_replicas, save_latest
 
     if not max_restarts:
         raise UsageError(

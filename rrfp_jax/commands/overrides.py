@@ -20,8 +20,7 @@ from ml_collections import config_dict, config_flags
 from rrfp_jax.commands.config_line import ConfigLine
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import printable, words_of
-from rrfp_jax.runs.config import RunConfig, fields_of, plain
-from rrfp_jax.runs.config_file import load_config
+from rrfp_jax.runs.config import RunConfig, fields_of, load_config, plain
 from rrfp_jax.user_code import called
 
 T = TypeVar("T")

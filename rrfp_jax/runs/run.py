@@ -1,10 +1,13 @@
-"""A run from its config: train, validate, and keep its files in `<directory>/<name>/`."""
+"""A run from its config: train, validate, answer signals, and keep its files in `<directory>/<name>/`."""
 
 from __future__ import annotations
 
+import math
+import shlex
 import signal
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
@@ -12,30 +15,255 @@ from typing import Any
 
 import jax
 
+from rrfp_jax.checkpoint.folder import CheckpointFolder
 from rrfp_jax.data.byte_text import ByteText, bigram_loss
 from rrfp_jax.data.contract import as_data, plan_step
 from rrfp_jax.data.documents import Documents
 from rrfp_jax.environment import ENVIRONMENT
-from rrfp_jax.errors import DONE, TrainingError
+from rrfp_jax.errors import DONE, HANDED_OVER, INTERRUPTED, TrainingError
 from rrfp_jax.progress import during
 from rrfp_jax.report.store import STEPS
 from rrfp_jax.runs.config import RunConfig, as_json, fields_of
 from rrfp_jax.runs.display import Display
 from rrfp_jax.runs.files import RunFiles, check_place
-from rrfp_jax.runs.loop import Loop
-from rrfp_jax.runs.saving import Saver
-from rrfp_jax.runs.stopping import Stopping, checkpoints_of
+from rrfp_jax.runs.saving import Saver, started_again
 from rrfp_jax.runtime.mesh.topology import Mesh
-from rrfp_jax.runtime.run.host_memory import HostMemory
+from rrfp_jax.runtime.run.exits import fail
+from rrfp_jax.runtime.run.host_memory import FOLDER, HostMemory
 from rrfp_jax.runtime.run.join import join
 from rrfp_jax.runtime.run.name_lock import name_held
-from rrfp_jax.runtime.run.signals import StopReason, StopSignals
+from rrfp_jax.runtime.run.place import NAME, typed_command, without_flag
+from rrfp_jax.runtime.run.signals import EndsAtOnce, StopReason, StopsAfterStep, StopSignals, save_seconds
 from rrfp_jax.runtime.run.world import World
 from rrfp_jax.runtime.stages.memory import StageLedger
 from rrfp_jax.train.compile_ahead import MadeFor, why_compiled
 from rrfp_jax.train.reference import stage_table
-from rrfp_jax.train.report import Evaluation
+from rrfp_jax.train.report import VALIDATION, Evaluation, Report
 from rrfp_jax.train.trainer import Trainer
+from rrfp_jax.user_code import called
+
+RESUME = "--config.checkpoint.resume"
+
+
+def checkpoints_of(config: RunConfig) -> Path:
+    """The folder of a run's checkpoints."""
+    return Path(config.directory) / f"{config.name}.checkpoints"
+
+
+class Stopping:
+    """What is said, by rank 0 or by whoever has a terminal of its own, when a run is asked to stop.
+
+    Args:
+        config: of the run.
+        world: its processes.
+        display: shows what is said.
+    """
+
+    def __init__(self, config: RunConfig, world: World, display: Display) -> None:
+        self._config, self._world, self._display = config, world, display
+        self._folder = checkpoints_of(config)
+
+    def at_start(self) -> EndsAtOnce:
+        """The answer before the first step, when a rank has nothing to save."""
+        return EndsAtOnce(self._say_start, self._end)
+
+    def in_steps(self, done: Callable[[], int]) -> StopsAfterStep:
+        """The answer from the first step to the end of the run.
+
+        Args:
+            done: tells how many steps have been trained.
+
+        Raises:
+            UsageError: RRFP_SAVE_SECONDS is nonsense.
+        """
+
+        def say(why: StopReason, at_once: bool) -> None:
+            self._say_again(why) if at_once else self._say_answer(why, done())
+
+        return StopsAfterStep(self._world, save_seconds(ENVIRONMENT), say, leave=self._display.close)
+
+    def say_end(self, step: int, saved: bool) -> int:
+        """Say after which step the run has stopped, and how to go on; the exit status that goes with it.
+
+        Args:
+            step: the last one.
+            saved: whether there is a checkpoint of it.
+        """
+        why, latest = self._world.stop.agreed, self._latest()
+        if why is StopReason.HANDS_OVER:
+            self._display.say(f"stopped after step {step}, as lost ranks are replaced")
+            return HANDED_OVER
+        if latest is None:
+            self._display.say(f"{why}: stopped after step {step}; nothing is saved")
+            return INTERRUPTED
+        which = "" if saved else ", which could not be saved"
+        self._display.say(f"{why}: stopped after step {step}{which}; resumes from {latest}\n{self._how()}")
+        return INTERRUPTED if why is StopReason.CTRL_C or not saved else DONE
+
+    def _say_start(self) -> None:
+        latest = self._latest()
+        lost = "nothing was trained yet" if latest is None else f"nothing is lost; resumes from {latest}"
+        if ENVIRONMENT.get(FOLDER) and started_again():
+            lost = "what only the host's memory has is lost, as the run saves no checkpoints"
+            if self._config.checkpoint.wanted:
+                lost = "the launcher saves next what only the host's memory has"
+        self._say(f"Ctrl-C while starting: ends; {lost}\n{self._how()}")
+
+    def _say_again(self, why: StopReason) -> None:
+        latest = self._latest()
+        lost = "nothing is saved" if latest is None else f"resumes from {latest}\n{self._how()}"
+        self._say(f"{why} again: ends at once; {lost}")
+
+    def _say_answer(self, why: StopReason, done: int) -> None:
+        what = "stops after this step and saves nothing, as no interval is set"
+        if done >= self._config.steps:
+            what = "all steps have been trained: validates, saves and ends"
+        elif self._config.checkpoint.wanted:
+            what = "stops after this step and saves itself"
+        self._say(f"{why}: {what}; a second one ends it at once")
+
+    def _say(self, text: str) -> None:
+        if self._world.rank == 0 or self._world.folder is None:
+            self._display.say(text)
+
+    def _latest(self) -> Path | None:
+        """The latest checkpoint."""
+        steps = CheckpointFolder(self._folder).steps() if self._config.checkpoint.wanted else []
+        return self._folder / str(steps[-1]) if steps else None
+
+    def _how(self) -> str:
+        """The command that goes on with the run, in words."""
+        if self._world.size > 1 and NAME not in ENVIRONMENT:
+            return "to go on: start all ranks again as before"
+        command = without_flag(typed_command(), RESUME)
+        if not self._config.checkpoint.resume and self._latest() is not None:
+            command += f" {shlex.quote(RESUME)}=True"
+        return f"to go on: {command}"
+
+    def _end(self) -> None:
+        self._display.close()
+        fail(self._world, KeyboardInterrupt())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Followed:
+    """A step and what has followed it.
+
+    Attributes:
+        report: of the step.
+        validation: after it, if there was one.
+        ends: it was the run's last.
+        stops: the run stops here, because a signal came or lost ranks are replaced, and can go on later.
+    """
+
+    report: Report
+    validation: Evaluation | None
+    ends: bool
+    stops: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loop:
+    """Trains a run; all its processes do so together.
+
+    Attributes:
+        config, world: of the run.
+        trainer: that makes the steps.
+        validation: its data; None for none.
+        saver, files, display: told of every step.
+        memory: of the host, whose launcher may ask for it back; None if none was lent.
+    """
+
+    config: RunConfig
+    world: World
+    trainer: Trainer
+    validation: Any
+    saver: Saver
+    files: RunFiles
+    display: Display
+    memory: HostMemory | None = None
+
+    def run(self) -> Followed:
+        """Train until a step ends the run or it stops; that step. There must be one left."""
+        for report in self.trainer.steps(self.config.steps - self.trainer.steps_done):
+            followed = self._follow(report)
+            if followed.ends or followed.stops:
+                return followed
+        raise AssertionError("the last step ends the run")
+
+    def _follow(self, report: Report) -> Followed:
+        ends = self._wants_end("on_step", report) or report.step == self.config.steps - 1
+        found = None
+        try:
+            if self._is_due(report, ends):
+                found = self._validated(ends)
+        finally:  # a step's line is written even if its validation is broken off
+            self.files.add(report, report.as_dict() | _line_of(found))
+        self.display.show(report, found)
+        if found is not None:
+            ends |= self._wants_end("on_validation", report, found)
+        stops = self._is_stopped and not ends
+        hands_over = stops and self.world.stop.agreed is StopReason.HANDS_OVER
+        self.saver.after_step(report, ends=ends or (stops and not hands_over))
+        if hands_over:
+            stops = self._hands_over()
+        elif self.memory is not None and self.memory.is_asked_for:
+            self.world.stop.request(StopReason.HANDS_OVER)  # which all know at the end of the next step
+        return Followed(report=report, validation=found, ends=ends, stops=stops)
+
+    def _hands_over(self) -> bool:
+        """Whether it stops here: its state must be somewhere to go on from. A signal may have come, too."""
+        if (self._is_pressed or not self.saver.keeps) and not self.saver.rescue():
+            return self._is_pressed
+        self.trainer.finish_saving()
+        return True
+
+    @property
+    def _is_stopped(self) -> bool:
+        return self.world.stop.agreed > StopReason.ASKED
+
+    @property
+    def _is_pressed(self) -> bool:
+        """Whether it stops because a signal came, and validates no more."""
+        return self.world.stop.agreed > StopReason.HANDS_OVER
+
+    def _is_due(self, report: Report, ends: bool) -> bool:
+        every = self.config.validate_every
+        due = ends or (every > 0 and (report.step + 1) % every == 0)
+        return due and self.validation is not None and (ends or not self._is_pressed)
+
+    def _validated(self, ends: bool) -> Evaluation | None:
+        """The validation; None if the run stops during it. The one at the end is always finished."""
+        found, count = [], self.config.validation_steps or None
+        with closing(self.trainer._evaluating(self.validation, count)) as steps:
+            for sums in steps:
+                found.append(sums)
+                if self._is_pressed and not ends:
+                    return None
+        return Evaluation.of(found)
+
+    def _wants_end(self, name: str, *about: Any) -> bool:
+        """Call a method of the config; whether the run is to end here, as all processes then know.
+
+        Raises:
+            TrainingError: it raised something, with its traceback.
+        """
+        if getattr(type(self.config), name) is getattr(RunConfig, name):
+            return False  # nobody need be asked
+        with called(f"{type(self.config).__name__}.{name}()", TrainingError):
+            wants = bool(getattr(self.config, name)(*about))
+        if wants:
+            self.world.stop.request(StopReason.ASKED)
+        told = self.world.gather(f"whether {name} ends the run", wants)
+        return any(told) and not self._is_pressed
+
+
+def _line_of(found: Evaluation | None) -> dict[str, float | None]:
+    """What a step's line of `metrics.jsonl` tells of the validation that followed it."""
+    if found is None:
+        return {}
+    figures = {"loss": found.loss, **found.metrics}
+    return {f"{VALIDATION}{name}": value if math.isfinite(value) else None for name, value in figures.items()}
 
 
 def train(config: RunConfig, signals: StopSignals, source: Path | None = None) -> int:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from time import perf_counter
 from typing import Any
 
 from rrfp_jax.checkpoint.format import RunState
 from rrfp_jax.core.schedules import Schedule
-from rrfp_jax.core.step_rules import Bucket, StepRules
+from rrfp_jax.core.step_rules import Bucket, StepRules, bucket_name
+from rrfp_jax.core.tasks import Placement
 from rrfp_jax.data.contract import Data, Microbatch, buckets_of, declared_buckets, plan_hash
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.forecast.costs import layer_work
@@ -25,16 +26,99 @@ from rrfp_jax.runtime.programs.library import Phase
 from rrfp_jax.runtime.run.recorder import RunPhase
 from rrfp_jax.runtime.run.signals import interrupts_held
 from rrfp_jax.runtime.run.world import START_SECONDS
+from rrfp_jax.runtime.stages.step import Sums
 from rrfp_jax.sim.choice import Auto
 from rrfp_jax.sim.planned import Planned, base_of
+from rrfp_jax.trace.costs import CostTable, WorkloadCosts, measured
 from rrfp_jax.trace.layers import Work
 from rrfp_jax.trace.records import RecordedStep
+from rrfp_jax.train.checks import TrainingState, is_finite, skip_or_stop
 from rrfp_jax.train.loading import Loader
-from rrfp_jax.train.nonfinite import Standing, is_finite, leave_out
 from rrfp_jax.train.report import Report
-from rrfp_jax.train.snapshot import Saves, stored_layers
-from rrfp_jax.train.step_plan import Ran, check_costs, plan_ahead
-from rrfp_jax.train.tuning import HintExchange, Rebalancing, check_whole, resplit
+from rrfp_jax.train.resume import CheckpointWriter, stored_layers
+from rrfp_jax.train.tuning import HintExchange, Rebalancing, check_whole, repartition
+
+
+@dataclass(frozen=True)
+class PlannedStep:
+    """A step whose order has been found.
+
+    Attributes:
+        rules: of the step, with the order.
+        predicted_seconds: how long the step takes if costs are as they are known.
+        planning_seconds: that finding the order took.
+    """
+
+    rules: StepRules
+    predicted_seconds: float
+    planning_seconds: float
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """A step whose tasks have all run, with the hash of its plan; `ahead` if its order was planned."""
+
+    plan: Sequence[Microbatch]
+    plan_hash: str
+    sums: Sums
+    ahead: PlannedStep | None
+
+
+def plan_ahead(
+    planned: Planned,
+    step: int,
+    rules: StepRules,
+    buckets: Sequence[Bucket],
+    earlier: Iterable[RecordedStep],
+    engine: Engine,
+) -> PlannedStep | None:
+    """The order for a step; None if there are no costs yet for one of its buckets.
+
+    Nothing here depends on the process: records of earlier steps were gathered by all of them. They compare
+    what they find.
+
+    Args:
+        planned: whose order it is.
+        step: its number, for messages.
+        rules: of the step, as under the base of `planned`.
+        buckets: of each microbatch.
+        earlier: steps that have run.
+        engine: that will run the step, for its budgets in bytes.
+
+    Raises:
+        UsageError: the given costs lack a bucket.
+    """
+    began = perf_counter()
+    names = [bucket_name(bucket) for bucket in buckets]
+    table = planned.costs
+    if not isinstance(table, CostTable):
+        assert table is None, "files have been read"
+        table = measured(earlier)
+        if table is None or not table.buckets.keys() >= set(names):
+            return None
+    engine.prepare(buckets, rules)  # the budgets follow from the programs
+    budgets = engine.memory.of_step(replace(rules, schedule=planned.hint), buckets).budgets
+    try:
+        costs = WorkloadCosts(table.workload(names), rules.placement)
+        found = planned.plan(rules, costs, budgets)
+    except ValueError as error:
+        raise UsageError(f"planned orders: {error}") from None
+    order = replace(rules, schedule=found.order)
+    engine.world.agree(f"the planned order of step {step}", str(order.schedule))
+    return PlannedStep(order, found.makespan, perf_counter() - began)
+
+
+def check_costs(planned: Planned, placement: Placement, buckets: Iterable[Bucket]) -> None:
+    """Refuse given costs that lack one of these buckets, or are for another number of stages.
+
+    Raises:
+        UsageError: naming it.
+    """
+    if isinstance(planned.costs, CostTable):
+        try:
+            WorkloadCosts(planned.costs.workload([bucket_name(bucket) for bucket in buckets]), placement)
+        except ValueError as error:
+            raise UsageError(f"planned orders: {error}") from None
 
 
 class Stepper:
@@ -68,9 +152,9 @@ class Stepper:
     ) -> None:
         self.engine, self._settings = engine, settings
         self.seed = settings.seed
-        self.saves = Saves(lambda: self.engine, engine.world, self.seed)
+        self.saves = CheckpointWriter(lambda: self.engine, engine.world, self.seed)
         self.schedule, self.exchange, self._rebalancing = schedule, exchange, rebalancing
-        self.standing = Standing(loss_scale=loss_scale_of(settings.loss_scale))
+        self.standing = TrainingState(loss_scale=loss_scale_of(settings.loss_scale))
         self.steps_done = 0
         self.last_plan = ""
         self.recorded: deque[RecordedStep] = deque(maxlen=TRACED_STEPS)
@@ -136,7 +220,7 @@ class Stepper:
             self._update(norm, unit)
         else:
             policy = self._settings.on_nonfinite
-            self.standing = leave_out(self.standing, policy, step, sums, self.engine.not_finite)
+            self.standing = skip_or_stop(self.standing, policy, step, sums, self.engine.not_finite)
             self.steps_done += 1
         self.recorded.append(recorded)
         self._latest_plan = ran.plan
@@ -155,7 +239,7 @@ class Stepper:
             plan=self.last_plan,
         )
 
-    def run(self, phase: Phase, data: Data, step: int, more: bool = False) -> Ran:
+    def run(self, phase: Phase, data: Data, step: int, more: bool = False) -> StepOutcome:
         """All tasks of a step. Gradients stay in the stages' sums.
 
         Raises:
@@ -187,7 +271,7 @@ class Stepper:
                 f"step {step}: the summed loss weight is {sums.weight}, so there is nothing to divide by; "
                 f"is every token masked, or does the loss function leave out Loss(..., weight=...)?"
             )
-        return Ran(plan, planned, sums, ahead)
+        return StepOutcome(plan, planned, sums, ahead)
 
     def _reads(self, bucket: Bucket, microbatch: int) -> Set[str]:
         return self.engine.reads(bucket, microbatch)
@@ -246,7 +330,7 @@ class Stepper:
         self.loader.settle()  # which asks what is read here
         self.saves.update_begins()  # what is being saved is copied first
         before = self.engine
-        resplit(before, split, [*self._rules.values()], self._take_engine, ready)
+        repartition(before, split, [*self._rules.values()], self._take_engine, ready)
         if self.engine is not before and self._latest_plan:
             self.engine.memory.of_step(self._rules["train"], buckets_of(self._latest_plan))
 
@@ -305,7 +389,7 @@ class Stepper:
             layers=stored_layers(self.engine),
         )
 
-    def go_on_from(self, run: RunState, standing: Standing, data: Data) -> bool:
+    def go_on_from(self, run: RunState, standing: TrainingState, data: Data) -> bool:
         """Continue as if the steps up to a checkpoint had been made here; whether the last had this data."""
         self.steps_done, self.last_plan, self.standing = run.step, run.plan_hash, standing
         return not run.plan_hash or plan_hash(self.loader.plan(data, run.step - 1)) == run.plan_hash

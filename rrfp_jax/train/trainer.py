@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar
 
 import jax
 import optax
@@ -42,15 +45,74 @@ from rrfp_jax.sim.choice import Auto
 from rrfp_jax.sim.planned import Planned
 from rrfp_jax.trace.costs import measured
 from rrfp_jax.train.checks import check_count, check_losses, check_model, check_types, folder_of
-from rrfp_jax.train.gathering import flax_states, whole_params
-from rrfp_jax.train.going_on import Found, look_at, say_none
-from rrfp_jax.train.kept_numbers import kept_numbers, say_which_count
+from rrfp_jax.train.exporting import flax_states, whole_params
 from rrfp_jax.train.named import read_schedule
-from rrfp_jax.train.one_thread import OneThread, one_thread
 from rrfp_jax.train.reference import CheckReport, compare
 from rrfp_jax.train.report import Evaluation, Report
+from rrfp_jax.train.resume import (
+    Found,
+    check_resume,
+    given_hyperparameters,
+    say_none,
+    say_restored_hyperparameters,
+)
 from rrfp_jax.train.stepping import Stepper
 from rrfp_jax.train.tuning import HintExchange, predicted, rebalancing
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class OneThread:
+    """Who uses a Trainer just now."""
+
+    def __init__(self) -> None:
+        self._lock, self._user = threading.RLock(), ""
+
+    @contextmanager
+    def uses(self, method: str) -> Iterator[None]:
+        """Inside, other threads are refused; the same thread may come again, as from `on_step`.
+
+        Raises:
+            UsageError: another thread is inside.
+        """
+        me = f"Trainer.{method} in thread {threading.current_thread().name!r}"
+        if not self._lock.acquire(blocking=False):
+            raise UsageError(
+                f"{me} while {self._user} is running: a Trainer is used by one thread at a time; wait for "
+                f"the other, or hold a lock around both"
+            )
+        before, self._user = self._user, me
+        try:
+            yield
+        finally:
+            self._user = before
+            self._lock.release()
+
+
+class Used(Protocol):
+    """What has methods of this kind."""
+
+    _one_thread: OneThread
+
+
+U = TypeVar("U", bound=Used)
+
+
+def one_thread(
+    name: str,
+) -> Callable[[Callable[Concatenate[U, P], R]], Callable[Concatenate[U, P], R]]:
+    """A decorator for a method of a Trainer, which messages call by this name."""
+
+    def decorated(method: Callable[Concatenate[U, P], R]) -> Callable[Concatenate[U, P], R]:
+        @functools.wraps(method)
+        def alone(self: U, /, *args: P.args, **kwargs: P.kwargs) -> R:
+            with self._one_thread.uses(name):
+                return method(self, *args, **kwargs)
+
+        return alone
+
+    return decorated
 
 
 class Trainer:
@@ -406,7 +468,7 @@ class Trainer:
 
     @one_thread("hold")
     def _hold(self, folder: Path, config: Any = None) -> bool:
-        """Write a checkpoint to a folder in the host's memory, as `save` does; see `Saves.hold`."""
+        """Write a checkpoint to a folder in the host's memory; see `CheckpointWriter.hold`."""
         return self._stepper.saves.hold(folder, self._stepper.state(config))
 
     @one_thread("restore")
@@ -414,12 +476,12 @@ class Trainer:
         """Restore what `_check_resume` did not refuse; False, without a word, if there is no checkpoint."""
         data, path = self._own_data("restore"), folder_of("restore", folder)
         self._start(data)
-        asked = kept_numbers(self._engine)
+        asked = given_hyperparameters(self._engine)
         with during(self._progress, "restoring", str(path)):
             restored = self._stepper.saves.restore(path, step)
         if restored is None:
             return False
-        say_which_count(self._engine, asked)
+        say_restored_hyperparameters(self._engine, asked)
         if not self._stepper.go_on_from(*restored, data) and self._world.rank == 0:
             say(f"the data of step {self.steps_done - 1} is not what it was: it goes on with other data")
         return True
@@ -431,7 +493,7 @@ class Trainer:
         Nothing is compiled. All processes together.
         """
         self._own_data("restore")
-        return look_at(self._engine, self._stepper.seed, folder_of("restore", folder), step)
+        return check_resume(self._engine, self._stepper.seed, folder_of("restore", folder), step)
 
     @property
     def _progress(self) -> Progress:

@@ -378,7 +378,7 @@ def _print(text: str) -> None:
     say(f"rebalance: {text}")
 
 
-def resplit(
+def repartition(
     engine: Engine,
     split: Sequence[int],
     rules: Sequence[StepRules],

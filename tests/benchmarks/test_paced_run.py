@@ -13,7 +13,7 @@ from rrfp_jax.core.schedules import write_csv
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.core.v_orders import ZBV
-from rrfp_jax.runs.config_file import load_config
+from rrfp_jax.runs.config import load_config
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.sim.planned import Planned
 from rrfp_jax.trace.costs import WorkloadCosts, constant, log_normal

@@ -21,8 +21,8 @@ from rrfp_jax.checkpoint.format import Damaged, RunState
 from rrfp_jax.checkpoint.saving import Checkpoints
 from rrfp_jax.runtime.engine.settings import LossScale
 from rrfp_jax.runtime.run.world import World
-from rrfp_jax.train.nonfinite import Standing
-from rrfp_jax.train.snapshot import standing_of
+from rrfp_jax.train.checks import TrainingState
+from rrfp_jax.train.resume import state_of
 from tests.support.first_format import rewrite
 from tests.support.mutations import changed_bytes, changed_trees
 from tests.support.wrong_metadata import (
@@ -38,7 +38,11 @@ from tests.support.wrong_metadata import (
     reseal,
 )
 
-STATE = {"standing": asdict(Standing(loss_scale=LossScale())), "plan_hash": "ab", "config": {"rate": 0.1}}
+STATE = {
+    "standing": asdict(TrainingState(loss_scale=LossScale())),
+    "plan_hash": "ab",
+    "config": {"rate": 0.1},
+}
 
 
 def leaves(step):
@@ -80,7 +84,7 @@ def folder(saved, tmp_path):
 def restored(folder):
     """The step that is gone on from, and what was said."""
     said = []
-    found = Checkpoints(folder, World(), say=said.append).restore(WANTED, check=standing_of)
+    found = Checkpoints(folder, World(), say=said.append).restore(WANTED, check=state_of)
     assert np.array_equal(np.asarray(found.leaves["params", "0", "w"]), np.full((4, 2), found.run.step))
     return found.run.step, said
 
@@ -238,7 +242,7 @@ class TestMutations:
 def opened(folder):
     """The checkpoint of step 20; None if it is refused, in a sentence that names a file of it."""
     try:
-        return CheckpointFolder(folder).open(20, standing_of)
+        return CheckpointFolder(folder).open(20, state_of)
     except (Damaged, rrfp.UsageError) as error:
         said = str(error)
         assert said.startswith(f"{folder / '20'}") and said.isprintable() and len(said) < 1500, said

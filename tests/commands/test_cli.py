@@ -16,8 +16,7 @@ import jax
 import pytest
 
 from rrfp_jax.commands.overrides import override
-from rrfp_jax.runs.config import fields_of
-from rrfp_jax.runs.config_file import load_config
+from rrfp_jax.runs.config import fields_of, load_config
 from rrfp_jax.runs.display import Display
 from rrfp_jax.runtime.programs.stage_programs import OnDevices
 from rrfp_jax.train.report import Report

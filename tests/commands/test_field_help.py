@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from rrfp_jax.commands.field_help import listed, sentences_of
-from rrfp_jax.runs.config import fields_of
-from rrfp_jax.runs.config_file import load_config
+from rrfp_jax.runs.config import fields_of, load_config
 from tests.support.commands import train as main
 
 ROOT = Path(__file__).parents[2]

@@ -17,7 +17,7 @@ import rrfp_jax as rrfp
 from models import gpt
 from rrfp_jax.data.contract import Data, InMemory, load_repeatedly, plan_hash, plan_step
 from rrfp_jax.errors import UsageError
-from rrfp_jax.runs.config_file import load_config
+from rrfp_jax.runs.config import load_config
 from tests.support import toy, unpadded
 from tests.support.programs import compilations
 
@@ -101,7 +101,7 @@ def test_plans_are_equal_in_every_process():
     data = load_config(str(ROOT / "configs" / "gpt_lengths.py")).train_data()
     assert isinstance(data, Data)
     code = (
-        "from rrfp_jax.runs.config_file import load_config; from rrfp_jax.data.contract import plan_hash\n"
+        "from rrfp_jax.runs.config import load_config; from rrfp_jax.data.contract import plan_hash\n"
         "data = load_config('configs/gpt_lengths.py').train_data()\n"
         "print(*(plan_hash(data.plan(step)) for step in (7, 0, 12345)))"
     )

@@ -14,7 +14,7 @@ from benchmarks.harness import index, load
 from rrfp_jax.commands.overrides import override
 from rrfp_jax.commands.verbs import VERBS
 from rrfp_jax.errors import UsageError
-from rrfp_jax.runs.config_file import load_config
+from rrfp_jax.runs.config import load_config
 from tests.docs.pages import FENCE, INLINE, PAGES, REPOSITORY, blocks_of, name_of, text_of
 
 SHELL = ("", "bash")

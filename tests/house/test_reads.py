@@ -52,7 +52,7 @@ MAY_RUN = {
     ("runtime/programs/executables.py", "_read", "pickle.loads"),
     ("runtime/programs/executables.py", "load", "serialize_executable.deserialize_and_load"),
     ("runtime/_jax.py", "load_for.Mover.persistent_load", "self.backend.deserialize_executable"),
-    ("runs/config_file.py", "load_config", "spec.loader.exec_module"),  # the user's own program
+    ("runs/config.py", "load_config", "spec.loader.exec_module"),  # the user's own program
     ("runtime/run/stacks.py", "WhenImported.find_spec", "spec.loader.exec_module"),  # JAX itself
     ("nixl/agent.py", "bindings", "importlib.import_module"),  # by names in the code
     ("runtime/transport/choice.py", "_candidates", "import_module"),  # by names in the code

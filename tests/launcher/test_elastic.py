@@ -14,7 +14,7 @@ from rrfp_jax.launcher.folders import RunFolder
 from rrfp_jax.launcher.restarts import Elastic
 from rrfp_jax.launcher.spawn import Launch
 from rrfp_jax.launcher.supervisor import Patience
-from rrfp_jax.runs.replicas import save_latest
+from rrfp_jax.runs.saving import save_latest
 
 PROLOGUE = """\
 import os, signal, sys, time

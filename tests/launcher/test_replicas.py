@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 import rrfp_jax as rrfp
 from rrfp_jax.launcher.restarts import Assignment, assigned
-from rrfp_jax.runs.replicas import ranks_of_replicas
+from rrfp_jax.runs.saving import ranks_of_replicas
 
 TWO_BY_TWO = {1: 2, 2: 4}
 

@@ -16,7 +16,7 @@ from rrfp_jax.errors import DONE, FAILED, INTERRUPTED, REFUSED
 from rrfp_jax.launcher.folders import RunFolder
 from rrfp_jax.launcher.spawn import Launch
 from rrfp_jax.launcher.supervisor import Patience
-from rrfp_jax.runs.config_file import load_config
+from rrfp_jax.runs.config import load_config
 from rrfp_jax.runs.files import RunFiles
 from rrfp_jax.runtime.run.recorder import FlightRecorder, RunPhase, read
 from rrfp_jax.runtime.run.world import World

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from rrfp_jax.runs.config import Checkpointing
-from rrfp_jax.runs.stopping import Stopping
+from rrfp_jax.runs.run import Stopping
 from tests.scripts.toy_run import ToyRun
 
 
@@ -19,7 +19,7 @@ from tests.scripts.toy_run import ToyRun
     ],
 )
 def test_what_becomes_of_the_state_in_memory(monkeypatch, tmp_path, restarts, every_steps, expected):
-    monkeypatch.setattr("rrfp_jax.runs.stopping.fail", lambda world, error: None)
+    monkeypatch.setattr("rrfp_jax.runs.run.fail", lambda world, error: None)
     monkeypatch.setenv("RRFP_HOST_MEMORY", str(tmp_path))
     monkeypatch.setenv("RRFP_RESTARTS", restarts)
     said, world = [], SimpleNamespace(rank=0, size=1, folder=tmp_path)

@@ -8,7 +8,7 @@ from flax import nnx
 
 import rrfp_jax as rrfp
 from rrfp_jax.runtime.model.layers import MicrobatchView
-from rrfp_jax.train.gathering import whole_params
+from rrfp_jax.train.exporting import whole_params
 from tests.support import zoo
 
 VARIANTS = {

@@ -167,7 +167,7 @@ def data_seen_again(original: Any) -> Any:
     return go_on_from
 
 
-@changes("train.snapshot:put_back")
+@changes("train.resume:put_back")
 def layers_named_by_stage(original: Any) -> Any:
     def put_back(stages: Any, optimizers: Any, leaves: Any) -> None:
         for stage in stages:

@@ -1,0 +1,277 @@
+"""What a checkpoint holds of a Trainer, and how training goes on from one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from rrfp_jax.checkpoint.folder import MANIFEST, CheckpointFolder
+from rrfp_jax.checkpoint.format import Damaged, RunState, StoredLayer
+from rrfp_jax.checkpoint.leaves import OPTIMIZER, PARAMETERS, Key, Parts, filled, keyed, name_of, plain_key
+from rrfp_jax.checkpoint.saving import Checkpoints, LeafSelection, OnError, mismatch_reason
+from rrfp_jax.errors import UsageError
+from rrfp_jax.fields import printable
+from rrfp_jax.json_files import as_kind
+from rrfp_jax.printing import say
+from rrfp_jax.runtime.engine.engine import Engine
+from rrfp_jax.runtime.model.roles import leaf_paths
+from rrfp_jax.runtime.run.world import START_SECONDS, World
+from rrfp_jax.runtime.stages.optimizer import Optimizer
+from rrfp_jax.runtime.stages.stage import Stage
+from rrfp_jax.train.checks import TrainingState
+
+
+def leaves_of(stages: Iterable[Stage], optimizers: Iterable[Optimizer]) -> list[tuple[Key, jax.Array]]:
+    """All arrays that an update changes, by layer and parameter; see `leaves.Key`."""
+    trees = [(PARAMETERS, stage.params) for stage in stages]
+    trees += [(OPTIMIZER, optimizer.tree) for optimizer in optimizers]
+    return [pair for name, tree in trees for pair in keyed(tree, name)]
+
+
+def stored_layers(engine: Engine) -> tuple[StoredLayer, ...]:
+    """What a checkpoint says of the layers, so that their parameters can be taken out without the model."""
+    specs = engine.library.params
+    leaves = [jax.tree_util.tree_leaves_with_path(specs[str(i)]) for i in range(len(specs))]
+    paths = [tuple(tuple(map(plain_key, path)) for path, _ in own) for own in leaves]
+    kinds = [layer.kind for layer in engine.pipe.layers]
+    return tuple(StoredLayer(kind=kind, paths=own) for kind, own in zip(kinds, paths, strict=True))
+
+
+def put_back(stages: Iterable[Stage], optimizers: Iterable[Optimizer], leaves: Mapping[Key, Parts]) -> None:
+    """Give stages and optimizers what `leaves_of` had found."""
+    for stage in stages:
+        stage.replace(filled(stage.params, leaves, PARAMETERS))
+    for optimizer in optimizers:
+        optimizer.replace(filled(optimizer.tree, leaves, OPTIMIZER))
+
+
+def state_of(run: RunState) -> TrainingState:
+    """How training stood.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    return as_kind(dict(run.standing), TrainingState)
+
+
+def check_seed(run: RunState, seed: int) -> None:
+    """Refuse to go on from a run with another seed.
+
+    Raises:
+        UsageError: it had another.
+    """
+    if run.seed != seed:
+        raise UsageError(
+            f"seed={seed}: the checkpoint of step {run.step} is of a run with seed={run.seed}, whose random "
+            f"keys and data order follow from it; give that one"
+        )
+
+
+class CheckpointWriter:
+    """The checkpoints that a Trainer writes and reads; all processes call every method at the same point.
+
+    Args:
+        engine: gives the present one, with the stages of this process once it has been started.
+        world: the run's processes.
+        seed: of the run.
+    """
+
+    def __init__(self, engine: Callable[[], Engine], world: World, seed: int) -> None:
+        self._present, self._world, self._seed = engine, world, seed
+        self._latest: Checkpoints | None = None  # the folder that was last written to
+        self._held: Checkpoints | None = None  # in the host's memory
+
+    @property
+    def _engine(self) -> Engine:
+        return self._present()
+
+    def save(self, folder: Path, keep: int, on_error: OnError, run: RunState) -> None:
+        """Begin to write a checkpoint, once an earlier one is complete."""
+        self.finish()
+        self._latest = Checkpoints(folder, self._world, keep=keep, on_error=on_error)
+        self._latest.save(run, self._leaves())
+
+    def hold(self, folder: Path, run: RunState) -> bool:
+        """Write a checkpoint in place of the one before; whether it is complete, equal on all processes.
+
+        That it cannot be written is said, and training goes on.
+        """
+        if self._held is None:
+            self._held = Checkpoints(folder, self._world, keep=1, on_error="continue", tells=False)
+        self._held.save(run, self._leaves())
+        self._held.advance(to_the_end=True)
+        return self._held.complete == run.step
+
+    def _leaves(self) -> list[tuple[Key, jax.Array]]:
+        """What this process writes: of replicas that are alike, the first one's."""
+        first = self._engine.layout.stages  # from here on are those of other replicas
+        stages = [stage for stage_replica, stage in self._engine.stages.items() if stage_replica < first]
+        shared = [own for own in self._engine.optimizers if own.stage_mesh.replicas > 1]
+        own = [own for own in self._engine.optimizers if own not in shared and own.stages[0].index < first]
+        return leaves_of(stages, [*shared, *own])
+
+    def finish(self) -> bool:
+        """Wait for the one under way; whether the latest is complete."""
+        if self._latest is None:
+            return False
+        self._latest.advance(to_the_end=True)
+        return self._latest.complete is not None
+
+    def step_begins(self) -> None:
+        """Go on with the one under way."""
+        if self._latest is not None:
+            self._latest.advance()
+
+    def update_begins(self) -> None:
+        """Wait until what is being saved has been copied: the update donates it."""
+        if self._latest is not None:
+            self._latest.copied()
+
+    def restore(self, folder: Path, step: int | None) -> tuple[RunState, TrainingState] | None:
+        """Put back the latest intact checkpoint, or that of a step; None if there is none."""
+        stages, optimizers = list(self._engine.stages.values()), self._engine.optimizers
+        everything = LeafSelection(layers=len(self._engine.library.params))
+        wanted = _wanted(leaves_of(stages, optimizers))
+        found = Checkpoints(folder, self._world).restore(wanted, step, state_of, everything)
+        if found is None:
+            return None
+        check_seed(found.run, self._seed)
+        put_back(stages, optimizers, found.leaves)
+        return found.run, state_of(found.run)
+
+    def restore_params(self, folder: Path, step: int | None) -> None:
+        """Take the parameters of the latest intact checkpoint, or that of a step; UsageError: there is none.
+
+        Optimizers begin anew with them. Aliases of tied parameters take their owners' values: they may not
+        have been tied when it was saved.
+        """
+        stages = list(self._engine.stages.values())
+        specs, owners = self._engine.library.params, self._engine.library.roles.owners
+        keys = dict(zip(leaf_paths(specs), (key for key, _ in keyed(specs, PARAMETERS)), strict=True))
+        sources = {keys[alias]: keys[owner] for alias, owner in owners.items()}
+        only = LeafSelection(root=PARAMETERS, sources=sources, layers=len(specs))
+        found = Checkpoints(folder, self._world).restore(_wanted(leaves_of(stages, [])), step, only=only)
+        if found is None:
+            raise UsageError(f"{folder}: no checkpoint is there to take parameters from")
+        put_back(stages, [], found.leaves)
+        for optimizer in self._engine.optimizers:
+            optimizer.begin()
+
+
+def _wanted(leaves: Sequence[tuple[Key, jax.Array]]) -> dict[Key, jax.ShapeDtypeStruct]:
+    specs = [(key, jax.ShapeDtypeStruct(own.shape, own.dtype, sharding=own.sharding)) for key, own in leaves]
+    return dict(specs)
+
+
+def given_hyperparameters(engine: Engine) -> Mapping[str, float]:
+    """Those of this process that no schedule gives; empty where another process tells them."""
+    return {
+        name: value
+        for optimizer in engine.optimizers
+        if optimizer.hyperparams is not None
+        for name, value in optimizer.hyperparams.kept_numbers(optimizer.state).items()
+    }
+
+
+def say_restored_hyperparameters(engine: Engine, asked: Mapping[str, float]) -> None:
+    """Say which ones of the checkpoint count instead of those that the optimizer was made with.
+
+    All processes together, after a checkpoint has been put back; `asked` were given before.
+    """
+    now = given_hyperparameters(engine)
+    mine = [[name, asked[name], now[name]] for name in now if now[name] != asked[name]]
+    for told in engine.world.gather("the optimizer's restored numbers", mine):
+        for name, new, old in told if engine.world.rank == 0 else ():
+            say(
+                f"{name} stays {old:g}, as the checkpoint has it in the optimizer's state; {new:g} was asked "
+                f"for. To change it, give a schedule: {name}=optax.constant_schedule({new:g})",
+            )
+
+
+@dataclass(frozen=True)
+class Found:
+    """A checkpoint that a run would go on from.
+
+    Attributes:
+        config: that was kept with it.
+        refusal: why this Trainer cannot; empty if it can.
+        steps: that were done; 0 if none that is there can be opened, which `restore` says.
+    """
+
+    config: Any = None
+    refusal: str = ""
+    steps: int = 0
+
+
+def check_resume(engine: Engine, seed: int, folder: Path, step: int | None) -> Found | None:
+    """The checkpoint that would be restored, as rank 0 sees it; None without one. All processes together.
+
+    Nothing is compiled. Small files are read, not leaves: a damaged checkpoint may yet be passed over. The
+    engine has examined a bucket.
+    """
+
+    def find() -> tuple[Any, str, int] | None:
+        found = _seen(engine, seed, CheckpointFolder(folder), step)
+        return None if found is None else (found.config, found.refusal, found.steps)
+
+    found = engine.world.decide("the checkpoint to go on from", find, START_SECONDS)
+    return None if found is None else Found(*found)
+
+
+def _seen(engine: Engine, seed: int, folder: CheckpointFolder, step: int | None) -> Found | None:
+    candidates = folder.steps() if step is None else [step]
+    for candidate in reversed(candidates):
+        try:
+            run, leaves = folder.open(candidate, state_of)
+        except (Damaged, OSError):
+            continue  # `restore` says so
+        except UsageError as error:
+            return Found(refusal=str(error))
+        try:
+            check_seed(run, seed)
+        except UsageError as error:
+            return Found(run.config, str(error))
+        everything = LeafSelection(layers=len(engine.library.params))
+        refusal = mismatch_reason(folder.final(candidate), run, leaves, _all_leaves(engine), everything)
+        return Found(run.config, refusal, candidate)
+    return Found() if candidates else None
+
+
+def say_none(world: World, folder: Path, steps: int) -> None:
+    """Say that a folder has no checkpoint, so that training begins with this step; all processes together.
+
+    Raises:
+        UsageError: it is there and has other things in it, so it was hardly meant.
+    """
+
+    def find() -> None:
+        if reason := _other_folder(folder):
+            raise UsageError(reason)
+        say(f"no checkpoint in {folder}: training begins with step {steps}")
+
+    world.decide("what is in the folder of checkpoints", find, START_SECONDS)
+
+
+def _other_folder(folder: Path) -> str:
+    """Why a folder without checkpoints is not one for them; empty if it can be."""
+    try:
+        names = CheckpointFolder(folder).other_things()
+    except OSError as error:
+        return f"{folder}: cannot be read: {error.strerror}"
+    if not names:
+        return ""
+    if MANIFEST in names:
+        return f"{folder} is itself a checkpoint: give restore() the folder that it is in, and its step"
+    beside = Path(f"{folder}.checkpoints")
+    remedy = f"did you mean {beside}?" if beside.is_dir() else "give a folder of checkpoints, or a new one"
+    return f"{folder} has no checkpoint, but {printable(', '.join(names[:3]))}: {remedy}"
+
+
+def _all_leaves(engine: Engine) -> dict[str, tuple[list[int], str]]:
+    """Shape and dtype of all leaves that an update changes, of the whole model, by name."""
+    leaves = keyed(engine.library.params, PARAMETERS) + keyed(engine.staging.optimizer_state, OPTIMIZER)
+    return {name_of(key): (list(spec.shape), spec.dtype.name) for key, spec in leaves}
