@@ -87,11 +87,7 @@ class RunCompiled:
     made_for: MadeFor
 
     def write_texts(self, folder: Path) -> None:
-        """Every program's HLO as a file of its own.
-
-        Raises:
-            UsageError: they cannot be written.
-        """
+        """Every program's HLO as a file of its own."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for own in self.run.stages:
@@ -159,20 +155,7 @@ def compile_run(
     stages: Sequence[int] | None,
     folder: Path | None,
 ) -> RunCompiled:
-    """Compile a run's programs for a card, and store them.
-
-    Args:
-        config: of the run.
-        card: every stage's device.
-        target: what XLA must know of it.
-        memory: bytes that JAX will take of each.
-        processes: that the run will have; None for one per device.
-        stages: to compile; None for all.
-        folder: for the programs; None for the run's own.
-
-    Raises:
-        UsageError: a run that could not work, or no compiler for GPUs.
-    """
+    """Compile a run's programs for a card, and store them."""
     import jax
 
     from rrfp_jax.report.progress_line import shown_progress

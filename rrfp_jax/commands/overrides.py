@@ -27,23 +27,14 @@ T = TypeVar("T")
 
 
 def config_of(line: ConfigLine) -> RunConfig:
-    """The run that a command line describes.
-
-    Raises:
-        UsageError: whatever `load_config` and `override` refuse.
-    """
+    """The run that a command line describes."""
     if "" not in sys.path:
         sys.path.insert(0, "")  # so that configs find `models`, as with `python -m`
     return override(load_config(line.file), line.overrides)
 
 
 def override(config: T, argv: Sequence[str]) -> T:
-    """The config with the command line's `--config.x=y` applied; nested fields as `--config.x.y=z`.
-
-    Raises:
-        UsageError: an unknown flag or field, a value of the wrong type, a stray argument, or whatever the
-            config itself refuses.
-    """
+    """The config with the command line's `--config.x=y` applied; nested fields as `--config.x.y=z`."""
     known = dict(fields_of(config))
     argv = [*{argument.split("=")[0]: argument for argument in argv}.values()]  # the last of each counts
     for argument in argv:

@@ -180,17 +180,7 @@ def table_text(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def plan_run(config: RunConfig, accelerator: Accelerator, link: Link, memory: int | None) -> RunPlan:
-    """Forecast a run's step, with its own split and with the one by cost.
-
-    Args:
-        config: of the run; its data is planned, not loaded.
-        accelerator, link: every stage's device, and what is between neighbours; with `mesh.share_devices` the
-            one device of all.
-        memory: bytes that each device gives; None if that is not known.
-
-    Raises:
-        UsageError: a run that could not work.
-    """
+    """Forecast a run's step, with its own split and with the one by cost."""
     from rrfp_jax.forecast.forecast import Devices, forecast  # these import JAX
     from rrfp_jax.sim.planned import Planned
 

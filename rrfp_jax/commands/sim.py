@@ -6,8 +6,7 @@ import argparse
 from pathlib import Path
 
 from rrfp_jax.commands.command_line import print_whole
-from rrfp_jax.commands.given_steps import given_steps
-from rrfp_jax.commands.simulation import POLICIES, Comparison, simulate
+from rrfp_jax.commands.simulation import POLICIES, Comparison, simulate, simulation_inputs
 from rrfp_jax.core.schedules import RANKED
 from rrfp_jax.errors import DONE, UsageError
 from rrfp_jax.fields import check_not_read
@@ -31,7 +30,9 @@ def sim(options: argparse.Namespace) -> int:
     if options.plot is not None:
         stages = options.stages or STAGES
         if options.workload is not None:
-            given = given_steps(source, stages=stages, microbatches=options.microbatches, seeds=1, times=1)
+            given = simulation_inputs(
+                source, stages=stages, microbatches=options.microbatches, seeds=1, times=1
+            )
             stages = given[0].actual.stages
         check_picture(options.plot, stages * len(policies))
     comparison = simulate(

@@ -68,17 +68,7 @@ def layer_costs(
     kinds: Collection[Kind],
     remat: str,
 ) -> list[LayerCost]:
-    """All layers of a model for a microbatch of a bucket, in the model's order; inside `tracing_alone`.
-
-    Args:
-        pipe: the model.
-        bucket: of the microbatch.
-        shapes: of its layers (`Pipeline.shapes`).
-        roles: of its parameters.
-        flow: which leaves of the carries have a gradient (`gradient_flow`).
-        kinds: of backward tasks.
-        remat: see `autodiff/residuals.py`.
-    """
+    """All layers of a model for a microbatch of a bucket, in the model's order; inside `tracing_alone`."""
     known: dict[Any, LayerCost] = {}
     costs = []
     for i, own in enumerate(shapes):
@@ -151,12 +141,7 @@ def _layer_cost(shape: VirtualStageShape, kinds: Collection[Kind]) -> LayerCost:
 
 
 def joined(costs: Sequence[LayerCost], kinds: Collection[Kind]) -> Footprint:
-    """What a microbatch takes of layers in a row, between which activations and gradients are temporary.
-
-    Args:
-        costs: of the layers.
-        kinds: of backward tasks.
-    """
+    """What a microbatch takes of layers in a row, between which activations and gradients are temporary."""
     layers, tasks = [cost.footprint for cost in costs], (FORWARD, *kinds)
     first, last = layers[0], layers[-1]
     return Footprint(
@@ -238,19 +223,7 @@ class ModelCosts:
         kinds: Collection[Kind],
         remat: str,
     ) -> ModelCosts:
-        """Analyse a model; nothing is allocated or compiled.
-
-        Args:
-            pipe: the model.
-            buckets: at least one.
-            optimizer: None if nothing is updated.
-            kinds: of backward tasks that its schedule has.
-            remat: see `autodiff/residuals.py`.
-
-        Raises:
-            UsageError: a model or optimizer that does not work; see `Pipeline.shapes`, `Roles.of`,
-                `gradient_flow`, `refuse_untrained` and `WholeOptimizer.trace`.
-        """
+        """Analyse a model; nothing is allocated or compiled."""
         with tracing_alone():
             shapes = {bucket: pipe.shapes(specs_of(bucket)) for bucket in dict.fromkeys(buckets)}
             params = {str(i): layer.params for i, layer in enumerate(next(iter(shapes.values())))}
@@ -344,14 +317,7 @@ class LayerTimes:
     def costs(
         self, rules: StepRules, buckets: Sequence[Bucket], chunks: Sequence[Sequence[range]], link: Link
     ) -> TableCosts:
-        """What the simulator is to know of a step.
-
-        Args:
-            rules: of the step.
-            buckets: of each microbatch.
-            chunks: by stage, the layers of each of its chunks.
-            link: between stages.
-        """
+        """What the simulator is to know of a step."""
         durations, transfers = {}, {}
         for stage, virtual_stages in enumerate(chunks):
             for c, (layers, kinds) in enumerate(
@@ -386,12 +352,6 @@ def layer_work(engine: Engine, split: Sequence[int], buckets: Sequence[Bucket], 
     """Of an engine's model, for one microbatch of the bucket that most have; None if it cannot be analysed.
 
     Each distinct layer is traced and lowered once. Nothing is compiled.
-
-    Args:
-        engine: of the model.
-        split: of the steps that ran.
-        buckets: of the microbatches of a step.
-        remat: see `autodiff/residuals.py`.
     """
     bucket, _ = Counter(buckets).most_common(1)[0]
     library = engine.library

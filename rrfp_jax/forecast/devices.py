@@ -228,11 +228,7 @@ TARGETS: Mapping[str, Target] = {
 
 
 def target_text(accelerator: Accelerator) -> str:
-    """What XLA must know of a card, as text.
-
-    Raises:
-        UsageError: it is no GPU.
-    """
+    """What XLA must know of a card, as text."""
     target = TARGETS.get(accelerator.name)
     if target is None:
         raise UsageError(

@@ -183,9 +183,6 @@ class Estimate:
 
         By cost: the slowest virtual stage is as fast as it can be. Yet where memory decides how many
         microbatches are in flight, an even split may do better.
-
-        Raises:
-            TooLarge: no split keeps within the devices' memory; with the one that comes nearest.
         """
         found = [self.forecast(split) for split in (self._split_by_cost(), None)]
         return min(found, key=lambda one: (one.does_not_fit is not None, one.step_seconds))
@@ -243,23 +240,14 @@ class Estimate:
         )
 
     def ledgers(self, split: Sequence[int] | None) -> list[StageLedger]:
-        """What each stage needs with a split; None for an even one.
-
-        Raises:
-            UsageError: it is no split of the model into this many virtual stages.
-        """
+        """What each stage needs with a split; None for an even one."""
         return [self._ledger(stage, own) for stage, own in enumerate(self._chunks(split))]
 
     def _chunks(self, split: Sequence[int] | None) -> list[list[range]]:
         return layers_of_chunks(len(self.model.states), self.rules.placement, split)
 
     def candidate(self, split: Sequence[int] | None) -> Candidate:
-        """The step with a split and its hint, to be compared with other hints; None for an even split.
-
-        Raises:
-            UsageError: it is no split of the model into this many virtual stages, or not even one microbatch
-                at a time is within the devices' memory.
-        """
+        """The step with a split and its hint, to be compared with other hints; None for an even split."""
         return self._step(split, self._budgets(self.ledgers(split)))
 
     def _budgets(self, ledgers: Sequence[StageLedger]) -> Sequence[Budget | None]:

@@ -56,15 +56,6 @@ def partition(layers: Sequence[LayerLoad], in_flight: Sequence[int], budget: int
     """Numbers of layers per virtual stage: the largest time of a virtual stage is as small as it can be.
 
     Of several such cuts, one whose largest number of bytes is smallest.
-
-    Args:
-        layers: in the model's order.
-        in_flight: for each virtual stage, how many microbatches it holds at once.
-        budget: bytes that no virtual stage may exceed; None for no limit.
-
-    Raises:
-        TooLarge: no cut keeps within the budget.
-        ValueError: no virtual stages, or more of them than layers.
     """
     if not 0 < len(in_flight) <= len(layers):
         raise ValueError(f"{len(layers)} layers for {len(in_flight)} virtual stages: each needs at least one")

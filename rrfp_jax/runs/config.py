@@ -257,11 +257,7 @@ MISSING = "nothing"
 
 
 def differences(before: Any, now: Any) -> list[str]:
-    """The fields in which two configs differ, such as "learning_rate: 0.006 -> 0.001".
-
-    Args:
-        before, now: as plain data; what JSON does not keep, such as tuples, may differ in form.
-    """
+    """The fields in which two configs differ, such as "learning_rate: 0.006 -> 0.001"."""
     old, new = dict(_flat(_plain(before))), dict(_flat(_plain(now)))
     names = [*new, *(name for name in old if name not in new)]
     changed = [name for name in names if old.get(name, MISSING) != new.get(name, MISSING)]
@@ -290,12 +286,7 @@ RELATIVE = "attempted relative import"
 
 
 def load_config(path: str) -> RunConfig:
-    """The `get_config()` of a Python file.
-
-    Raises:
-        UsageError: no such file, no `get_config` in it, or one that returns no RunConfig; or the file, or
-            `get_config`, raised something, which is told with the traceback of that file.
-    """
+    """The `get_config()` of a Python file."""
     file, name = config_path(path), f"--config={path}"
     folder = str(file.parent.absolute())
     if folder not in sys.path:

@@ -23,12 +23,7 @@ from rrfp_jax.train.report import Evaluation, Report
 
 
 class Display:
-    """Shows reports, and what lasts, as they come. Use as a context manager: the terminal is left in order.
-
-    Args:
-        steps: of the run.
-        silent: show nothing: another process does.
-    """
+    """Shows reports, and what lasts, as they come. As a context manager it leaves the terminal in order."""
 
     def __init__(self, steps: int, silent: bool = False) -> None:
         self._live: Progress | None = None

@@ -47,13 +47,6 @@ class KeptLines:
     """Lines that are added to a file. What a full disk does not take is kept, and added when it does.
 
     The file has whole lines only.
-
-    Args:
-        path: of the file, which is written anew, whole or not at all.
-        lines: that it begins with.
-
-    Raises:
-        OSError: that cannot be done.
     """
 
     def __init__(self, path: Path, lines: Sequence[str]) -> None:
@@ -70,11 +63,7 @@ class KeptLines:
         return len(self._waiting) + self._dropped
 
     def add(self, line: str) -> None:
-        """Add a line, and those that wait.
-
-        Raises:
-            OSError: they wait on, up to `MOST_WAITING` bytes; then the oldest are given up.
-        """
+        """Add a line, and those that wait."""
         self._waiting.append(line.encode())
         self._bytes += len(self._waiting[-1])
         while self._bytes > MOST_WAITING:
@@ -110,11 +99,7 @@ class KeptLines:
 
 
 def check_place(config: RunConfig) -> None:
-    """Refuse a run that could not keep its files; nothing is compiled yet.
-
-    Raises:
-        UsageError: naming the file that is where a folder must be, or the folder that cannot be written.
-    """
+    """Refuse a run that could not keep its files; nothing is compiled yet."""
     folder = Path(config.directory) / config.name
     parent = folder.parent
     while not parent.exists():
@@ -133,14 +118,6 @@ class RunFiles:
     """What rank 0 writes: the config, the ledger, a line per step, trace and costs of the latest steps.
 
     Where a launcher has made a folder for the logs, that becomes the run's folder.
-
-    Args:
-        config: of the run.
-        world: its processes.
-        writes: files that are written at the end, each by a function of its path.
-        done: steps of the run before this start, whose lines are kept.
-        source: file of the config; None if there is none.
-        say: tells what cannot be written.
 
     Attributes:
         trouble: at the end, what is not there as it should be, in words; "" if all is.
@@ -179,11 +156,7 @@ class RunFiles:
         return self
 
     def write(self, name: str, content: Any) -> None:
-        """Write a JSON file beside the others, before the first step.
-
-        Raises:
-            UsageError: it cannot be written.
-        """
+        """Write a JSON file beside the others, before the first step."""
         if self._world.rank == 0:
             text = json.dumps(content, indent=2, default=str)
             try:
@@ -195,10 +168,6 @@ class RunFiles:
         """Write a step's line; complete at once, so a run can be watched and nothing is lost.
 
         Training goes on if that cannot be done, and the line is written as soon as it can.
-
-        Args:
-            report: of the step, whose tasks are kept for whoever looks meanwhile.
-            line: of `metrics.jsonl`.
         """
         self._steps += 1
         resumed = {"resumed": True} if self._done and self._steps == 1 else {}
@@ -294,11 +263,7 @@ GIT_SECONDS = 5.0
 
 
 def origin_of(file: Path | None) -> Mapping[str, Any]:
-    """What `config.json` says of the origin of a run.
-
-    Args:
-        file: of its config; None if there is none.
-    """
+    """What `config.json` says of the origin of a run."""
     return {
         "command": typed_command(),
         "config_file": None if file is None else {"path": _absolute(file), "sha256": _sha256(file)},

@@ -51,13 +51,7 @@ def checkpoints_of(config: RunConfig) -> Path:
 
 
 class Stopping:
-    """What is said, by rank 0 or by whoever has a terminal of its own, when a run is asked to stop.
-
-    Args:
-        config: of the run.
-        world: its processes.
-        display: shows what is said.
-    """
+    """What is said, by rank 0 or by whoever has a terminal of its own, when a run is asked to stop."""
 
     def __init__(self, config: RunConfig, world: World, display: Display) -> None:
         self._config, self._world, self._display = config, world, display
@@ -68,14 +62,7 @@ class Stopping:
         return EndsAtOnce(self._say_start, self._end)
 
     def in_steps(self, done: Callable[[], int]) -> StopsAfterStep:
-        """The answer from the first step to the end of the run.
-
-        Args:
-            done: tells how many steps have been trained.
-
-        Raises:
-            UsageError: RRFP_SAVE_SECONDS is nonsense.
-        """
+        """The answer from the first step to the end of the run."""
 
         def say(why: StopReason, at_once: bool) -> None:
             self._say_again(why) if at_once else self._say_answer(why, done())
@@ -83,12 +70,7 @@ class Stopping:
         return StopsAfterStep(self._world, save_seconds(ENVIRONMENT), say, leave=self._display.close)
 
     def say_end(self, step: int, saved: bool) -> int:
-        """Say after which step the run has stopped, and how to go on; the exit status that goes with it.
-
-        Args:
-            step: the last one.
-            saved: whether there is a checkpoint of it.
-        """
+        """Say after which step the run has stopped, and how to go on; the exit status that goes with it."""
         why, latest = self._world.stop.agreed, self._latest()
         if why is StopReason.HANDS_OVER:
             self._display.say(f"stopped after step {step}, as lost ranks are replaced")
@@ -243,11 +225,7 @@ class Loop:
         return Evaluation.of(found)
 
     def _wants_end(self, name: str, *about: Any) -> bool:
-        """Call a method of the config; whether the run is to end here, as all processes then know.
-
-        Raises:
-            TrainingError: it raised something, with its traceback.
-        """
+        """Call a method of the config; whether the run is to end here, as all processes then know."""
         if getattr(type(self.config), name) is getattr(RunConfig, name):
             return False  # nobody need be asked
         with called(f"{type(self.config).__name__}.{name}()", TrainingError):
@@ -295,15 +273,7 @@ def train(config: RunConfig, signals: StopSignals, source: Path | None = None) -
 
 
 class _Run:
-    """A run of a model: prepared, trained, and told of.
-
-    Args:
-        config: of the run.
-        world: its processes.
-        display: shows it.
-        stopping: says how it stops.
-        source: file of the config, if there is one.
-    """
+    """A run of a model: prepared, trained, and told of."""
 
     def __init__(
         self, config: RunConfig, world: World, display: Display, stopping: Stopping, source: Path | None

@@ -37,14 +37,6 @@ JOB, LONGEST_JOB = "SLURM_JOB_ID", 100
 class Saver:
     """Saves a Trainer as it goes along: at its intervals, and where it ends or stops.
 
-    Args:
-        trainer: of this process.
-        world: the processes; all of them call all methods.
-        settings: of the run.
-        folder: of the checkpoints.
-        say: tells what is done, on rank 0.
-        memory: of the host, if it was lent.
-
     Attributes:
         keeps: whether the state of the latest step is in the host's memory, equal on all processes.
         saved: whether the latest checkpoint that was waited for has been written, equal on all processes.
@@ -73,12 +65,6 @@ class Saver:
         """Tell what has changed since the checkpoint that the run will go on from; nothing is compiled yet.
 
         The result is how many steps that has; 0 if there is none.
-
-        Args:
-            config: of the run as plain data, to keep with what will be saved.
-
-        Raises:
-            UsageError: the run cannot go on from it.
         """
         self._config = config
         found = self._trainer._check_resume(self._source) if self._resumes else None
@@ -167,12 +153,7 @@ class Saver:
         return self._memory.states if self._memory is not None and self._is_held else self._folder
 
     def after_step(self, report: Report, *, ends: bool) -> None:
-        """Keep the state in the host's memory if steps follow, and save if it is time.
-
-        Args:
-            report: of the step, equal on all processes, so that all decide alike.
-            ends: whether no step follows; then it is saved and waited for.
-        """
+        """Keep the state in the host's memory if steps follow, and save if it is time."""
         if self._memory is not None and not ends:  # else who dies now would leave nothing to be saved
             with suppress(OSError):  # which `hold` says
                 self._memory.make()
@@ -219,10 +200,6 @@ def ranks_of_replicas(mesh: Mesh, processes: int) -> Mapping[int, int]:
     """By number of replicas, of how many processes, each with as many devices as one of the whole run has.
 
     The numbers divide the mesh's: then replicas can share a step's microbatches whenever all of them can.
-
-    Args:
-        mesh: of the whole run.
-        processes: of the whole run.
     """
     share, found = mesh.devices // processes, {}
     for replicas in (number for number in range(1, mesh.dp + 1) if mesh.dp % number == 0):
@@ -246,12 +223,6 @@ def save_latest(
     """Copy the latest state to the run's checkpoints if it is later than all of them; whether they have it.
 
     It stays in memory, in a folder of its own, until it has been copied, also if the launcher is killed.
-
-    Args:
-        memory: that the ranks were lent; all of them have ended.
-        checkpoints: their folder; None if the run saves none.
-        status: with which the run ends.
-        say: tells what is saved or lost.
     """
     steps = CheckpointFolder(memory.states).steps()
     stored = CheckpointFolder(checkpoints).steps() if checkpoints is not None else []

@@ -48,11 +48,7 @@ LARGEST_LOSS_CHECK = 2**30
 def check_types(
     pipe: Any, optimizer: Any, mesh: Any, split: Any, init: Any, on_step: Any, settings: Any
 ) -> None:
-    """Refuse arguments of a Trainer that have been mixed up.
-
-    Raises:
-        UsageError: naming the argument.
-    """
+    """Refuse arguments of a Trainer that have been mixed up."""
     if kind_of(pipe) is not None:
         raise UsageError(f"Trainer: the first argument is no Pipeline: {instead_of_layers(pipe)}")
     wanted = {"first argument": (pipe, Pipeline), "mesh": (mesh, Mesh), "settings": (settings, Settings)}
@@ -81,21 +77,13 @@ def check_types(
 
 
 def check_count(call: str, name: str, value: Any, least: int) -> None:
-    """Refuse what is no whole number, or below `least`.
-
-    Raises:
-        UsageError: naming the method that was called, and its argument.
-    """
+    """Refuse what is no whole number, or below `least`."""
     if not is_whole(value) or not least <= value <= LARGEST:
         raise UsageError(f"Trainer.{call}({name}={shown(value)}): give a whole number, at least {least}")
 
 
 def folder_of(call: str, given: Any) -> Path:
-    """A folder that a method was given; it need not be there.
-
-    Raises:
-        UsageError: it is no path, or one of something else.
-    """
+    """A folder that a method was given; it need not be there."""
     if not isinstance(given, (str, PathLike)) or not str(given):
         raise UsageError(
             f"Trainer.{call}({given!r}): give a folder of checkpoints, such as 'runs/checkpoints'"
@@ -113,13 +101,7 @@ def check_model(
     data: Data,
     plan: Sequence[Microbatch],
 ) -> None:
-    """Refuse a model, its loss, or an optimizer that does not work for the microbatches of a first step.
-
-    Raises:
-        UsageError: see `Library.examine` and `flow`, `check_metrics`, `refuse_untrained`,
-        `Staging.optimizer_state`, `check_loss_is_a_sum`; or a parameter has a name that cannot be stored, or
-        none in the files that initial values are from.
-    """
+    """Refuse a model, its loss, or an optimizer that does not work for the microbatches of a first step."""
     buckets = buckets_of(plan)
     library, flows = engine.library, []
     for bucket in dict.fromkeys(buckets):
@@ -139,16 +121,7 @@ def check_model(
 
 
 def check_metrics(pipe: Pipeline, shapes: Sequence[LayerShapes], fields: Specs) -> None:
-    """Refuse a metric with the name of a figure that reports have themselves, or with two reductions.
-
-    Args:
-        pipe: whose loss is traced.
-        shapes: of all its layers, which may have metrics, too.
-        fields: specs of a microbatch.
-
-    Raises:
-        UsageError: naming the metric.
-    """
+    """Refuse a metric with the name of a figure that reports have themselves, or with two reductions."""
     view = MicrobatchView(fields, IDS, len(pipe))
     loss = jax.eval_shape(pipe.apply_loss, shapes[-1].carry_out, view)
     kinds = kinds_of([*(layer.metrics for layer in shapes), loss.metrics])
@@ -159,11 +132,7 @@ def check_metrics(pipe: Pipeline, shapes: Sequence[LayerShapes], fields: Specs) 
 
 
 def check_losses(totals: Sequence[float], step: int, consequence: str) -> None:
-    """Refuse summed losses of microbatches that are not finite.
-
-    Raises:
-        TrainingError: naming step and microbatch; `consequence` is added.
-    """
+    """Refuse summed losses of microbatches that are not finite."""
     for j, total in enumerate(totals):
         if not math.isfinite(total):
             raise TrainingError(
@@ -177,16 +146,7 @@ def check_loss_is_a_sum(
 ) -> None:
     """Refuse a loss that is a mean: the loss of two rows together must be the sum of the two apart.
 
-    Args:
-        pipe: whose loss is called, with random numbers of the carry's specs.
-        carry: specs of what the last layer gives.
-        fields: the arrays of one microbatch; rows are counted along the first axis.
-        compiler: of a device to try it on.
-
     Not done where two rows take more than `LARGEST_LOSS_CHECK` bytes, nor for `Pipeline(additive=False)`.
-
-    Raises:
-        UsageError: the total or the weight does not add up.
     """
     program = rows_program(pipe, carry, fields)
     if program is None:
@@ -303,18 +263,7 @@ def is_finite(sums: Sums) -> bool:
 def skip_or_stop(
     standing: TrainingState, policy: OnNonfinite, step: int, sums: Sums, where: Callable[[], str]
 ) -> TrainingState:
-    """How training stands after a step that cannot be applied.
-
-    Args:
-        standing: before it.
-        policy: "stop" or "skip"; a step is skipped in any case if the loss scale is lowered for it.
-        step: its number.
-        sums: of the step.
-        where: finds the gradient that is not finite; called by all processes, or none.
-
-    Raises:
-        TrainingError: the run stops, by the policy or because too many steps were left out in a row.
-    """
+    """How training stands after a step that cannot be applied."""
     after = standing.after(finite=False)
     if after.in_vain == 0 or (policy == "skip" and after.in_vain < MOST_IN_VAIN):
         return after

@@ -84,11 +84,7 @@ def compile_ahead(
     executables: Executables,
     progress: Progress = silent,
 ) -> CompiledRun:
-    """Compile a run.
-
-    Raises:
-        UsageError: a model, schedule or mesh that does not work.
-    """
+    """Compile a run."""
     began, plan = perf_counter(), plan_step(run.data, 0)
     engine = run.engine(run.mesh.lay_out_on(of_rank, stages), None, executables)
     layout, library, staging = engine.layout, engine.library, engine.staging
@@ -267,13 +263,7 @@ class MadeFor:
 
 
 def why_compiled(folder: Path, run: str, here: MadeFor) -> str | None:
-    """Why programs that were compiled ahead for a run are not those that it needs; None if none were.
-
-    Args:
-        folder: of programs.
-        run: its name.
-        here: what it compiles for.
-    """
+    """Why programs that were compiled ahead for a run are not those that it needs; None if none were."""
     file = folder / NAME.format(run)
     if not file.is_file():
         return None

@@ -63,16 +63,7 @@ def _joined(spec: jax.ShapeDtypeStruct, parts: list[Any]) -> np.ndarray[Any, Any
 
 
 def flax_states(layers: Sequence[Any], params: Params, modules: bool) -> list[Any]:
-    """A state of each layer, or what can be called as it is; see `rrfp.export`.
-
-    Args:
-        layers: with their `kind`; for `modules` the model's own.
-        params: of all of them, {layer index as text: nested dict} of NumPy arrays.
-        modules: give what can be called.
-
-    Raises:
-        UsageError: JAX would make an array narrower.
-    """
+    """A state of each layer, or what can be called as it is; see `rrfp.export`."""
     with _on_host(), transfers_meant():
         arrays = [jax.tree.map(_array, params[str(index)]) for index in range(len(layers))]
     if modules:
@@ -215,11 +206,7 @@ def _key_of(layer: int, path: Sequence[int | str]) -> Key:
 
 
 def _of_pipe(pipe: Pipeline, stored: CheckpointView, arrays: Mapping[Key, Any]) -> Params:
-    """The parameters of a model's layers, as trees like those that the layers make.
-
-    Raises:
-        UsageError: the checkpoint is of another model.
-    """
+    """The parameters of a model's layers, as trees like those that the layers make."""
     key, known = jax.eval_shape(jax.random.key, 0), dict[int, Params]()
     specs: dict[str, Params] = {}
     for index, layer in enumerate(pipe.layers):

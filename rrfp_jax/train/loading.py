@@ -21,11 +21,6 @@ class Loader:
     """Asks data for plans and arrays, for one step at a time, whichever thread it does that on.
 
     What fails ahead of its step is left to that step, which does it again on the main thread and fails there.
-
-    Args:
-        reads: the fields that this process will load of a microbatch in training, by its bucket and number;
-            none while that is not known.
-        world: is told what the main thread waits for; its `stall_seconds` limit the wait for what is ahead.
     """
 
     def __init__(self, reads: Callable[[Bucket, int], Set[str]], world: World) -> None:
@@ -60,12 +55,7 @@ class Loader:
         self._ahead = _Ahead(data, step, self._reads, self._request)
 
     def settle(self) -> None:
-        """Wait until nobody uses the data.
-
-        Raises:
-            TrainingError: it has given nothing for `stall_seconds`; what it was asked for is named. It may be
-                using its data still, so it is waited for again the next time.
-        """
+        """Wait until nobody uses the data."""
         began, limit = perf_counter(), self._world.waits.stall_seconds
         with self._world.waits_for(self._request.awaited):
             while self._ahead is not None and not self._ahead.join(min(LONGEST_SLEEP_SECONDS, limit)):

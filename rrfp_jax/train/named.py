@@ -24,11 +24,7 @@ T = TypeVar("T")
 
 
 def read_workload(path: str | Path, where: str) -> Workload:
-    """The workload of a JSON file; messages begin with `where`.
-
-    Raises:
-        UsageError: no such file, or one that is no workload.
-    """
+    """The workload of a JSON file; messages begin with `where`."""
     return _read(path, where, Workload.from_json_object, "workload")
 
 
@@ -57,11 +53,7 @@ PLANNED, AUTO = "planned", "auto"
 
 
 def read_schedule(given: Schedule | Planned | Auto | str) -> Schedule | Planned | Auto:
-    """The schedule that is meant, or how it is found: planned, with the costs to go by, or chosen.
-
-    Raises:
-        UsageError: see `schedule_of`, or costs that cannot be read.
-    """
+    """The schedule that is meant, or how it is found: planned, with the costs to go by, or chosen."""
     if isinstance(given, str):
         if given == AUTO:
             return Auto()
@@ -81,16 +73,7 @@ def read_schedule(given: Schedule | Planned | Auto | str) -> Schedule | Planned 
 
 
 def schedule_of(given: Schedule | str, others: Sequence[str] = ()) -> Schedule:
-    """The schedule that is meant; `csv:FILE` is an order in PyTorch's CSV form (`core/schedules.py`).
-
-    Args:
-        given: as users give it.
-        others: what else may be given where this is called, for messages.
-
-    Raises:
-        UsageError: no such name or file, or an order that lacks or repeats a task, has one before another
-            that it needs, or must deadlock.
-    """
+    """The schedule that is meant; `csv:FILE` is an order in PyTorch's CSV form (`core/schedules.py`)."""
     if isinstance(given, str) and given.removeprefix(RANKED).startswith(CSV):
         order = _order_in(given.removeprefix(RANKED))
         return Ranked(order) if given.startswith(RANKED) else order

@@ -50,20 +50,12 @@ def put_back(stages: Iterable[Stage], optimizers: Iterable[Optimizer], leaves: M
 
 
 def state_of(run: RunState) -> TrainingState:
-    """How training stood.
-
-    Raises:
-        ValueError: it is something else.
-    """
+    """How training stood."""
     return as_kind(dict(run.standing), TrainingState)
 
 
 def check_seed(run: RunState, seed: int) -> None:
-    """Refuse to go on from a run with another seed.
-
-    Raises:
-        UsageError: it had another.
-    """
+    """Refuse to go on from a run with another seed."""
     if run.seed != seed:
         raise UsageError(
             f"seed={seed}: the checkpoint of step {run.step} is of a run with seed={run.seed}, whose random "
@@ -72,13 +64,7 @@ def check_seed(run: RunState, seed: int) -> None:
 
 
 class CheckpointWriter:
-    """The checkpoints that a Trainer writes and reads; all processes call every method at the same point.
-
-    Args:
-        engine: gives the present one, with the stages of this process once it has been started.
-        world: the run's processes.
-        seed: of the run.
-    """
+    """The checkpoints that a Trainer writes and reads; all processes call every method at the same point."""
 
     def __init__(self, engine: Callable[[], Engine], world: World, seed: int) -> None:
         self._present, self._world, self._seed = engine, world, seed
@@ -242,11 +228,7 @@ def _seen(engine: Engine, seed: int, folder: CheckpointFolder, step: int | None)
 
 
 def say_none(world: World, folder: Path, steps: int) -> None:
-    """Say that a folder has no checkpoint, so that training begins with this step; all processes together.
-
-    Raises:
-        UsageError: it is there and has other things in it, so it was hardly meant.
-    """
+    """Say that a folder has no checkpoint, so that training begins with this step; all processes together."""
 
     def find() -> None:
         if reason := _other_folder(folder):

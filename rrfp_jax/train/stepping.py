@@ -76,17 +76,6 @@ def plan_ahead(
 
     Nothing here depends on the process: records of earlier steps were gathered by all of them. They compare
     what they find.
-
-    Args:
-        planned: whose order it is.
-        step: its number, for messages.
-        rules: of the step, as under the base of `planned`.
-        buckets: of each microbatch.
-        earlier: steps that have run.
-        engine: that will run the step, for its budgets in bytes.
-
-    Raises:
-        UsageError: the given costs lack a bucket.
     """
     began = perf_counter()
     names = [bucket_name(bucket) for bucket in buckets]
@@ -109,11 +98,7 @@ def plan_ahead(
 
 
 def check_costs(planned: Planned, placement: Placement, buckets: Iterable[Bucket]) -> None:
-    """Refuse given costs that lack one of these buckets, or are for another number of stages.
-
-    Raises:
-        UsageError: naming it.
-    """
+    """Refuse given costs that lack one of these buckets, or are for another number of stages."""
     if isinstance(planned.costs, CostTable):
         try:
             WorkloadCosts(planned.costs.workload([bucket_name(bucket) for bucket in buckets]), placement)
@@ -123,13 +108,6 @@ def check_costs(planned: Planned, placement: Placement, buckets: Iterable[Bucket
 
 class Stepper:
     """The steps of a Trainer, whose all processes call every method at the same point.
-
-    Args:
-        engine: what steps run on.
-        settings: of the run.
-        schedule: of the next step; may be changed between steps.
-        exchange: changes it by measured costs; None if it stays.
-        rebalancing: does the same with the split.
 
     Attributes:
         engine: as given.
@@ -164,19 +142,7 @@ class Stepper:
         self._work = self._work_of(engine.split)
 
     def start(self, data: Data, plan: Sequence[Microbatch], evaluate: Data | None) -> tuple[int, int]:
-        """Compile and allocate.
-
-        Args:
-            data: to train on.
-            plan: of its first step.
-            evaluate: what will be evaluated between steps.
-
-        Returns:
-            How many programs all processes compiled, and how many they loaded instead.
-
-        Raises:
-            UsageError: the budget in bytes is too small, or costs of planned orders lack a bucket.
-        """
+        """Compile and allocate."""
         check_whole(self.engine)
         engine, buckets, rules = self.engine, buckets_of(plan), self.rules(len(plan), "train")
         every = list(dict.fromkeys([*buckets, *declared_buckets(data)]))
@@ -240,11 +206,7 @@ class Stepper:
         )
 
     def run(self, phase: Phase, data: Data, step: int, more: bool = False) -> StepOutcome:
-        """All tasks of a step. Gradients stay in the stages' sums.
-
-        Raises:
-            TrainingError: see `Engine.run`; or nothing is counted.
-        """
+        """All tasks of a step. Gradients stay in the stages' sums."""
         engine = self.engine
         trains = phase == "train"
         engine.world.recorder.phase(RunPhase("step" if trains else "validation", step))
@@ -297,11 +259,7 @@ class Stepper:
         self.engine.prepare(buckets, self.rules(len(plan), "evaluate"))
 
     def take(self, schedule: Schedule | Planned | Auto) -> None:
-        """Go on with another schedule; with `Auto`, with the present one until measured costs choose another.
-
-        Raises:
-            UsageError: `Auto` that measures nothing, or cannot here.
-        """
+        """Go on with another schedule; under `Auto` with the present one until costs choose another."""
         if not isinstance(schedule, Auto):
             self.schedule, self.exchange = schedule, None
             return
@@ -321,11 +279,6 @@ class Stepper:
         """Go on with another split, for which all may be `ready`: layers move, with the optimizer's state.
 
         From then on it computes, to the bit, what a run does that goes on with this split from a checkpoint.
-
-        Raises:
-            UsageError: it does not add up, or layers cannot move so: nothing has changed; or, once they have
-                moved, bytes do not suffice for a step like the last.
-            TrainingError: a process is gone, or nothing moves any more: go on from a checkpoint.
         """
         self.loader.settle()  # which asks what is read here
         self.saves.update_begins()  # what is being saved is copied first
@@ -353,11 +306,7 @@ class Stepper:
         self.schedule = self.exchange.chosen(step, rules, buckets, self.recorded, self.engine)
 
     def rules(self, microbatches: int, phase: Phase) -> StepRules:
-        """The rules of a step by the present schedule, or by its base if orders are planned.
-
-        Raises:
-            UsageError: it is an order that cannot end, or planned with several replicas.
-        """
+        """The rules of a step by the present schedule, or by its base if orders are planned."""
         layout, base = self.engine.layout, base_of(self.schedule)
         share, known = layout.count_of(microbatches), self._rules.get(phase)
         if known is not None and known.schedule is base and known.microbatches == share:

@@ -71,11 +71,7 @@ class OneThread:
 
     @contextmanager
     def uses(self, method: str) -> Iterator[None]:
-        """Inside, other threads are refused; the same thread may come again, as from `on_step`.
-
-        Raises:
-            UsageError: another thread is inside.
-        """
+        """Inside, other threads are refused; the same thread may come again, as from `on_step`."""
         me = f"Trainer.{method} in thread {threading.current_thread().name!r}"
         if not self._lock.acquire(blocking=False):
             raise UsageError(
@@ -553,11 +549,7 @@ class Trainer:
 
 
 def _stepper(run: RunSpec, init: InitFunction | None) -> Stepper:
-    """Join the other processes, lay the stages out on the mesh, and choose what is "auto".
-
-    Raises:
-        UsageError: see `check_jax_settings`, `join`, `Mesh.lay_out`, `predicted`, `Engine`, `rebalancing`.
-    """
+    """Join the other processes, lay the stages out on the mesh, and choose what is "auto"."""
     check_jax_settings()
     layout = run.mesh.lay_out(join())
     layout.world.waits.stall_seconds = run.settings.stall_seconds

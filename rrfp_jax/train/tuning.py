@@ -39,9 +39,6 @@ def predicted(run: RunSpec, layout: Layout) -> RunSpec:
 
     Costs follow from the shapes of the first step and the data sheet of rank 0's first device, or a CPU's
     rates where that is not known. Rank 0 chooses, tells the others, and says so in one line.
-
-    Raises:
-        UsageError: there is no data, no split fits, or no candidate can run; with each one's reason.
     """
     auto = run.schedule if isinstance(run.schedule, Auto) else None
     if auto is None and not isinstance(run.split, str):
@@ -120,15 +117,7 @@ class HintExchange:
         earlier: Iterable[RecordedStep],
         engine: Engine,
     ) -> Schedule:
-        """The schedule from a step on, as rank 0 finds it; all processes ask together.
-
-        Args:
-            step: the next one.
-            rules: of a step with the present schedule.
-            buckets: of its microbatches.
-            earlier: steps that have run.
-            engine: that ran them.
-        """
+        """The schedule from a step on, as rank 0 finds it; all processes ask together."""
         present = rules.name
         engine.prepare(buckets, rules)  # the budgets follow from the programs
         began = perf_counter()
@@ -179,11 +168,7 @@ def _splits(rules: StepRules) -> list[Sequence[frozenset[int]]]:
 
 
 def rebalancing(mode: Rebalance, widths: Sequence[int]) -> Rebalancing | None:
-    """What a Trainer with this setting goes by, on stages of so many devices; None if it stays as it is.
-
-    Raises:
-        UsageError: layers cannot move between these stages.
-    """
+    """What a Trainer with this setting goes by, on stages of so many devices; None if it stays as it is."""
     if mode == "off":
         return None
     if len(set(widths)) > 1:
@@ -198,9 +183,6 @@ class Rebalancing:
     """When layers move, and what is said of it.
 
     All processes have one and ask it before every step.
-
-    Args:
-        mode: "suggest" or "auto".
 
     Attributes:
         watched_seconds: what watching has taken in this process so far, but for the moves themselves (s).
@@ -227,16 +209,7 @@ class Rebalancing:
         recorded: Sequence[RecordedStep],
         recut: Callable[[Sequence[int], Ready | None], None],
     ) -> None:
-        """Look at what was measured, if it is time, and move layers, if all processes are ready for that.
-
-        Args:
-            step: the next one.
-            left: how many there will be, this one among them.
-            engine: that has run steps.
-            rules: of steps that there may be, those that train first.
-            recorded: the latest steps, all with the present split.
-            recut: moves the layers.
-        """
+        """Look at what was measured, if it is time, and move layers, if all processes are ready for that."""
         began = perf_counter()
         if self._split != engine.split:  # it is the first time, or somebody has set another one
             self._begin(engine)
@@ -385,19 +358,7 @@ def repartition(
     take: Callable[[Engine], None],
     ready: Ready | None = None,
 ) -> None:
-    """Go on with another split, unless the engine has it; all processes together.
-
-    Args:
-        engine: the old one.
-        split: layers per virtual stage, in the model's order.
-        rules: of steps that there may be, those that train first.
-        take: is given what goes on, before a Ctrl-C that came meanwhile is raised.
-        ready: what has been compiled for this split already; None to do so now.
-
-    Raises:
-        UsageError: the split does not add up, or layers cannot move so; nothing has changed.
-        TrainingError: see `check_whole`; a process is gone, or nothing moves any more.
-    """
+    """Go on with another split, unless the engine has it; all processes together."""
     check_whole(engine)
     engine.world.agree("the split", str(split))
     if list(split) == engine.split:
@@ -413,11 +374,7 @@ def repartition(
 
 
 def check_whole(engine: Engine) -> None:
-    """Refuse to begin anew without a word.
-
-    Raises:
-        TrainingError: layers were lost on their way to another split.
-    """
+    """Refuse to begin anew without a word."""
     if engine.given_up:
         raise TrainingError(
             "layers were lost on their way to other stages: begin again, from a checkpoint if there is one"
