@@ -10,40 +10,37 @@ from rrfp_jax.fields import check_not_read, output_of
 from rrfp_jax.files import written_whole
 from rrfp_jax.json_files import Unreadable
 from rrfp_jax.report.explanation import explain
-from rrfp_jax.report.run_folder import READ, read_run
-
-TWO = "compared.html"
-"""The page of two runs."""
+from rrfp_jax.report.run_folder import READ, TwoRuns, read_run
+from rrfp_jax.report.timeline import MISSING
 
 
 def report(options: argparse.Namespace) -> int:
     """Run the command; its exit status."""
     folder = options.run if options.run.is_dir() else options.run.parent
-    file = folder / ("report.html" if options.run2 is None else TWO) if options.out is None else options.out
-    output_of("output", file)
-    for given in (options.run, options.run2 or options.run):
-        check_not_read("--out", file, [given, *(given / name for name in READ)])
+    file = folder / "report.html" if options.out is None else options.out
+    if options.run2 is None:
+        output_of("output", file)
+        check_not_read("--out", file, [options.run, *(options.run / name for name in READ)])
+    elif options.out is not None:
+        raise UsageError("--out is for the page of one run: two are compared in words and tables")
     try:
         run = read_run(options.run)
         other = None if options.run2 is None else read_run(options.run2)
     except Unreadable as error:
         raise UsageError(str(error)) from None
     explanation = explain(run.steps)
-    if other is None:
-        print_whole(str(explanation))
+    if other is not None:
+        print_whole(str(TwoRuns((run, other), (explanation, explain(other.steps)))))
+        return DONE
+    print_whole(str(explanation))
+    try:
         from rrfp_jax.report.page import page  # for which the text need not wait
-
-        html = page(run, explanation)
-    else:
-        from rrfp_jax.report.page import page_of_two
-        from rrfp_jax.report.two_runs import TwoRuns
-
-        both = TwoRuns((run, other), (explanation, explain(other.steps)))
-        print_whole(str(both))
-        html = page_of_two(both)
+    except ModuleNotFoundError:
+        print_whole(f"\nno page: {MISSING}")
+        return DONE
     try:
         with written_whole(file) as part:
-            part.write_text(html, encoding="utf-8")
+            part.write_text(page(run, explanation), encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{file}: cannot be written: {error.strerror}; set --out") from None
     print_whole(f"\npictures: {file} (open it in a browser; it needs no network)")

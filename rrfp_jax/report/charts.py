@@ -1,4 +1,4 @@
-"""The charts of a report, as Vega-Lite specifications that the reader's browser draws.
+"""The charts of pictures and reports, as Vega-Lite specifications.
 
 The heat map shows who computes slower than the others, stage by replica, or stage by step where there is one
 replica: as in ByteDance's SMon (arXiv:2505.05713), the mean would be ideal. A hot spot is a slow worker, a
@@ -7,36 +7,25 @@ stripe an uneven stage, a column a step of much data, and scatter is lengths.
 
 from __future__ import annotations
 
+import json
 import math
-import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
 from statistics import fmean, median
 from typing import Any, NamedTuple, TypeAlias
 
 import altair as alt
 
-from rrfp_jax.core.tasks import KINDS, Direction, Kind
-from rrfp_jax.report.explanation import Explanation
-from rrfp_jax.report.sentence import MEANING
+from rrfp_jax.core.step_rules import charges_of
+from rrfp_jax.core.tasks import KINDS, Direction
 from rrfp_jax.report.store import StepLine
-from rrfp_jax.report.tails import quantile
-from rrfp_jax.trace.idleness import CAUSES, Cause, stage_times
+from rrfp_jax.report.timeline import Panel, tips, unit_of
+from rrfp_jax.trace.idleness import CAUSES, DELAY, DRAWN, SHARES, Cause, Idle, critical_path, stage_times
 from rrfp_jax.trace.records import RecordedStep, StepTrace
 
 WIDTH = 1000
 """Of a chart, in pixels."""
-
-COLOURS: Mapping[str, str] = {
-    "compute": "#0072b2",
-    "delayed": "#ff69b4",
-    **{cause: row.colour for cause, row in CAUSES.items()},
-    "data": "#000000",
-    "planning": "#999999",
-    "between": "#b8b8a0",
-}
-"""The colour of each share of an explanation."""
 
 Row: TypeAlias = Mapping[str, Any]
 
@@ -48,13 +37,8 @@ class Plot(NamedTuple):
     rows: Mapping[str, Sequence[Row]]
 
     def spec(self) -> dict[str, Any]:
-        """For vega-embed."""
+        """What vega-embed and vl-convert draw."""
         return {**self.chart.to_dict(), "datasets": self.rows}
-
-
-def colours(found: Mapping[str, str]) -> alt.Scale:
-    """A scale that gives each name its colour."""
-    return alt.Scale(domain=list(found), range=list(found.values()))
 
 
 def milliseconds(seconds: float) -> float:
@@ -67,92 +51,188 @@ def row_height(stages: int) -> float:
     return min(24.0, max(576 / stages, 1.5))
 
 
-def thinned() -> alt.Axis:
+def thinned(**more: Any) -> alt.Axis:
     """An axis of names, upright, without those for which there is no room."""
-    return alt.Axis(labelOverlap=True, labelAngle=0)
+    return alt.Axis(labelOverlap=True, labelAngle=0, **more)
 
 
-LABELS = 320
-"""Pixels left of bars for what they are."""
-
-NAMES = 160
-"""Pixels for the names of runs."""
+def coloured(colours: Mapping[str, str]) -> alt.Scale:
+    """A scale that gives each name its colour."""
+    return alt.Scale(domain=list(colours), range=list(colours.values()))
 
 
-def shares(runs: Mapping[str, Mapping[str, float]], seconds: Mapping[str, float] | None = None) -> Plot:
-    """All shares of the time as one bar for each run.
+# A step, stage by time.
 
-    Args:
-        runs: their shares by the run's name, as an `Explanation` has them.
-        seconds: by the run's name, what a step took; bars are as long. Without, they all are 100 % long.
+MOST_TASKS = 40_000
+"""That are drawn; of a larger step some stages are left out."""
+
+LEAST_IDLE = 1e-3
+"""Part of the step below which an idle time is left out."""
+
+CHUNKS, PALER = "paler: later chunks", 0.45
+"""How far the colour of a stage's last chunk is from its first one's to white."""
+
+PICTURE_ROW, FONT, DIGIT = 28, 9, 6.0
+"""Heights of a picture's rows and numbers, and a digit's width, in pixels."""
+
+DARK, LIGHT, HALFWAY = "#202020", "white", 0.5
+"""Inks, and the brightness of a box from which on its number is dark."""
+
+
+def drawn_stages(step: RecordedStep) -> list[int]:
+    """All stages, or so many of a large step that its picture is still fast: some of every part of it.
+
+    The first, the last and the one that is busy longest are always among them.
     """
-    several = seconds is not None
-    rows = []
-    for run, found in runs.items():
-        scale, at = (1.0 if seconds is None else seconds[run] * 1e3), 0.0
-        for name, share in found.items():
-            if share >= 0.0005:
-                of = {"run": run, "name": MEANING[name], "share": f"{share:.1%}"}
-                rows.append(of | {"from": at * scale, "to": (at + share) * scale})
-                at += share
-    shown = {row["name"] for row in rows}
-    look = {MEANING[name]: colour for name, colour in COLOURS.items() if MEANING[name] in shown}
-    if several:
-        x = alt.X("from:Q", title="ms of a step", scale=alt.Scale(zero=True, nice=False))
-    else:
-        x = alt.X("from:Q", title=None, axis=alt.Axis(format="%"), scale=alt.Scale(domain=[0, 1]))
-    chart = (
-        alt.Chart(alt.NamedData("shares"), width=WIDTH - several * NAMES, height=alt.Step(36))
-        .mark_rect(stroke="white")
-        .encode(
-            y=alt.Y("run:N", title=None, sort=None, axis=alt.Axis(labelLimit=NAMES) if several else None),
-            x=x,
-            x2="to:Q",
-            color=alt.Color(
-                "name:N",
-                scale=colours(look),
-                legend=alt.Legend(title=None, orient="bottom", columns=3, labelLimit=LABELS),
-            ),
-            tooltip=[alt.Tooltip("run:N"), alt.Tooltip("name:N", title=" "), alt.Tooltip("share:N")],
+    trace = step.trace
+    most = MOST_TASKS * trace.stages // max(1, len(trace.records))
+    if most >= trace.stages:
+        return list(range(trace.stages))
+    spread = max(most - 1, 2)  # beside the busiest one
+    even = {i * (trace.stages - 1) // (spread - 1) for i in range(spread)}
+    return sorted(even | {max(range(trace.stages), key=trace.busy)})
+
+
+def picture(panels: Sequence[Panel]) -> Plot:
+    """Panels under one another on one time scale, with the tasks' numbers."""
+    longest = max(panel.trace.makespan for panel in panels)
+    legend, charts = _legend(panels), []
+    rows: dict[str, list[Row]] = {}
+    for number, panel in enumerate(panels):
+        layers, own = _step(panel, longest, range(panel.trace.stages), legend, str(number))
+        causes = f"idle: {panel.causes}" if panel.causes else ""
+        title = alt.TitleParams(panel.heading, subtitle=causes, anchor="start")
+        chart = alt.layer(*layers)
+        charts.append(chart.properties(title=title, width=WIDTH, height=alt.Step(PICTURE_ROW)))
+        rows |= own
+    return Plot(alt.vconcat(*charts).resolve_scale(color="shared").configure_view(stroke=None), rows)
+
+
+def timeline(step: RecordedStep) -> Plot:
+    """A step that can be zoomed, with its critical path."""
+    panel, stages = Panel("", step), drawn_stages(step)
+    layers, rows = _step(panel, step.trace.makespan, stages, _legend([panel]), "")
+    scale, start = unit_of(step.trace.makespan)[0], step.trace.start
+    rows["critical"] = [
+        {"s": part.stage, "a": _at(part.start - start, scale), "b": _at(part.end - start, scale)}
+        for part in critical_path(step.trace, step.grouped)
+        if part.cause is None and part.stage in stages
+    ]
+    outlined = (
+        alt.Chart(alt.NamedData("critical"))
+        .mark_rect(fillOpacity=0, stroke="black", strokeWidth=1.2)
+        .encode(x="a:Q", x2="b:Q", y="s:O")
+        .add_params(alt.selection_interval(bind="scales", encodings=["x"]))
+    )
+    chart = alt.layer(*layers, outlined)
+    return Plot(chart.properties(width=WIDTH, height=alt.Step(row_height(len(stages)))), rows)
+
+
+def _legend(panels: Sequence[Panel]) -> dict[str, str]:
+    """The colours of what is drawn, by name."""
+    records = [record for panel in panels for record in panel.trace.records]
+    kinds = [KINDS[kind] for kind in sorted({record.task.kind for record in records})]
+    found = {f"{kind.letter}: {kind.title}": kind.colour for kind in kinds}
+    if any(record.task.chunk for record in records):
+        red, green, blue = (round(255 * (PALER + (1 - PALER) * part)) for part in _rgb(KINDS[0].colour))
+        found[CHUNKS] = f"#{red:02x}{green:02x}{blue:02x}"
+    if any(record.delayed for record in records):
+        found[DELAY] = SHARES["delayed"].colour
+    drawn = {CAUSES[idle.cause].drawn for panel in panels for idle in panel.idle if _is_drawn(idle, panel)}
+    return found | {name: colour for key, (name, colour) in DRAWN.items() if key in drawn}
+
+
+def _is_drawn(idle: Idle, panel: Panel) -> bool:
+    return idle.seconds > LEAST_IDLE * panel.trace.makespan
+
+
+def _step(
+    panel: Panel, longest: float, stages: Sequence[int], legend: Mapping[str, str], key: str
+) -> tuple[list[Any], dict[str, list[Row]]]:
+    """The layers of a panel and their rows; with a `key`, which names its data, they are of a picture.
+
+    Rows have short names, since there are many: stage, from, to, kind, text.
+    """
+    longest = longest or 1.0  # of steps that take no time
+    (scale, unit), picture = unit_of(longest), bool(key)
+    rows: dict[str, list[Row]] = {name + key: [] for name in ("idle", "tasks", "delays", "numbers")}
+    trace, start, chunks = panel.trace, panel.trace.start, panel.trace.placement.chunks
+    told = list(tips(panel, stages))
+    records = [record for record in trace.records if record.stage in stages]
+    for tip, record in zip(told, records, strict=False):
+        _, chunk, microbatch = record.task
+        kind = KINDS[record.task.kind]
+        a, b = _at(record.start - start, scale), _at(record.end - start, scale)
+        row = {"s": record.stage, "a": a, "b": b, "k": f"{kind.letter}: {kind.title}", "t": tip.text}
+        rows["tasks" + key].append(row | ({"o": 1 - PALER * chunk / (chunks - 1)} if chunk else {}))
+        if record.delayed:
+            computed = _at(record.computed - start, scale)
+            rows["delays" + key].append(row | {"a": computed, "k": DELAY})
+        if picture and (b - a) / scale / longest * WIDTH > DIGIT * len(str(microbatch)) + 2:
+            ink = DARK if chunk or _brightness(kind.colour) > HALFWAY else LIGHT
+            rows["numbers" + key].append({"s": record.stage, "a": (a + b) / 2, "m": microbatch, "i": ink})
+    for tip in told[len(records) :]:
+        for idle in tip.parts:
+            if _is_drawn(idle, panel):
+                a, b = _at(idle.start - start, scale), _at(idle.end - start, scale)
+                name, _ = DRAWN[CAUSES[idle.cause].drawn]
+                rows["idle" + key].append({"s": idle.stage, "a": a, "b": b, "k": name, "t": tip.text})
+    title = f"time ({unit})" + ("; the number in a box is its microbatch" if picture else "")
+    whole = alt.Scale(domain=[0, longest * scale], nice=False)
+    x = alt.X("a:Q", title=title, scale=whole, axis=alt.Axis(grid=False))
+    names = {"labelExpr": f"{json.dumps(panel.rows)}[datum.value]", "labelLimit": 300} if picture else {}
+    y = alt.Y("s:O", title=None if picture else "stage", axis=thinned(**names))
+    colour = alt.Color("k:N", scale=coloured(legend), legend=alt.Legend(title=None, orient="bottom"))
+    text = {"description": alt.Description("t:N")} if picture else {"tooltip": alt.Tooltip("t:N")}
+    layers = []
+    for name in ("idle", "tasks", "delays"):
+        boxes = alt.Chart(alt.NamedData(name + key)).mark_rect(stroke="white", strokeWidth=0.4)
+        layers.append(boxes.encode(x=x, x2="b:Q", y=y, color=colour, **text))
+    if chunks > 1:
+        layers[1] = layers[1].encode(
+            fillOpacity=alt.condition("isValid(datum.o)", "o:Q", alt.value(1), scale=None)
         )
-    )
-    return Plot(chart, {"shares": rows})
+    if picture:
+        numbers = alt.Chart(alt.NamedData("numbers" + key)).mark_text(fontSize=FONT, aria=False)
+        fill = alt.Fill("i:N", scale=None, legend=None)
+        layers.append(numbers.encode(x=x, y=y, text="m:N", fill=fill))
+    return layers, rows
 
 
-def savings(explanation: Explanation) -> Plot:
-    """What each change would save, the largest first."""
-    rows = [{"change": saving.change, "share": saving.share} for saving in explanation.savings]
-    axis = alt.Axis(format="%", tickCount=6)
-    bars = alt.Chart(alt.NamedData("savings"), width=WIDTH - LABELS).encode(
-        y=alt.Y("change:N", sort=None, title=None, axis=alt.Axis(labelLimit=LABELS)),
-        x=alt.X("share:Q", title="saved, of a step's whole time", axis=axis),
-    )
-    text = bars.mark_text(align="left", dx=4).encode(text=alt.Text("share:Q", format=".1%"))
-    return Plot(bars.mark_bar(color=COLOURS["compute"]) + text, {"savings": rows})
+def _at(seconds: float, scale: float) -> float:
+    return round(seconds * scale, 5)
 
 
-def stages(step: RecordedStep, longest: float) -> Plot:
-    """How each stage spent the step.
+def _rgb(colour: str) -> list[float]:
+    return [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
 
-    Args:
-        step: that ran.
-        longest: where the axis ends (s).
-    """
+
+def _brightness(colour: str) -> float:
+    red, green, blue = _rgb(colour)
+    return 0.3 * red + 0.59 * green + 0.11 * blue
+
+
+# What stages did.
+
+
+def stages(step: RecordedStep) -> Plot:
+    """How each stage spent the step."""
     span = step.trace.makespan or 1.0
     rows = []
     for stage, time in enumerate(stage_times(step.trace, step.fixed_order, step.grouped)):
         for order, (name, own) in enumerate(time.seconds.items()):
             if own:
-                what = {"stage": stage, "name": MEANING[name], "share": own / span, "order": order}
+                what = {"stage": stage, "name": SHARES[name].words, "share": own / span, "order": order}
                 rows.append(what | {"ms": milliseconds(own)})
-    scale = colours({MEANING[name]: COLOURS[name] for name in ("compute", "delayed", *Cause)})
+    legend = alt.Legend(title=None, orient="bottom", columns=3, labelLimit=320)
+    scale = coloured(dict(SHARES[name] for name in ("compute", "delayed", *Cause)))
     chart = (
         alt.Chart(alt.NamedData("stages"), width=WIDTH, height=alt.Step(row_height(step.trace.stages)))
         .mark_bar()
         .encode(
             y=alt.Y("stage:O", title="stage", axis=thinned()),
-            x=alt.X("ms:Q", title="ms", scale=alt.Scale(domain=[0, milliseconds(longest)])),
-            color=alt.Color("name:N", scale=scale, legend=None),
+            x=alt.X("ms:Q", title="ms", scale=alt.Scale(domain=[0, milliseconds(span)])),
+            color=alt.Color("name:N", scale=scale, legend=legend),
             order="order:Q",
             tooltip=[
                 "stage:O",
@@ -238,147 +318,129 @@ def slowest(traces: Sequence[StepTrace]) -> str:
     return f"Busy longest: stage {cell.stage} {where}, {cell.slowdown:.2f} times the mean."
 
 
-MOST_POINTS = 600
-"""Of longer runs the median of so many steps in a row is drawn, and their longest."""
+# Memory.
 
-MOST_MARKS = 60
-"""Of what changed, the latest."""
-
-MOST_MEDIANS = 4.0
-"""Times the median; what took longer, such as a step that compiled, is drawn at the edge."""
-
-RATE_CHANGE = 2.0
-"""By which factor a learning rate must differ from where it was last marked to be marked again."""
+MOST_CELLS = 20_000
+MOST_TIMES = 250
+"""Into which the step is divided; fewer where there are many stages."""
 
 
-def history(runs: Mapping[str, Sequence[StepLine]]) -> Plot:
-    """Lines of runs by their names, on the same axes, with a mark wherever something changed.
+class Held(NamedTuple):
+    """What a stage was charged, from each of some times on (s), and what it might be; None for no limit."""
 
-    Args:
-        runs: all their steps, at least one each.
-    """
-    rows = [row for run, lines in runs.items() for row in _rows(run, lines, len(runs) > 1)]
-    marks = [
-        {"step": step, "what": f"{run}: {what}" if len(runs) > 1 else what}
-        for run, lines in runs.items()
-        for step, what in changes(lines)[-MOST_MARKS:]
-    ]
-    last = max(lines[-1].step for lines in runs.values())
-    usual = median(line.wall_seconds for lines in runs.values() for line in lines)
-    longest = max(line.wall_seconds for lines in runs.values() for line in lines)
-    top = milliseconds(min(longest, MOST_MEDIANS * usual))
-    x = alt.X("step:Q", scale=alt.Scale(domain=[0, max(last, 1)], nice=False), axis=alt.Axis(tickMinStep=1))
-    lines = (
-        alt.Chart(alt.NamedData("history"))
-        .mark_line(point=len(rows) <= 120)
-        .encode(
-            x=x,
-            y=alt.Y("ms:Q", title="ms", scale=alt.Scale(domain=[0, top], clamp=True)),
-            color=alt.Color("what:N", title=None, sort=None),
-            tooltip=["step:Q", "what:N", "ms:Q"],
-        )
-    )
-    rules = (
-        alt.Chart(alt.NamedData("changes"))
-        .mark_rule(strokeDash=[4, 3], color="#555555", strokeWidth=2)
-        .encode(x=x, tooltip=["step:Q", alt.Tooltip("what:N", title="changed")])
-    )
-    chart = alt.layer(rules, lines).properties(width=WIDTH - 160, height=200)
-    return Plot(chart, {"history": rows, "changes": marks})
+    stage: int
+    since: list[tuple[float, int]]
+    limit: int | None
+    in_bytes: bool
+
+    @property
+    def peak(self) -> int:
+        """The most."""
+        return max(amount for _, amount in self.since)
 
 
-def changes(lines: Sequence[StepLine]) -> list[tuple[int, str]]:
-    """What changed in a run, by step: schedule, learning rate, restarts, and updates that were left out."""
-    found: list[tuple[int, str]] = []
-    marked = _rate(lines[0])
-    for before, line in pairwise(lines):
-        if line.resumed:
-            found.append((line.step, "the run was started again"))
-        if line.schedule != before.schedule:
-            found.append((line.step, f"schedule {before.schedule} -> {line.schedule}"))
-        if not line.applied:
-            found.append((line.step, "the update was left out: not finite"))
-        rate = _rate(line)
-        if rate is not None and not _alike(rate, marked):
-            found.append((line.step, f"learning rate {rate:.3g}"))
-            marked = rate
+def held(step: RecordedStep) -> list[Held]:
+    """Of each stage of a step with backward: an F takes what the chunk's B or W gives back, by dispatches."""
+    found = []
+    for stage in range(step.trace.stages):
+        budget = step.budgets[stage] if step.budgets else None
+        charges = charges_of(step.rules, budget)
+        costs, limit = charges[0] if budget is None else charges[1]
+        amount, since = 0, [(step.trace.start, 0)]
+        for record in sorted(step.trace.stage_records(stage), key=lambda record: record.dispatched):
+            kind, chunk, microbatch = record.task
+            if charge := KINDS[kind].charge:
+                amount += charge * costs[chunk][microbatch]
+                since.append((record.dispatched, amount))
+        found.append(Held(stage, since, limit, budget is not None))
     return found
 
 
-def _rate(line: StepLine) -> float | None:
-    rates = [own for name, own in line.hyperparams.items() if name.endswith("learning_rate")]
-    return rates[0] if rates else None
-
-
-def _alike(rate: float, marked: float | None) -> bool:
-    if marked is None:
-        return False
-    low, high = sorted((abs(rate), abs(marked)))
-    return high <= RATE_CHANGE * low
-
-
-def _rows(run: str, lines: Sequence[StepLine], several: bool) -> Iterator[Row]:
-    """Of several runs only whole steps; of one run also what of them tasks and data took."""
-    size = -(-len(lines) // MOST_POINTS) or 1
-    for first in range(0, len(lines), size):
-        own = lines[first : first + size]
-        whole = [line.wall_seconds for line in own]
-        figures = {run if several else "whole step": median(whole)}
-        if size > 1 and not several:
-            figures[f"the longest of {size}"] = max(whole)
-        if not several:
-            figures["its tasks"] = median(line.step_seconds for line in own)
-            if any(line.load_seconds > 0.01 * line.wall_seconds for line in lines):
-                figures["waiting for data"] = median(line.load_seconds for line in own)
-        for what, seconds in figures.items():
-            yield {"step": own[0].step, "what": what, "ms": milliseconds(seconds)}
-
-
-def lengths(steps: Sequence[RecordedStep]) -> Plot:
-    """The median of each bucket and kind, and where nine of ten tasks are."""
-    found: dict[tuple[str, Kind], list[float]] = defaultdict(list)
-    for step in steps:
-        for record in step.trace.records:
-            bucket = step.buckets[record.task.microbatch]
-            found[bucket, record.task.kind].append(record.computed - record.start)
-    labels = short({bucket for bucket, _ in found})
-    rows = []
-    for (bucket, kind), seconds in found.items():
-        seconds.sort()
-        low, middle, high = (milliseconds(quantile(seconds, at)) for at in (0.05, 0.5, 0.95))
-        of = {"bucket": labels[bucket], "kind": KINDS[kind].title, "tasks": len(seconds)}
-        rows.append(of | {"low": low, "median": middle, "high": high})
-    kinds = {KINDS[kind].title: KINDS[kind].colour for kind in sorted({kind for _, kind in found})}
-    x = alt.X("bucket:N", title=None, sort=[labels[bucket] for bucket in _sorted(labels)], axis=thinned())
-    base = alt.Chart(alt.NamedData("lengths"), width=WIDTH - 160, height=200).encode(
-        x=x,
-        xOffset=alt.XOffset("kind:N", sort=list(kinds)),
-        color=alt.Color("kind:N", title=None, scale=colours(kinds)),
-        tooltip=["bucket:N", "kind:N", *(alt.Tooltip(f"{n}:Q") for n in ("median", "low", "high", "tasks"))],
+def memory(step: RecordedStep) -> Plot:
+    """Stage by time, the darker the more of its limit a stage holds; without limits, of the most of any."""
+    stages = held(step)
+    most = max(own.peak for own in stages) or 1
+    times = max(1, min(MOST_TIMES, MOST_CELLS // len(stages)))
+    rows = [row for own in stages for row in _held_rows(step, own, most, times)]
+    span = milliseconds(step.trace.makespan)
+    title = "of its limit" if stages[0].limit is not None else "of the most"
+    scale = alt.Scale(scheme="yelloworangered", domain=[0, 1])
+    chart = (
+        alt.Chart(alt.NamedData("memory"), width=WIDTH - 120, height=alt.Step(row_height(len(stages))))
+        .mark_rect()
+        .encode(
+            x=alt.X("a:Q", title="ms", scale=alt.Scale(domain=[0, span])),
+            x2="b:Q",
+            y=alt.Y("s:O", title="stage", axis=thinned()),
+            color=alt.Color("x:Q", title=title, scale=scale, legend=alt.Legend(format="%")),
+            tooltip=[
+                alt.Tooltip("s:O", title="stage"),
+                alt.Tooltip("t:N", title="at most"),
+                alt.Tooltip("a:Q", title="from ms"),
+                alt.Tooltip("b:Q", title="to ms"),
+            ],
+        )
     )
-    ranges = base.mark_rule(strokeWidth=2).encode(y=alt.Y("low:Q", title="ms"), y2="high:Q")
-    return Plot(ranges + base.mark_point(filled=True, size=50).encode(y="median:Q"), {"lengths": rows})
+    return Plot(chart, {"memory": rows})
 
 
-def short(buckets: set[str]) -> dict[str, str]:
-    """A bucket's largest shape, such as "4 x 128", where that tells buckets apart; else its whole name."""
-    found = {bucket: " x ".join(map(str, _shape(bucket))) or bucket for bucket in buckets}
-    return found if len(set(found.values())) == len(found) else {bucket: bucket for bucket in buckets}
+def said_of_memory(step: RecordedStep) -> str:
+    """The stage that came closest to its limit, in words."""
+    stages = held(step)
+    limited = [own for own in stages if own.limit]
+    if limited:
+        own = max(limited, key=lambda own: own.peak / (own.limit or 1))
+        text = f"Closest to its limit: stage {own.stage}, {_of_limit(own, own.peak)}."
+    else:
+        own = max(stages, key=lambda own: own.peak)
+        text = f"There is no limit. Stage {own.stage} holds most: {_amount(own, own.peak)}."
+    what = "A microbatch" if step.trace.placement.chunks == 1 else "Each chunk of a microbatch"
+    return text if own.in_bytes else f"{text} {what} counts from its F to its B or W."
 
 
-def _sorted(buckets: dict[str, str]) -> list[str]:
-    """By size, then by name; names that are numbers as numbers."""
+def _held_rows(step: RecordedStep, own: Held, most: int, times: int) -> Iterator[Row]:
+    """Equal neighbours as one."""
+    start, span = step.trace.start, step.trace.makespan
+    amounts = _largest(own.since, start, span / times, times)
+    at = 0
+    for amount, equal in groupby(amounts):
+        count = len(list(equal))
+        limit = own.limit or most
+        yield {
+            "s": own.stage,
+            "a": milliseconds(at * span / times),
+            "b": milliseconds((at + count) * span / times),
+            "x": round(amount / limit, 4),
+            "t": _of_limit(own, amount),
+        }
+        at += count
 
-    def size(bucket: str) -> tuple[int, str]:
-        return (int(bucket) if bucket.isdecimal() else math.prod(_shape(bucket))), bucket
 
-    return sorted(buckets, key=size)
+def _largest(since: list[tuple[float, int]], start: float, width: float, times: int) -> list[int]:
+    """The most in each of so many times of a width (s) from the start on."""
+    found = [0] * times
+    for (begin, amount), (end, _) in pairwise([*since, (start + width * times, 0)]):
+        first, last = (min(int((at - start) / width), times - 1) if width else 0 for at in (begin, end))
+        for at in range(first, last + 1):
+            found[at] = max(found[at], amount)
+    return found
 
 
-def _shape(bucket: str) -> tuple[int, ...]:
-    """The largest in a bucket's name; empty if it has none."""
-    texts = re.findall(r"\[([\d,]+)\]", bucket)
-    return max((tuple(map(int, text.split(","))) for text in texts), key=math.prod, default=())
+def _of_limit(own: Held, amount: int) -> str:
+    said = _amount(own, amount)
+    return said if own.limit is None else f"{said} of {_amount(own, own.limit)}"
+
+
+def _amount(own: Held, amount: int) -> str:
+    return f"{amount / 2**20:,.1f} MiB" if own.in_bytes else f"{amount} in flight"
+
+
+# Links.
+
+
+def quantile(ordered: Sequence[float], at: float) -> float:
+    """The quantile of the nearest rank, of at least one value; the lower one between two; `at` is 0 to 1."""
+    return ordered[math.ceil(at * (len(ordered) - 1) - 0.5)]
 
 
 FIGURES = {"took, median": "#0072b2", "took, p95": "#d55e00", "slack, median": "#009e73"}
@@ -428,7 +490,7 @@ def links(traces: Sequence[StepTrace]) -> Plot:
         .encode(
             x=alt.X("link:N", sort=None, title=None, axis=thinned()),
             y=alt.Y("ms:Q"),
-            color=alt.Color("what:N", title=None, scale=colours(FIGURES)),
+            color=alt.Color("what:N", title=None, scale=coloured(FIGURES)),
             tooltip=["link:N", "carries:N", "what:N", "ms:Q"],
         )
         .facet(row=alt.Row("carries:N", title=None))
@@ -446,3 +508,89 @@ def tightest(traces: Sequence[StepTrace]) -> str:
         f"Least slack: the link from stage {link.sender} to {link.receiver}, where a message takes "
         f"{took:.2f} ms and is there {slack:.2f} ms before the stage begins with it (medians)."
     )
+
+
+# All steps.
+
+MOST_POINTS = 600
+"""Of longer runs the median of so many steps in a row is drawn, and their longest."""
+
+MOST_MARKS = 60
+"""Of what changed, the latest."""
+
+MOST_MEDIANS = 4.0
+"""Times the median; what took longer, such as a step that compiled, is drawn at the edge."""
+
+RATE_CHANGE = 2.0
+"""By which factor a learning rate must differ from where it was last marked to be marked again."""
+
+
+def history(lines: Sequence[StepLine]) -> Plot:
+    """Lines of all steps, at least one, with a mark wherever something changed."""
+    rows = list(_rows(lines))
+    marks = [{"step": step, "what": what} for step, what in changes(lines)[-MOST_MARKS:]]
+    seconds = [line.wall_seconds for line in lines]
+    top = milliseconds(min(max(seconds), MOST_MEDIANS * median(seconds)))
+    last = alt.Scale(domain=[0, max(lines[-1].step, 1)], nice=False)
+    x = alt.X("step:Q", scale=last, axis=alt.Axis(tickMinStep=1))
+    curves = (
+        alt.Chart(alt.NamedData("history"))
+        .mark_line(point=len(rows) <= 120)
+        .encode(
+            x=x,
+            y=alt.Y("ms:Q", title="ms", scale=alt.Scale(domain=[0, top], clamp=True)),
+            color=alt.Color("what:N", title=None, sort=None),
+            tooltip=["step:Q", "what:N", "ms:Q"],
+        )
+    )
+    rules = (
+        alt.Chart(alt.NamedData("changes"))
+        .mark_rule(strokeDash=[4, 3], color="#555555", strokeWidth=2)
+        .encode(x=x, tooltip=["step:Q", alt.Tooltip("what:N", title="changed")])
+    )
+    chart = alt.layer(rules, curves).properties(width=WIDTH - 160, height=200)
+    return Plot(chart, {"history": rows, "changes": marks})
+
+
+def changes(lines: Sequence[StepLine]) -> list[tuple[int, str]]:
+    """What changed in a run, by step: schedule, learning rate, restarts, and updates that were left out."""
+    found: list[tuple[int, str]] = []
+    marked = _rate(lines[0])
+    for before, line in pairwise(lines):
+        if line.resumed:
+            found.append((line.step, "the run was started again"))
+        if line.schedule != before.schedule:
+            found.append((line.step, f"schedule {before.schedule} -> {line.schedule}"))
+        if not line.applied:
+            found.append((line.step, "the update was left out: not finite"))
+        rate = _rate(line)
+        if rate is not None and not _alike(rate, marked):
+            found.append((line.step, f"learning rate {rate:.3g}"))
+            marked = rate
+    return found
+
+
+def _rate(line: StepLine) -> float | None:
+    rates = [own for name, own in line.hyperparams.items() if name.endswith("learning_rate")]
+    return rates[0] if rates else None
+
+
+def _alike(rate: float, marked: float | None) -> bool:
+    low, high = sorted((abs(rate), abs(marked or 0.0)))
+    return marked is not None and high <= RATE_CHANGE * low
+
+
+def _rows(lines: Sequence[StepLine]) -> Iterator[Row]:
+    size = -(-len(lines) // MOST_POINTS) or 1
+    loads = any(line.load_seconds > 0.01 * line.wall_seconds for line in lines)
+    for first in range(0, len(lines), size):
+        own = lines[first : first + size]
+        whole = [line.wall_seconds for line in own]
+        figures = {"whole step": median(whole)}
+        if size > 1:
+            figures[f"the longest of {size}"] = max(whole)
+        figures["its tasks"] = median(line.step_seconds for line in own)
+        if loads:
+            figures["waiting for data"] = median(line.load_seconds for line in own)
+        for what, seconds in figures.items():
+            yield {"step": own[0].step, "what": what, "ms": milliseconds(seconds)}

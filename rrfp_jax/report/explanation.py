@@ -7,20 +7,25 @@ from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import TypeAlias
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from rrfp_jax.report.causes import Finding, main_cause
-from rrfp_jax.report.sentence import MEANING
 from rrfp_jax.sim.splits import Layers
 from rrfp_jax.sim.what_if import TRUSTED_ERROR, WhatIfs, what_ifs
-from rrfp_jax.trace.idleness import shares, stage_times
+from rrfp_jax.trace.idleness import SHARES, shares, stage_times
 from rrfp_jax.trace.records import RecordedStep
 
 MOST_TASKS = 40_000
 """Tasks of the steps whose what-ifs are simulated, the latest steps first: that takes some ten seconds."""
+
+Rows: TypeAlias = Sequence[Sequence[str]]
+
+LEAST = 0.0005
+"""Shares below this are not shown."""
 
 MOST_SAVINGS = 12
 """That are shown."""
@@ -81,15 +86,7 @@ class Explanation:
         return self.finding.sentence
 
     def __str__(self) -> str:
-        text = io.StringIO()
-        console = Console(file=text, width=80)
-        console.print(self.sentence, highlight=False)
-        console.print(self._shares())
-        if self.savings:
-            console.print(self._savings())
-        else:
-            console.print(self.trust, highlight=False)
-        return text.getvalue().rstrip()
+        return as_text(80, self.sentence, self.share_rows(), self.saving_rows() or self.trust)
 
     @property
     def trust(self) -> str:
@@ -102,22 +99,34 @@ class Explanation:
     def _repr_html_(self) -> str:
         return f"<pre>{self}</pre>"
 
-    def _shares(self) -> Table:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        table.add_column(f"where {self.seconds * 1e3:.1f} ms of a step went")
-        table.add_column("share", justify="right")
-        for name, share in self.shares.items():
-            if share >= 0.0005:
-                table.add_row(MEANING.get(name, name), f"{share:.1%}")
-        return table
+    def share_rows(self) -> Rows:
+        """Where the time went; the first row is the head."""
+        shares = {SHARES[name].words: share for name, share in self.shares.items() if share >= LEAST}
+        rows = [(words, f"{share:.1%}") for words, share in shares.items()]
+        return [(f"where {self.seconds * 1e3:.1f} ms of a step went", "share"), *rows]
 
-    def _savings(self) -> Table:
+    def saving_rows(self) -> Rows:
+        """What changes would save; the first row is the head. Empty if there are none."""
+        rows = [(saving.change, f"{saving.share:.1%}") for saving in self.savings]
+        head = f"what if (the simulator is {self.error:.1%} off on these steps as they were)"
+        return [(head, "saves"), *rows] if rows else []
+
+
+def as_text(width: int, *parts: str | Rows) -> str:
+    """Lines, and tables whose first row is the head."""
+    text = io.StringIO()
+    console = Console(file=text, width=width)
+    for part in parts:
+        if isinstance(part, str):
+            console.print(part, highlight=False)
+            continue
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        table.add_column(f"what if (the simulator is {self.error:.1%} off on these steps as they were)")
-        table.add_column("saves", justify="right")
-        for saving in self.savings:
-            table.add_row(saving.change, f"{saving.share:.1%}")
-        return table
+        for number, name in enumerate(part[0]):
+            table.add_column(name, justify="right" if number else "left", overflow="fold")
+        for row in part[1:]:
+            table.add_row(*row)
+        console.print(table, highlight=False)
+    return text.getvalue().rstrip()
 
 
 def explain(steps: Sequence[TimedStep]) -> Explanation:
@@ -159,7 +168,7 @@ def _time_shares(steps: Sequence[TimedStep]) -> dict[str, float]:
         for name, own in outside.items():
             seconds[name] += own
     whole = sum(seconds.values())
-    return {name: seconds[name] / whole if whole else 0.0 for name in MEANING}
+    return {name: seconds[name] / whole if whole else 0.0 for name in SHARES}
 
 
 def _replay(step: RecordedStep, layers: Layers | None) -> WhatIfs:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator
 from html import escape
-from typing import Any
+from typing import NamedTuple
 
 import vl_convert
 
-from rrfp_jax.report.explanation import Explanation
+from rrfp_jax.report import charts
+from rrfp_jax.report.charts import MOST_MEDIANS, Plot
+from rrfp_jax.report.explanation import Explanation, Rows
 from rrfp_jax.report.run_folder import Run
-from rrfp_jax.report.sections import Section, sections_of
-from rrfp_jax.report.two_runs import TwoRuns, both_sections
+from rrfp_jax.trace.records import RecordedStep
 
 STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; color: #202020; max-width: 1180px }
@@ -23,6 +24,7 @@ p.note { color: #606060; margin: 0.2em 0 0.6em } .chart { overflow-x: auto }
 table { border-collapse: collapse }
 td, th { padding: 0.15em 0.9em; text-align: right; border-bottom: 1px solid #e5e5e5 }
 td:first-child, th:first-child { text-align: left }
+#vg-tooltip-element { white-space: pre-line }
 """
 
 DRAW = """
@@ -33,79 +35,113 @@ Promise.all(Object.entries(specs).map(([id, spec]) => vegaEmbed("#" + id, spec, 
 """
 
 
+LINES = f"""\
+Dashed lines are changes of schedule or learning rate, restarts, and updates that were left out. What took
+more than {MOST_MEDIANS:.0f} times the median is drawn at the edge."""
+
+
+class Section(NamedTuple):
+    """A part of a page: a title, a note below it, and a chart or a table if there is something to show."""
+
+    title: str
+    note: str
+    plot: Plot | None = None
+    table: Rows = ()
+
+
 def page(run: Run, explanation: Explanation) -> str:
     """The HTML of a run's report."""
-    return _html(
-        f"{run.name}: why a step takes its time",
-        run.name,
-        [_about(run, explanation)],
-        [explanation.sentence],
-        sections_of(run, explanation),
-    )
-
-
-def page_of_two(runs: TwoRuns) -> str:
-    """The HTML of two runs side by side, on the same axes."""
-    return _html(
-        f"{' and '.join(runs.names)}: what differs",
-        " and ".join(runs.names),
-        [
-            f"{name}: {_about(run, explanation)}"
-            for name, run, explanation in zip(runs.names, runs.runs, runs.explanations, strict=True)
-        ],
-        runs.sentences,
-        both_sections(runs),
-    )
-
-
-def _about(run: Run, explanation: Explanation) -> str:
     last = run.steps[-1].recorded
-    return (
+    about = (
         f"{len(run.steps)} steps of {last.trace.stages} stages and {last.rules.microbatches} microbatches, "
         f"{explanation.seconds * 1e3:.1f} ms each (mean)"
     )
-
-
-def _html(
-    title: str, heading: str, about: Sequence[str], sentences: Sequence[str], sections: Sequence[Section]
-) -> str:
+    sections = list(_sections(run, explanation))
     specs = {f"chart{i}": own.plot.spec() for i, own in enumerate(sections) if own.plot is not None}
-    body = "".join(_section(f"chart{i}", section) for i, section in enumerate(sections))
-    notes = "".join(f'<p class="note">{escape(line)}</p>' for line in about)
-    causes = "".join(f'<p class="cause">{escape(sentence)}</p>' for sentence in sentences)
+    body = "".join(_html(f"chart{i}", section) for i, section in enumerate(sections))
+    vega = vl_convert.javascript_bundle()  # type: ignore[call-arg]  # its stub lacks the defaults
+    data = json.dumps(specs, separators=(",", ":")).replace("</", "<\\/")  # which would end the script
     return f"""<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>
+<html lang="en"><head><meta charset="utf-8"><title>{escape(run.name)}: why a step takes its time</title>
 <style>{STYLE}</style></head><body>
-<h1>{escape(heading)}</h1>
-{notes}
-{causes}
+<h1>{escape(run.name)}</h1>
+<p class="note">{escape(about)}</p>
+<p class="cause">{escape(explanation.sentence)}</p>
 {body}
-<script>{_vega()}</script>
-<script>const specs = {_inline(specs)};
+<script>{vega}</script>
+<script>const specs = {data};
 {DRAW}</script></body></html>
 """
 
 
-def _section(key: str, section: Section) -> str:
+def _html(key: str, section: Section) -> str:
     place = "" if section.plot is None else f'<div class="chart"><div id="{key}"></div></div>'
     note = f'<p class="note">{escape(section.note)}</p>' if section.note else ""
-    return f"<h2>{escape(section.title)}</h2>{note}{place}{_table(section.table)}"
+    rows = []
+    for number, row in enumerate(section.table):
+        kind = "td" if number else "th"
+        rows.append(f"<tr>{''.join(f'<{kind}>{escape(cell)}</{kind}>' for cell in row)}</tr>")
+    table = f"<table>{''.join(rows)}</table>" if rows else ""
+    return f"<h2>{escape(section.title)}</h2>{note}{place}{table}"
 
 
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    """The first row is the head."""
-    if not rows:
+def _sections(run: Run, explanation: Explanation) -> Iterator[Section]:
+    """From what matters most to single tasks."""
+    last, traces = run.steps[-1].recorded, [step.recorded.trace for step in run.steps]
+    yield Section(
+        "Where the time went",
+        "All stages of all steps shown, and what was beside their tasks.",
+        table=explanation.share_rows(),
+    )
+    what_if = f"The same steps in virtual time, with one thing changed. {explanation.trust}"
+    yield Section("What if", what_if, table=explanation.saving_rows())
+    replica = f", replica {last.trace.replica}" if last.trace.busy_by_replica else ""
+    yield Section(f"Step {last.trace.step}{replica}", _timeline_note(last), charts.timeline(last))
+    yield Section("How each stage spent it", "", charts.stages(last))
+    heat = (
+        "A hot spot is a slow worker, a stripe an uneven stage, a column a step of much data; scatter is "
+        "lengths. Injected delays count."
+    )
+    slowest = charts.slowest(traces)
+    yield Section("Who is slower than the others", f"{slowest} {heat}", charts.heatmap(traces))
+    yield Section("Memory", f"{charts.said_of_memory(last)} {_measured(run)}", charts.memory(last))
+    if last.trace.stages > 1:
+        slack = "Slack is how long after its arrival the stage begins with a message."
+        yield Section("Links", f"{charts.tightest(traces)} {slack}", charts.links(traces))
+    if len(run.history) > 1:
+        yield Section("All steps", LINES, charts.history(run.history))
+
+
+def _timeline_note(step: RecordedStep) -> str:
+    """How to read it."""
+    drawn, stages = len(charts.drawn_stages(step)), step.trace.stages
+    some = "" if drawn == stages else f"{drawn} of its {stages} stages, the busiest among them. "
+    replicas = len(step.trace.busy_by_replica)
+    several = f"The replica that ended last, of {replicas}. " if replicas else ""
+    return (
+        f"{several}{some}Scroll to zoom, drag to move, hover for details. Black outlines are the critical "
+        "path: the chain of tasks that made the step as long as it was."
+    )
+
+
+def _measured(run: Run) -> str:
+    """What the ledger has counted in the last step: with messages and what programs need while they run."""
+    line = run.history[-1] if run.history else None
+    if line is None or not line.peak_bytes:
         return ""
-    head, *others = ([escape(cell) for cell in row] for row in rows)
-    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in others)
-    return f"<table><tr>{''.join(f'<th>{cell}</th>' for cell in head)}</tr>{body}</table>"
+    known = [
+        (peak / budget, stage, peak, budget)
+        for stage, (peak, budget) in enumerate(zip(line.peak_bytes, line.budget_bytes, strict=False))
+        if budget
+    ]
+    if known:
+        _, stage, peak, budget = max(known)
+        most = f"stage {stage} was closest to its budget, {_mib(peak)} of {_mib(budget)}"
+    else:
+        peak, stage = max((peak, stage) for stage, peak in enumerate(line.peak_bytes))
+        most = f"stage {stage} held most, {_mib(peak)}"
+    return f"With messages, and what programs need while they run, {most} (peak_bytes of the last step)."
 
 
-def _inline(data: Any) -> str:
-    """JSON inside a script: it may not end it."""
-    return json.dumps(data, separators=(",", ":")).replace("</", "<\\/")
-
-
-def _vega() -> str:
-    """Vega, Vega-Lite and vega-embed as a script."""
-    return str(vl_convert.javascript_bundle())  # type: ignore[call-arg]  # its stub lacks the defaults
+def _mib(size: int) -> str:
+    return f"{size / 2**20:,.1f} MiB"

@@ -8,10 +8,8 @@ from typing import Any
 
 from rrfp_jax.json_files import write_json
 from rrfp_jax.report.store import write_steps
+from rrfp_jax.trace.idleness import DELAY
 from rrfp_jax.trace.records import RecordedStep, StepTrace, TaskRecord
-
-DELAY = "injected delay"
-"""The name of the end of a task that is one."""
 
 SHORTEST_GAP = 50e-6
 """Idle times below this (s) are left out of the file."""

@@ -1,4 +1,4 @@
-"""The steps of a run, from the files that it left."""
+"""Runs, from the files that they left; and two of them side by side."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from rrfp_jax.json_files import Unreadable, as_kind, load_json
-from rrfp_jax.report.explanation import TimedStep
+from rrfp_jax.report.explanation import LEAST, Explanation, TimedStep, as_text
 from rrfp_jax.report.store import METRICS, OLDER, STEPS, StepLine, read_lines, read_steps
+from rrfp_jax.trace.idleness import SHARES
 from rrfp_jax.trace.records import RecordedStep
 
 READ = (STEPS, METRICS, "config.json")
@@ -97,3 +98,84 @@ def _flat(fields: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, st
             yield from _flat(value, f"{before}{name}.")
         else:
             yield f"{before}{name}", json.dumps(value)
+
+
+ABSENT = "-"
+
+SAME = 0.0005
+"""A smaller difference, as a share, is none."""
+
+
+@dataclass(frozen=True)
+class TwoRuns:
+    """Two runs and their explanations. Printed it is their sentences and three tables."""
+
+    runs: tuple[Run, Run]
+    explanations: tuple[Explanation, Explanation]
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """By which the runs are told apart."""
+        first, second = (run.name for run in self.runs)
+        return (first, second) if first != second else (f"{first} (1)", f"{second} (2)")
+
+    @property
+    def sentences(self) -> list[str]:
+        """How their steps compare, then what matters most in each."""
+        one, two = (explanation.seconds for explanation in self.explanations)
+        faster, share = (1, 1 - two / one) if two <= one else (0, 1 - one / two)
+        compared = (
+            f"A step of {self.names[faster]} takes {share:.1%} less time: {min(one, two) * 1e3:.1f} ms "
+            f"instead of {max(one, two) * 1e3:.1f} ms (means of the traced steps)."
+        )
+        if share < SAME:
+            compared = f"Steps of both take equally long: {one * 1e3:.1f} ms (means of the traced steps)."
+        causes = zip(self.names, self.explanations, strict=True)
+        return [compared, *(f"{name}: {explanation.sentence}" for name, explanation in causes)]
+
+    def __str__(self) -> str:
+        tables = [rows for rows in (self.seconds(), self.savings(), self.settings()) if len(rows) > 1]
+        return as_text(110, *self.sentences, *tables)
+
+    def seconds(self) -> list[list[str]]:
+        """Of a step, by cause: in each run, and how much more in the second; the first row is the head."""
+        rows = [["where a step's time went", *self.names, "difference"]]
+        one, two = self.explanations
+        wholes = [explanation.seconds for explanation in self.explanations]
+        rows.append(["all", *_two_times(*wholes)])
+        for name, row in SHARES.items():
+            a, b = one.shares[name] * wholes[0], two.shares[name] * wholes[1]
+            if max(one.shares[name], two.shares[name]) >= LEAST:
+                shares = [f" ({of.shares[name]:.1%})" for of in (one, two)]
+                first, second, difference = _two_times(a, b)
+                rows.append([row.words, first + shares[0], second + shares[1], difference])
+        return rows
+
+    def savings(self) -> list[list[str]]:
+        """What changes would save in each run; the first row is the head."""
+        found = [{saving.change: saving.share for saving in of.savings} for of in self.explanations]
+        changes = sorted(
+            dict.fromkeys([*found[0], *found[1]]),
+            key=lambda change: -max(own.get(change, 0.0) for own in found),
+        )
+        rows = [["what if", *self.names]]
+        for change in changes:
+            rows.append([change, *(f"{own[change]:.1%}" if change in own else ABSENT for own in found)])
+        return rows
+
+    def settings(self) -> list[list[str]]:
+        """The fields of their configs that differ; the first row is the head."""
+        one, two = (run.settings for run in self.runs)
+        rows = [["setting", *self.names]]
+        if one and two:
+            for name in dict.fromkeys([*one, *two]):
+                values = [own.get(name, ABSENT) for own in (one, two)]
+                if values[0] != values[1]:
+                    rows.append([name, *values])
+        return rows
+
+
+def _two_times(one: float, two: float) -> list[str]:
+    """In ms, and the difference."""
+    difference = round((two - one) * 1e3, 1) + 0.0  # not -0.0
+    return [f"{one * 1e3:.1f} ms", f"{two * 1e3:.1f} ms", f"{difference:+.1f} ms"]

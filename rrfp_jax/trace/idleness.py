@@ -54,7 +54,7 @@ class CauseRow(NamedTuple):
     share: str  # of a step's time, in a report
     legend: str  # of a live bar
     gap: str  # of one gap; {waits} and {after} say what its task waits for
-    drawn: str  # in a picture: a key of its `IDLE`
+    drawn: str  # in a picture: a key of `DRAWN`
     column: str  # of a table of schedules
     letter: str  # in a live bar
     style: str  # of that letter
@@ -113,6 +113,35 @@ CAUSES: Mapping[Cause, CauseRow] = {
         *("nothing", "stall", ">", "dim", "#c8c8c8"),
     ),
 }
+
+DRAWN: Mapping[str, tuple[str, str]] = {
+    "nothing": ("idle: nothing is ready", "#eeeeee"),
+    "held back": ("idle: what is ready is held back", "#c8c8c8"),
+    "not started": ("idle: ready, not started yet", "#8c8c8c"),
+    "injected": ("idle: an injected delay", "#ffd9ec"),
+}
+"""What pictures show of idleness (`CauseRow.drawn`): its name and colour; hovering tells each cause."""
+
+DELAY = "injected delay"
+"""The name of the end of a task in which its device was only kept busy."""
+
+
+class ShareRow(NamedTuple):
+    """A share of the time in words, and its colour."""
+
+    words: str
+    colour: str
+
+
+SHARES: Mapping[str, ShareRow] = {
+    "compute": ShareRow("computing", "#0072b2"),
+    "delayed": ShareRow("injected delays: a device is kept busy", "#ff69b4"),
+    **{cause: ShareRow(row.share, row.colour) for cause, row in CAUSES.items()},
+    "data": ShareRow("waiting for data", "#000000"),
+    "planning": ShareRow("planning the order", "#999999"),
+    "between": ShareRow("between steps: the update, and what else is not a task", "#b8b8a0"),
+}
+"""All that the time of a run's steps goes to."""
 
 HELD: Mapping[WaitCause | None, Cause] = {
     WaitCause.ORDER: Cause.ORDER,

@@ -1,4 +1,4 @@
-"""What the charts of a report are made of: slowdowns, memory, lengths, links, tails, and what changed."""
+"""What the charts of a report are made of: slowdowns, memory, links, and what changed."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -9,21 +9,24 @@ from rrfp_jax.core.step_rules import Budget
 from rrfp_jax.core.tasks import Direction
 from rrfp_jax.report.charts import (
     MOST_POINTS,
+    MOST_TASKS,
     changes,
+    drawn_stages,
     heatmap,
+    held,
     history,
-    lengths,
     links_of,
-    short,
+    memory,
+    quantile,
+    said_of_memory,
     slowdowns,
     slowest,
     tightest,
+    timeline,
 )
-from rrfp_jax.report.run_folder import StepLine
-from rrfp_jax.report.step_charts import MOST_TASKS, drawn_stages, held, memory, said, timeline
-from rrfp_jax.report.tails import MOST_LATE, quantile, tails
+from rrfp_jax.report.store import StepLine
 from rrfp_jax.trace.costs import WorkloadCosts
-from rrfp_jax.trace.records import Part, peak_charge
+from rrfp_jax.trace.records import peak_charge
 from tests.support.spoilt import EVEN, MICROBATCHES, STAGES, ran, rules, spoilt
 
 COSTS = WorkloadCosts(EVEN, rules().placement)
@@ -58,32 +61,18 @@ def test_memory_is_what_the_tasks_were_charged():
         assert max(row["x"] for row in own) == pytest.approx(held(step)[stage].peak / 40, abs=1e-4)
         assert own[0]["a"] == 0 and own[-1]["b"] == pytest.approx(step.trace.makespan * 1e3, abs=1e-3)
         assert all(a["b"] == b["a"] for a, b in pairwise(own))
-    assert said(step).startswith("Closest to its limit: stage ") and "MiB of 0.0 MiB" in said(step)
+    assert said_of_memory(step).startswith(
+        "Closest to its limit: stage "
+    ) and "MiB of 0.0 MiB" in said_of_memory(step)
 
 
 def test_memory_without_budgets_is_microbatches_in_flight():
-    assert said(ran(COSTS, limit=3)).startswith("Closest to its limit: stage 0, 3 in flight of 3 in flight.")
-    assert said(ran(COSTS, name="gpipe", limit=None)).startswith(
+    assert said_of_memory(ran(COSTS, limit=3)).startswith(
+        "Closest to its limit: stage 0, 3 in flight of 3 in flight."
+    )
+    assert said_of_memory(ran(COSTS, name="gpipe", limit=None)).startswith(
         f"There is no limit. Stage 0 holds most: {MICROBATCHES} in flight."
     )
-
-
-def test_lengths_have_a_row_for_each_bucket_and_kind():
-    step = ran(COSTS, buckets=["ids int32[4,128]", "ids int32[4,64]"] * (MICROBATCHES // 2))
-    records = [record._replace(delayed=1e-3) for record in step.trace.records]
-    delayed = replace(step, trace=replace(step.trace, parts=[Part.of(records)]))
-    for own, less in ((step, 0.0), (delayed, 1.0)):
-        found = {(row["bucket"], row["kind"]): row for row in lengths([own, own]).rows["lengths"]}
-        assert set(found) == {(b, k) for b in ("4 x 128", "4 x 64") for k in ("forward", "backward")}
-        row = found["4 x 64", "forward"]
-        assert row["tasks"] == MICROBATCHES * STAGES
-        assert row["median"] == pytest.approx(10.0 - less) == row["low"] == row["high"]
-
-
-def test_short_names_of_buckets_stay_apart():
-    assert short({"a[2,3] b[9]", "a[2,8] b[9]"}) == {"a[2,3] b[9]": "9", "a[2,8] b[9]": "2 x 8"}
-    assert short({"a[4,3]", "b[4,3]"}) == {"a[4,3]": "a[4,3]", "b[4,3]": "b[4,3]"}
-    assert short({"7", "12"}) == {"7": "7", "12": "12"}
 
 
 def test_every_link_has_what_its_messages_took_and_their_slack():
@@ -99,25 +88,6 @@ def test_every_link_has_what_its_messages_took_and_their_slack():
     assert "Least slack: the link from stage 1 to 2, where a message takes 40.00 ms" in tightest(
         [spoilt("link")[0].trace]
     )
-
-
-def test_tails_name_the_longest_tasks():
-    step, _ = spoilt("jitter")
-    for tail in tails([step.trace, step.trace]):
-        own = [r for r in step.trace.records if (r.stage, r.task.kind) == (tail.stage, tail.kind)]
-        longest = max(own, key=lambda r: r.end - r.start)
-        assert tail.worst == longest.end - longest.start and len(tail.late) == MOST_LATE
-        assert tail.late[0][1] == tail.late[1][1] == longest.task.microbatch  # it is there twice
-        assert tail.median <= tail.p95 <= tail.worst and tail.delayed == 0
-
-
-def test_tails_are_without_injected_delays():
-    step = ran(COSTS)
-    records = [r._replace(delayed=2e-3) if r.task.microbatch == 3 else r for r in step.trace.records]
-    for plain, late in zip(
-        tails([step.trace]), tails([replace(step.trace, parts=[Part.of(records)])]), strict=True
-    ):
-        assert late.worst == plain.worst and (late.delayed, late.injected) == (1, pytest.approx(2e-3))
 
 
 @pytest.mark.parametrize(
@@ -146,9 +116,9 @@ def test_what_changed_in_a_run():
         (3, "the run was started again"),
         (4, "the update was left out: not finite"),
     ]
-    rows = history({"one": lines, "other": lines}).rows
-    assert {row["what"] for row in rows["history"]} == {"one", "other"}
-    assert "one: the run was started again" in {row["what"] for row in rows["changes"]}
+    rows = history(lines).rows
+    assert {row["what"] for row in rows["history"]} == {"whole step", "its tasks"}
+    assert "the run was started again" in {row["what"] for row in rows["changes"]}
 
 
 def replace_line(line, **of):
@@ -157,7 +127,7 @@ def replace_line(line, **of):
 
 def test_long_runs_are_thinned_and_their_longest_steps_kept():
     lines = [StepLine(step, 9.0 if step == 4321 else 1.0, 0.5) for step in range(10_000)]
-    rows = history({"run": lines}).rows["history"]
+    rows = history(lines).rows["history"]
     assert len(rows) <= 3 * MOST_POINTS
     assert max(row["ms"] for row in rows) == 9000 and {"whole step", "its tasks", "the longest of 17"} == {
         row["what"] for row in rows
@@ -167,9 +137,9 @@ def test_long_runs_are_thinned_and_their_longest_steps_kept():
 def test_a_large_step_is_drawn_in_part(monkeypatch):
     step, _ = spoilt("stage")
     assert drawn_stages(step) == list(range(STAGES)) and len(step.trace.records) < MOST_TASKS
-    monkeypatch.setattr("rrfp_jax.report.step_charts.MOST_TASKS", 3 * 2 * MICROBATCHES)
+    monkeypatch.setattr("rrfp_jax.report.charts.MOST_TASKS", 3 * 2 * MICROBATCHES)
     assert drawn_stages(step) == [0, 2, 3]  # the first, the busiest, the last
-    plot = timeline(step, 1.0)
+    plot = timeline(step)
     for name in ("tasks", "idle", "critical"):
         assert {row["s"] for row in plot.rows[name]} <= {0, 2, 3}
     assert len(plot.rows["tasks"]) == 3 * 2 * MICROBATCHES

@@ -6,9 +6,9 @@ import pytest
 
 from rrfp_jax.report.causes import main_cause
 from rrfp_jax.report.explanation import TimedStep, explain
-from rrfp_jax.report.sentence import MEANING
 from rrfp_jax.sim.disturbances import Disturbed
 from rrfp_jax.trace.costs import WorkloadCosts
+from rrfp_jax.trace.idleness import SHARES
 from rrfp_jax.trace.layers import LayerWork, Work
 from rrfp_jax.trace.records import Part
 from tests.support.spoilt import EVEN, MICROBATCHES, STAGES, ran, rows, rules, spoilt
@@ -57,7 +57,7 @@ def test_the_first_sentence_names_the_cause(step, said):
     assert found.sentence.startswith(said)
     assert sum(found.shares.values()) == pytest.approx(1.0)
     assert found.shares["between"] == pytest.approx(0.02 / 1.02)
-    assert set(found.shares) == set(MEANING) and found.error < 1e-9
+    assert set(found.shares) == set(SHARES) and found.error < 1e-9
     shown = str(found)
     assert found.sentence in " ".join(shown.split()) and "computing" in shown and "saves" in shown
 
@@ -110,7 +110,7 @@ def test_a_stage_that_no_other_split_helps():
     ],
 )
 def test_a_limit_counts_only_where_it_held_something_back(kind, much, ends):
-    shares = dict.fromkeys(MEANING, 0.0) | {"compute": 0.6, "memory": 0.4}
+    shares = dict.fromkeys(SHARES, 0.0) | {"compute": 0.6, "memory": 0.4}
     found = main_cause([ran(COSTS)], shares, [(kind, much, 0.05)])
     assert found.kind == kind and found.sentence.endswith(ends)
     shares |= {"memory": 0.01, "stage": 0.39}

@@ -6,9 +6,9 @@ import pytest
 
 from rrfp_jax.report.causes import Finding
 from rrfp_jax.report.explanation import Explanation, TimedStep, explain
-from rrfp_jax.report.page import page, page_of_two
-from rrfp_jax.report.run_folder import Run, StepLine
-from rrfp_jax.report.two_runs import TwoRuns
+from rrfp_jax.report.page import page
+from rrfp_jax.report.run_folder import Run
+from rrfp_jax.report.store import StepLine
 from rrfp_jax.trace.records import Part
 from tests.support.browser import CHROMIUM, browser
 from tests.support.large_steps import large_step
@@ -59,16 +59,9 @@ def everything():
 
 def test_every_chart_of_a_run_is_drawn(chromium, tmp_path):
     run = everything()
-    assert shown(chromium, tmp_path / "page.html", page(run, explain(run.steps))) == 9
-    for said in ("injected delays", "replica 1, 1.7", "longest: microbatch (step)"):
+    assert shown(chromium, tmp_path / "page.html", page(run, explain(run.steps))) == 6
+    for said in ("injected delays", "replica 1, 1.7", "Least slack: "):
         assert said in chromium.value("document.body.innerText")
-
-
-def test_two_runs_are_drawn(chromium, tmp_path):
-    run = everything()
-    runs = (run, replace(run, name="other", settings={"schedule": '"1f1b"'}))
-    both = TwoRuns(runs, (explain(run.steps),) * 2)
-    assert shown(chromium, tmp_path / "two.html", page_of_two(both)) == 6
 
 
 def large(stages, microbatches):

@@ -11,13 +11,13 @@ import rrfp_jax as rrfp
 from rrfp_jax.core.hints import BF
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, KINDS, Placement, Task
-from rrfp_jax.report import timeline as picture
-from rrfp_jax.report.timeline import SVG, Panel, Timeline, compare, reason, tips, told
-from rrfp_jax.trace.idleness import CAUSES, Cause, Idle
+from rrfp_jax.report.timeline import Panel, Timeline, compare, reason, tips, told
+from rrfp_jax.trace.idleness import CAUSES, DRAWN, Cause, Idle
 from rrfp_jax.trace.records import Part, RecordedStep, StepTrace, TaskRecord
 from tests.report.test_store import delayed, step
 
-IDLE = [name for name, _, _ in picture.IDLE.values()]
+IDLE = [name for name, _ in DRAWN.values()]
+SVG = "http://www.w3.org/2000/svg"
 
 
 def drawn(schedule):
@@ -77,10 +77,21 @@ def test_steps_are_compared_on_one_scale():
     made = compare(drawn("1f1b"), SimpleNamespace(timeline=lambda: drawn("gpipe")))
     assert [panel.title for panel in made.panels] == ["1f1b", "gpipe"]
     root = ElementTree.fromstring(made.svg())
-    boxes = [box for box in root.iter(f"{{{SVG}}}rect") if box.find(f"{{{SVG}}}title") is not None]
-    firsts = [box for box in boxes if box[0].text.startswith("F0 on stage 0")]
-    one, other = ((float(box.get("x")), float(box.get("width")), float(box.get("y"))) for box in firsts)
+    one, other = boxes_of(root, "F0 on stage 0")
     assert one[:2] == other[:2] and other[2] > one[2]  # the same task, as wide, below
+
+
+def boxes_of(element, begins, top=0.0):
+    """Left edge, width and top of all boxes of which hovering tells what begins so."""
+    found = []
+    if moved := re.match(r"translate\(.*,(.*)\)", element.get("transform", "")):
+        top += float(moved[1])
+    for child in element:
+        if child.tag == f"{{{SVG}}}title" and child.text.startswith(begins):
+            left, above, width = map(float, re.match(r"M(.*),(.*)h(.*)v", element.get("d")).groups())
+            found.append((left, width, top + above))
+        found += boxes_of(child, begins, top)
+    return found
 
 
 @pytest.mark.parametrize(("given", "reason"), [((), "nothing is given"), ((3,), "int is no step")])

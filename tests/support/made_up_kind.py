@@ -19,8 +19,8 @@ from rrfp_jax.core.tasks import BACKWARD, FORWARD, KINDS, RECOMPUTE, Placement, 
 from rrfp_jax.report.explanation import TimedStep, explain
 from rrfp_jax.report.page import page
 from rrfp_jax.report.perfetto import write_trace
-from rrfp_jax.report.run_folder import Run, StepLine
-from rrfp_jax.report.store import read_steps, write_steps
+from rrfp_jax.report.run_folder import Run
+from rrfp_jax.report.store import StepLine, read_steps, write_steps
 from rrfp_jax.report.timeline import Panel, Timeline
 from rrfp_jax.runtime.run.recorder import FlightRecorder, read
 from rrfp_jax.sim.bounds import lower_bound

@@ -1,8 +1,8 @@
-"""The documentation's pictures of reports, of steps in virtual time.
+"""The documentation's picture of a report, of steps in virtual time.
 
     python -m tests.support.report_pictures
 
-They are taken by a real browser; their figures are the same on every machine.
+It is taken by a real browser; its figures are the same on every machine.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import Task
 from rrfp_jax.report.explanation import TimedStep, explain
-from rrfp_jax.report.page import page, page_of_two
-from rrfp_jax.report.run_folder import Run, StepLine
-from rrfp_jax.report.two_runs import TwoRuns
+from rrfp_jax.report.page import page
+from rrfp_jax.report.run_folder import Run
+from rrfp_jax.report.store import StepLine
 from rrfp_jax.sim.disturbances import Disturbed
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.trace.costs import WorkloadCosts, constant
@@ -83,10 +83,9 @@ def run_of(schedule: str, before: str = "") -> Run:
 
 
 def main() -> None:
-    """Write them."""
-    one, other = run_of("bf", before="1f1b"), run_of("1f1b")
-    both = TwoRuns((other, one), (explain(other.steps), explain(one.steps)))
-    pages = {"report.png": page(one, both.explanations[1]), "compared-runs.png": page_of_two(both)}
+    """Write it."""
+    run = run_of("bf", before="1f1b")
+    pages = {"report.png": page(run, explain(run.steps))}
     with tempfile.TemporaryDirectory() as folder, browser(Path(folder) / "profile") as chromium:
         for name, html in pages.items():
             file = Path(folder) / "page.html"
