@@ -16,9 +16,8 @@ import rrfp_jax as rrfp
 from benchmarks.harness import Aim, Found, bench, percent_longer, say
 from benchmarks.paced import run_paced, run_steps
 from configs import quickstart
-from rrfp_jax.report.causes import Finding
+from rrfp_jax.report.causes import Finding, ways_of
 from rrfp_jax.report.explanation import TimedStep, explain
-from rrfp_jax.report.sentence import ways_of
 from rrfp_jax.sim.splits import Layers
 from rrfp_jax.sim.what_if import what_ifs as changes_of
 from rrfp_jax.trace.costs import Table, Workload, log_normal

@@ -365,12 +365,7 @@ examples:
     flags=(
         Flag("RUN", "RUN", "the run's folder, or its steps.msgpack", path_of, needed=True),
         Flag("RUN2", "RUN2", "another one, to be compared with it", path_of),
-        Flag(
-            "--out",
-            "FILE.html",
-            "where the page goes (RUN/report.html; of two, RUN/compared.html)",
-            output_of,
-        ),
+        Flag("--out", "FILE.html", "where the page of one run goes (RUN/report.html)", output_of),
     ),
     body="commands.report:report",
 )

@@ -1,6 +1,7 @@
 """Pictures of steps: what they show and what hovering tells, by every format, and what cannot be drawn."""
 
 import re
+import sys
 from itertools import pairwise
 from types import SimpleNamespace
 from xml.etree import ElementTree
@@ -179,3 +180,9 @@ def test_a_picture_is_saved_in_the_format_that_its_name_says(tmp_path, name, beg
 def test_what_cannot_be_saved_is_refused(tmp_path, name):
     with pytest.raises(rrfp.UsageError, match=name):
         drawn("bfw").save(tmp_path / name)
+
+
+def test_without_what_draws_it_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
+    with pytest.raises(rrfp.UsageError, match=r"pip install 'rrfp-jax\[pictures\]'"):
+        drawn("bfw").save(tmp_path / "step.svg")

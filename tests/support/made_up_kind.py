@@ -94,7 +94,7 @@ def check_views(step, folder):
     wall = 1.1 * step.trace.makespan
     steps = [TimedStep(recorded=step, wall_seconds=wall)]
     html = page(Run(name="again", steps=steps, history=[StepLine(0, wall)], settings={}), explain(steps))
-    assert f'"k":"{row.title}","t":"R3"' in re.sub(r"\s", "", html)
+    assert f'"k":"{row.letter}:{row.title}","t":"R3onstage' in re.sub(r"\s", "", html)
     write_trace(folder / "trace.json", {"run": [step]})
     assert json.loads((folder / "trace.json").read_text())["traceEvents"]
     write_steps(folder / "steps.msgpack", {"run": [step]})
