@@ -28,12 +28,9 @@ GIB, MIB = 2**30, 2**20
 def plan(options: argparse.Namespace) -> int:
     """Run the command; its exit status."""
     link = None if options.link is None else _link(options.link)
-    line = options.line
-    if options.pp is not None:
-        line = line._replace(overrides=(*line.overrides, f"--config.mesh.pp={options.pp}"))
     from rrfp_jax.commands.overrides import config_of  # which imports JAX
 
-    config = config_of(line)
+    config = config_of(options.line)
     device = _accelerator(options.card, options.memory_share)
     memory = device.memory
     if memory is None and options.memory_share is not None:

@@ -44,11 +44,7 @@ def sim(options: argparse.Namespace) -> int:
         limit=options.limit,
         byte_limit=options.byte_limit,
         chunks=options.chunks,
-        links=options.links,
-        accumulation=options.accumulation,
-        spare_gradients=options.spare_gradients,
         jitter=options.jitter,
-        evaluations=options.evaluations,
     )
     _write(comparison, options)
     print_whole(str(comparison))

@@ -59,9 +59,9 @@ Signals are passed on to all ranks; a second Ctrl-C or SIGTERM kills them. No pr
 RRFP_SILENCE_SECONDS (25) is how long a rank may be silent, as when it is frozen, before it is given up;
 RRFP_SAVE_SECONDS (120) how long ranks may take to save after SIGTERM or Ctrl-C.
 
-With --max-restarts a failed run is started again, and must go on from what it has saved; RRFP_RESTARTS tells
-it how often. It is given up after three restarts in a row that came no further. With --replace-after as
-well, a named run of several replicas goes on from the machine's memory and loses no step.
+With --max-restarts a failed run is started again, and must go on from what it has saved. It
+is given up after three restarts in a row that came no further. With --replace-after as well, a named run of
+several replicas goes on from the machine's memory and loses no step.
 
 {STATUS}
 
@@ -114,6 +114,8 @@ the order of accumulation held it back; in flight and MiB = most on any stage; a
 order with as many chunks can beat, injected delays apart. Over the seeds: medians of times and ratios, means
 of idle shares, maxima of what is in flight.
 
+rrfp.simulate() takes more: kinds of links, orders of accumulation, how long a planner may search.
+
 {STATUS}
 
 examples:
@@ -142,14 +144,6 @@ examples:
         Flag("--seeds", "N", "steps to draw, or the latest of a run", number(int), 1, group=STEP),
         Flag("--jitter", "J", "injected delays", default="J0", choices=["J0", "J1", "J2", "J3"], group=STEP),
         Flag(
-            "--links",
-            "KIND",
-            "of transfers",
-            default="parallel",
-            choices=["parallel", "serial", "synchronous"],
-            group=STEP,
-        ),
-        Flag(
             "--policy",
             "NAME",
             "again for each (1f1b and bf); ranked:ORDER, auto, planned, csv:FILE, or",
@@ -167,9 +161,6 @@ examples:
         ),
         Flag("--byte-limit", "N", "most bytes in flight on a stage", number(int), group=RULES),
         Flag("--chunks", "N", "a stage, where defined", number(int), 1, group=RULES),
-        Flag("--accumulation", "HOW", "index or arrival", default="index", group=RULES),
-        Flag("--spare-gradients", "N", "that may be parked", number(int), 2, group=RULES),
-        Flag("--evaluations", "N", "of a planner", number(int), 200, group=RULES),
         Flag("--out", "FILE.json", "makespan, order and figures", output_of, group=OUTPUTS),
         Flag("--trace", "FILE.json", "for ui.perfetto.dev", output_of, group=OUTPUTS),
         Flag("--plot", "FILE", "a picture: .svg, .html, .png or .pdf", output_of, group=OUTPUTS),
@@ -213,7 +204,6 @@ exit status: 0 done, whether or not the run fits; 1 failed, 2 refused, 130 inter
             choices=LINKS.split(),
             free=True,
         ),
-        Flag("--pp", "N", "stages; short for --config.mesh.pp=N"),
         Flag("--efficiency", "X", "share of the device's peaks reached", SHARE, 1.0),
         Flag(
             "--memory-share",

@@ -183,7 +183,7 @@ class TestCommand:
         assert len(own["stages"][0]["flops"]) == 1 and own["stages"][1]["peak_bytes"] > 0
 
     def test_stages_by_a_flag(self, text, capsys):
-        assert main([*tiny(text), "--pp=3", "--card=h200", "--config.split=auto"]) == 0
+        assert main([*tiny(text), "--config.mesh.pp=3", "--card=h200", "--config.split=auto"]) == 0
         out, _ = capsys.readouterr()
         assert "on 3 stages" in out and out.count("step ") == 1 and "suggested split" in out
 
@@ -224,8 +224,8 @@ class TestCommand:
             ([..., "--card=cpu", "--memory-share=0.5"], "device cpu has no limit on memory; leave it out"),
             ([..., "--card=h100", "--config.mesh.tp=2"], "mesh.tp=2, mesh.dp=1: a plan knows"),
             ([..., "--card=h100", "--json=no/where.json"], "there is no folder no"),
-            ([..., "--card=h100", "--pp=9"], "9 stages for 5 layers"),
-            ([..., "--card=h100", "--pp=x"], "--config.mesh.pp=x"),
+            ([..., "--card=h100", "--config.mesh.pp=9"], "9 stages for 5 layers"),
+            ([..., "--card=h100", "--config.mesh.pp=x"], "--config.mesh.pp=x"),
             ([..., "--card=h100", "--config.split=(1,1)"], "add up to 5"),
             ([..., "--card=h100", "--config.split=even"], "split='even': give 'auto', or"),
             ([..., "--card=h100", "--steps=3"], "--steps=3: no such flag"),

@@ -94,7 +94,7 @@ def test_a_trace_is_simulated_within_the_limits_of_its_run(folder, limit):
 
 def test_several_schedules_by_name(folder, capsys):
     names = ["1f1b", "bf", "bfw", "zb-v", "planned"]
-    found = out("--workload=w.json", *(f"--policy={name}" for name in names), "--evaluations=30")
+    found = out("--workload=w.json", *(f"--policy={name}" for name in names))
     assert list(found) == names
     for one in found.values():
         assert one["makespan"] >= one["lower_bounds"][0] * (1 - 1e-12)
@@ -202,14 +202,7 @@ def test_pictures_and_traces(folder):
             "chunks=0: give a whole number, at least 1",
         ),
         (["--workload=w.json", "--jitter=J9"], "--jitter=J9: choose one of J0, J1"),
-        (["--workload=w.json", "--links=fast"], "--links=fast: choose one of parallel, "),
-        (["--workload=w.json", "--accumulation=sorted"], "accumulation='sorted'"),
-        (["--workload=w.json", "--spare-gradients=-1"], "spare_gradients=-1"),
         (["--workload=w.json", "--byte-limit=5"], "no activation_bytes"),
-        (
-            ["--workload=w.json", "--evaluations=-1", "--policy=planned"],
-            "evaluations=-1: give a whole number, at least 1",
-        ),
         (["--workload=w.json", "--plot=p.gif"], "p.gif: a picture's name ends with .png"),
         (["--workload=w.json", "--out=nowhere/o.json"], "there is no folder nowhere"),
         (["--workload=w.json", "--trace=."], ".: is a folder"),

@@ -8,13 +8,10 @@ import pytest
 
 from rrfp_jax.commands.cli import _split_at_script, main, parse
 from rrfp_jax.commands.verbs import VERBS
-from rrfp_jax.core.admission import SPARE_GRADIENTS
 from rrfp_jax.core.schedules import NAMED
 from rrfp_jax.errors import UsageError
 from rrfp_jax.forecast.devices import CARDS, LINKS, TARGETS
-from rrfp_jax.sim.engine import NETWORKS
 from rrfp_jax.sim.families import FAMILIES
-from rrfp_jax.sim.planned import EVALUATIONS
 from rrfp_jax.trace.jitter import LEVELS
 from rrfp_jax.weights import families
 
@@ -28,7 +25,6 @@ def flag_of(verb, name):
     [
         ("sim", "--family", FAMILIES),
         ("sim", "--jitter", LEVELS),
-        ("sim", "--links", NETWORKS),
         ("sim", "--policy", NAMED),
         ("plan", "--card", CARDS),
         ("plan", "--link", LINKS),
@@ -38,11 +34,6 @@ def flag_of(verb, name):
 )
 def test_choices_are_those_that_there_are(verb, name, words):
     assert flag_of(verb, name).choices == [*words]
-
-
-def test_defaults_are_those_of_what_they_are_for():
-    assert flag_of("sim", "--spare-gradients").default == SPARE_GRADIENTS
-    assert flag_of("sim", "--evaluations").default == EVALUATIONS
 
 
 def test_the_commands_are_listed(capsys):
