@@ -266,8 +266,7 @@ def simulate(
         UsageError: what cannot be simulated, with the reason.
     """
     count = MICROBATCHES if microbatches is None else microbatches
-    _check_counts(1, stages=stages, microbatches=count, seeds=seeds, chunks=chunks)
-    _check_counts(1, evaluations=evaluations)
+    _check_counts(1, stages=stages, microbatches=count, seeds=seeds, chunks=chunks, evaluations=evaluations)
     if byte_limit is not None:
         _check_counts(1, byte_limit=byte_limit)
     _check_counts(0, spare_gradients=spare_gradients, **({} if limit is None else {"limit": limit}))
@@ -277,9 +276,13 @@ def simulate(
     policies = _policies(policies)
     try:
         times = seeds if jitter != "J0" else 1  # of a workload, whose steps differ by jitter only
-        steps = simulation_inputs(
-            workload, stages=stages, microbatches=microbatches, seeds=seeds, times=times
-        )
+        sizes: dict[str, Any] = {
+            "stages": stages,
+            "microbatches": microbatches,
+            "seeds": seeds,
+            "times": times,
+        }
+        steps = simulation_inputs(workload, **sizes)
         usual = default_max_in_flight(steps[0].actual.stages) if byte_limit is None else None
         given = Conditions(
             limit=usual if limit is None else limit or None,
