@@ -12,7 +12,7 @@ TORCH ?= torch==2.13.0+cpu
 # What one runs while working: the core, the simulator, and one Trainer in this process; no other processes.
 FAST := tests/core tests/sim tests/views tests/forecast tests/house/test_layering.py \
 	tests/data/test_buckets.py tests/data/test_sources.py tests/data/test_text.py \
-	$(addprefix tests/runtime/test_,mailbox.py frames.py handshake.py clock.py groups.py readiness.py memory.py) \
+	$(addprefix tests/runtime/test_,mailbox.py handshake.py groups.py readiness.py memory.py) \
 	$(addprefix tests/train/test_,trainer.py refusals.py)
 
 .PHONY: train test test-all test-fast test-durations golden odd-models other-models gpu-compile lint format docs docs-serve rivals clean

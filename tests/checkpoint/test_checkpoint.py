@@ -20,7 +20,7 @@ from rrfp_jax.checkpoint.saving import Checkpoints
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.runtime.run.world import World
 from tests.support import stored
-from tests.support.saved import ALL, save, specs
+from tests.support.stored import ALL, save, specs_of
 from tests.train.test_processes import command
 
 pytestmark = pytest.mark.usefixtures("unsynced")
@@ -72,12 +72,12 @@ class TestRoundTrip:
             "plan_hash": "ab",
         }
         save(made(), 5, **state)
-        found = made().restore(specs(stored.leaves(ALL, 5)))
+        found = made().restore(specs_of(stored.leaves(ALL, 5)))
         assert found.run == RunState(step=5, **state)
         assert equal(found.leaves, stored.leaves(ALL, 5))
 
     def test_there_is_none_at_first(self, made):
-        assert made().restore(specs(stored.leaves(ALL, 0))) is None
+        assert made().restore(specs_of(stored.leaves(ALL, 0))) is None
 
     @pytest.mark.parametrize("optimizer", stored.OPTIMIZERS)
     def test_a_run_resumes_on_another_number_of_stages(self, made, optimizer):
@@ -220,7 +220,7 @@ class TestDamage:
             save(made(), step)
         how(made.folder / "20" / file)
         made.said.clear()
-        found = made().restore(specs(stored.leaves(ALL, 0)))
+        found = made().restore(specs_of(stored.leaves(ALL, 0)))
         assert found.run.step == 10 and equal(found.leaves, stored.leaves(ALL, 10))
         assert str(made.folder / "20") in made.said[0] and file in made.said[0] and "refused" in made.said[0]
         assert CheckpointFolder(made.folder).steps() == [10, 20]
@@ -229,7 +229,7 @@ class TestDamage:
         save(made(), 10)
         flip(made.folder / "10" / "rrfp.json")
         with pytest.raises(TrainingError, match="no checkpoint is intact"):
-            made().restore(specs(stored.leaves(ALL, 0)))
+            made().restore(specs_of(stored.leaves(ALL, 0)))
 
     def test_one_that_was_never_completed_is_invisible(self, made):
         save(made(), 10)
@@ -239,7 +239,7 @@ class TestDamage:
             write_leaf(staging, key, Parts.whole(np.asarray(leaf)))
         (made.folder / ".5.removed" / "params.0.up").mkdir(parents=True)  # nor is one half removed
         made.said.clear()
-        assert made().restore(specs(stored.leaves(ALL, 0))).run.step == 10
+        assert made().restore(specs_of(stored.leaves(ALL, 0))).run.step == 10
         assert str(staging) in made.said[0] and len(made.said) == 1
         assert [path.name for path in made.folder.iterdir()] == ["10"]
 
@@ -247,7 +247,7 @@ class TestDamage:
 class TestRefusals:
     def test_another_model_is_refused_with_the_leaves_named(self, made):
         save(made(), 10)
-        wanted = specs(stored.leaves(ALL, 0))
+        wanted = specs_of(stored.leaves(ALL, 0))
         wanted["params", "3", "up"] = jax.ShapeDtypeStruct((8, 6), jnp.float32)
         wanted["params", "4", "up"] = wanted.pop(("params", "2", "up"))
         with pytest.raises(UsageError) as refused:
@@ -264,12 +264,12 @@ class TestRefusals:
         checkpoints.save(Later(step=10), stored.leaves(ALL, 10))
         checkpoints.advance(to_the_end=True)
         with pytest.raises(UsageError, match=r"checkpoints/10 has weather, which this version"):
-            made().restore(specs(stored.leaves(ALL, 0)))
+            made().restore(specs_of(stored.leaves(ALL, 0)))
 
     def test_a_step_of_which_there_is_none(self, made):
         save(made(), 10)
         with pytest.raises(UsageError, match=r"step 11; there are: 10"):
-            made().restore(specs(stored.leaves(ALL, 0)), step=11)
+            made().restore(specs_of(stored.leaves(ALL, 0)), step=11)
 
     def test_stages_that_differ_in_what_they_share(self, made):
         with pytest.raises(TrainingError, match=r"optimizer\.0\.count belongs to no layer"):
@@ -303,4 +303,4 @@ def test_two_processes(tmp_path):
     assert sorted(path.name for path in folder.iterdir()) == ["10", "20", "40"]
     everything = stored.leaves(ALL, 20)
     assert plain_orbax(folder / "20") == digests(everything)
-    assert equal(Checkpoints(folder, World()).restore(specs(everything)).leaves, everything)
+    assert equal(Checkpoints(folder, World()).restore(specs_of(everything)).leaves, everything)

@@ -21,7 +21,7 @@ from rrfp_jax.checkpoint.saving import Checkpoints
 from rrfp_jax.errors import TrainingError
 from rrfp_jax.runtime.run.world import World
 from tests.support import stored
-from tests.support.saved import ALL, full_for, save, specs
+from tests.support.stored import ALL, full_for, save, specs_of
 
 CHANGES = ((Path, "rename"), (shutil, "rmtree"))
 
@@ -73,7 +73,7 @@ class TestKeeping:
     def test_a_step_saved_again_replaces_the_first(self, made):
         save(made(), 10, seed=1)
         save(made(), 10, seed=2)
-        assert made().restore(specs(stored.leaves(ALL, 0))).run.seed == 2
+        assert made().restore(specs_of(stored.leaves(ALL, 0))).run.seed == 2
         assert [path.name for path in made.folder.iterdir()] == ["10"]
 
     @pytest.mark.parametrize("keep", [1, 3])
@@ -88,7 +88,7 @@ class TestKeeping:
                 with suppress(KilledError, TrainingError):
                     save(made(keep=keep), 10, seed=2)
             assert seed_of_ten(made.folder) in (1, 2)
-            restored = made().restore(specs(stored.leaves(ALL, 0)))
+            restored = made().restore(specs_of(stored.leaves(ALL, 0)))
             assert restored.run.seed in (1, 2)
             assert [path.name for path in made.folder.iterdir()] == ["10"]
             if next(left, None) is not None:
@@ -98,9 +98,9 @@ class TestKeeping:
     def test_a_run_that_goes_back_leaves_the_later_ones_aside(self, made):
         for step in (10, 20):
             save(made(), step)
-        assert made().restore(specs(stored.leaves(ALL, 0)), step=10).run.step == 10
+        assert made().restore(specs_of(stored.leaves(ALL, 0)), step=10).run.step == 10
         save(made(), 15)
-        assert made().restore(specs(stored.leaves(ALL, 0))).run.step == 15
+        assert made().restore(specs_of(stored.leaves(ALL, 0))).run.step == 15
         assert sorted(path.name for path in made.folder.iterdir()) == ["10", "15", "20.1"]
 
 
@@ -161,12 +161,12 @@ class TestWithoutRoom:
         assert [path.name for path in made.folder.iterdir()] == ["10"]
         full.undo()
         save(made(), 30)
-        assert made().restore(specs(stored.leaves(ALL, 0))).run.step == 30
+        assert made().restore(specs_of(stored.leaves(ALL, 0))).run.step == 30
 
     def test_or_stops(self, made):
         with pytest.raises(TrainingError, match=r"step 20 cannot be written .*No space left"):
             save(made(on_error="stop"), 20)
-        assert made().restore(specs(stored.leaves(ALL, 0))).run.step == 10
+        assert made().restore(specs_of(stored.leaves(ALL, 0))).run.step == 10
 
     def test_what_stands_in_a_leafs_way_is_named(self, made, full):
         full.undo()
@@ -190,7 +190,7 @@ class TestWithoutRoom:
         )
         assert [path.name for path in (small_disk / "checkpoints").iterdir()] == ["10"]
         save(checkpoints, 30)
-        assert checkpoints.restore(specs(stored.leaves(ALL, 0))).run.step == 30
+        assert checkpoints.restore(specs_of(stored.leaves(ALL, 0))).run.step == 30
 
     def test_where_nothing_can_be_written(self, tmp_path):
         (tmp_path / "file").touch()

@@ -23,8 +23,8 @@ from rrfp_jax.runtime.engine.settings import LossScale
 from rrfp_jax.runtime.run.world import World
 from rrfp_jax.train.checks import TrainingState
 from rrfp_jax.train.resume import state_of
-from tests.support.first_format import rewrite
 from tests.support.mutations import changed_bytes, changed_trees
+from tests.support.stored import rewrite
 from tests.support.wrong_metadata import (
     LEAF,
     MANIFESTS,

@@ -15,7 +15,7 @@ from rrfp_jax.runtime.programs import compiler as absent
 from rrfp_jax.runtime.programs.executables import ENDING
 from rrfp_jax.train.compile_ahead import MadeFor, why_compiled
 from tests.support.commands import compile_ahead as main
-from tests.support.plans import ROOT
+from tests.support.quickstart import ROOT
 
 QUICKSTART = f"--config={ROOT / 'configs' / 'quickstart.py'}"
 TINY = [QUICKSTART, "--config.model.d_model=32", "--config.model.d_ff=32", "--config.sequence_length=16"]

@@ -12,7 +12,7 @@ from rrfp_jax.commands.preflight.checks import CHECKS, CheckResult, examine
 from rrfp_jax.commands.preflight.nixl_probe import ways_in
 from rrfp_jax.commands.preflight.surroundings import Folder, Meeting, Nixl, Surroundings, found_place
 from rrfp_jax.runtime.run.place import MEMORY, OLD_MEMORY, Address, Place
-from tests.launcher.test_slurm_step import BATCH, JOB, LAST, STEP
+from tests.launcher.test_slurm import BATCH, JOB, LAST, STEP
 from tests.support.commands import doctor
 
 PLACE = Place(Address("n1", 7000), 4, 0, folder=None)

@@ -25,7 +25,7 @@ from rrfp_jax.sim.choice import CANDIDATES
 from rrfp_jax.train.named import schedule_of
 from tests.support import toy
 from tests.support.commands import plan as main
-from tests.support.plans import ROOT, tiny
+from tests.support.quickstart import ROOT, tiny
 from tests.support.refusals import BATCH
 from tests.train.test_processes import command
 

@@ -11,9 +11,9 @@ import rrfp_jax as rrfp
 from configs import quickstart
 from models import gpt
 from rrfp_jax.core.tasks import Placement
-from tests.support.plans import ROOT, tiny
+from tests.support.quickstart import ROOT, tiny
 from tests.support.refusals import BATCH, refused
-from tests.support.trainers import made
+from tests.support.toy import made
 from tests.train.test_processes import command
 
 

@@ -10,8 +10,7 @@ from rrfp_jax.core.hints import BF, Hint
 from rrfp_jax.core.orders import FixedOrder, GPipe, OneFOneB
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.tasks import Direction, Placement
-from tests.support.interleave import World
-from tests.support.invariants import check_invariants
+from tests.support.interleave import World, check_invariants
 from tests.support.small_step import B, F, rules
 
 

@@ -9,7 +9,7 @@ from rrfp_jax.sim.disturbances import Jittered, LateReadiness
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.trace.costs import TableCosts, Workload, WorkloadCosts, log_normal, recorded
 from rrfp_jax.trace.jitter import LEVELS, Jitter
-from tests.support.straggler import Straggler
+from tests.support.spoilt import Straggler
 
 
 def table(first, stages=3):

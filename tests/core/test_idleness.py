@@ -22,8 +22,8 @@ from rrfp_jax.trace.idleness import (
     stage_times,
 )
 from tests.support.drain import Drain
+from tests.support.small_step import record, trace_of
 from tests.support.steps import steps
-from tests.support.traces import record, trace_of
 
 F0, F1, B0, B1 = (Task(kind, 0, j) for kind in (FORWARD, BACKWARD) for j in (0, 1))
 

@@ -6,7 +6,7 @@ from rrfp_jax.core.schedules import NAMED
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Task
 from rrfp_jax.sim.families import FAMILIES
 from rrfp_jax.trace.records import peak_bytes, peak_in_flight
-from tests.support.traces import record, simulated, trace_of
+from tests.support.small_step import record, simulated, trace_of
 
 F0, F1, B0, B1 = (Task(kind, 0, j) for kind in (FORWARD, BACKWARD) for j in (0, 1))
 

@@ -4,7 +4,7 @@ import numpy as np
 
 import rrfp_jax as rrfp
 from tests.golden.small_models import MODELS, batches, digest, spread
-from tests.support.trainers import made
+from tests.support.toy import made
 
 STEPS = 60
 CASES = {

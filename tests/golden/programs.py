@@ -8,7 +8,7 @@ import jax
 
 import rrfp_jax as rrfp
 from tests.golden.small_models import MODELS, spread
-from tests.support.trainers import made
+from tests.support.toy import made
 
 STAGES = (1, 2, 4)
 SCHEDULES = ("bfw", "bf")

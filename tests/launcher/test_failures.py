@@ -13,8 +13,15 @@ from rrfp_jax.runtime.run.membership import Failed, Goodbye
 from rrfp_jax.runtime.run.place import SILENCE_SECONDS, silence_seconds
 from rrfp_jax.runtime.run.world import World
 from tests.support.commands import launch as main
-from tests.verification.failure_cell import Cell, run_by_hand, run_launched
-from tests.verification.failures import BRISK_SILENCE, END_SECONDS, FREEZE_SECONDS, faults_of
+from tests.verification.failures import (
+    BRISK_SILENCE,
+    END_SECONDS,
+    FREEZE_SECONDS,
+    Cell,
+    faults_of,
+    run_by_hand,
+    run_launched,
+)
 
 
 def check(cell, outcome):

@@ -5,8 +5,7 @@ import pytest
 from rrfp_jax.commands import why
 from rrfp_jax.launcher import snapshot
 from tests.support.commands import why as main
-from tests.verification.hang_cell import run_cell
-from tests.verification.hangs import CELLS, faults_of
+from tests.verification.hangs import CELLS, faults_of, run_cell
 
 
 @pytest.mark.parametrize("name", ["message", "data"])

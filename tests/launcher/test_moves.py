@@ -2,8 +2,7 @@
 
 import pytest
 
-from tests.verification.failure_cell import Cell
-from tests.verification.failures import END_SECONDS, faults_of
+from tests.verification.failures import END_SECONDS, Cell, faults_of
 from tests.verification.moves import failed_and_resumed, undisturbed
 
 

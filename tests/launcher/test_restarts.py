@@ -11,13 +11,18 @@ from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+import rrfp_jax as rrfp
 from rrfp_jax.errors import DONE, FAILED, INTERRUPTED, REFUSED
 from rrfp_jax.launcher.folders import RunFolder
+from rrfp_jax.launcher.restarts import BACK_OFF_SECONDS, NO_STEP, Assignment, after_attempt, assigned
 from rrfp_jax.launcher.spawn import Launch
 from rrfp_jax.launcher.supervisor import Patience
 from rrfp_jax.runs.config import load_config
 from rrfp_jax.runs.files import RunFiles
+from rrfp_jax.runs.saving import ranks_of_replicas
 from rrfp_jax.runtime.run.recorder import FlightRecorder, RunPhase, read
 from rrfp_jax.runtime.run.world import World
 
@@ -195,3 +200,92 @@ def test_lines_survive_a_rank_0_that_is_killed_while_it_starts(tmp_path):
     moved.begin()
     start(moved.path)
     assert (tmp_path / "trial" / "metrics.jsonl").read_text() == "".join(lines[:5])
+
+
+@pytest.mark.parametrize("status", [DONE, REFUSED, INTERRUPTED])
+def test_only_what_failed_is_started_again(status):
+    assert after_attempt(status, [7], 5).wait is None
+    assert after_attempt(FAILED, [7], 5).wait is not None
+
+
+@pytest.mark.parametrize(
+    ("reached", "waits"),
+    [
+        ([12], BACK_OFF_SECONDS[0]),
+        ([12, 13], BACK_OFF_SECONDS[0]),
+        ([12, 12], BACK_OFF_SECONDS[1]),
+        ([12, 11], BACK_OFF_SECONDS[1]),
+        ([12, 11, 12], BACK_OFF_SECONDS[2]),
+        ([12, 11, 12, 13], BACK_OFF_SECONDS[0]),
+        ([NO_STEP, NO_STEP, 0], BACK_OFF_SECONDS[0]),
+    ],
+)
+def test_it_follows_later_the_longer_nothing_was_gained(reached, waits):
+    assert after_attempt(FAILED, reached, 50).wait == waits
+
+
+@pytest.mark.parametrize(
+    ("reached", "most", "reason"),
+    [
+        ([12], 0, ""),
+        ([1, 2, 3, 4], 3, "--max-restarts=3"),
+        ([12, 12, 11, 12], 50, "3 restarts brought it no further than step 12"),
+        ([NO_STEP] * 4, 50, "3 restarts brought it no further than the first step"),
+    ],
+)
+def test_it_ends_when_that_is_pointless_or_too_often(reached, most, reason):
+    verdict = after_attempt(FAILED, reached, most)
+    assert verdict.wait is None and reason in verdict.reason
+    assert bool(reason) == bool(verdict.reason)
+
+
+def test_a_flight_recorder_tells_the_training_step_also_in_the_validation_after_it(tmp_path):
+    recorder = FlightRecorder(tmp_path / "flight-0", 0, "")
+    assert read(tmp_path / "flight-0").training_step is None
+    for phase in (RunPhase("step", 12), RunPhase("validation", 3), RunPhase("validation", 4)):
+        recorder.phase(phase)
+        assert read(tmp_path / "flight-0").training_step == 12
+
+
+TWO_BY_TWO = {1: 2, 2: 4}
+
+
+def test_two_replicas_of_two_stages():
+    assert assigned(TWO_BY_TWO, {}) == Assignment(replicas=2, slots=(0, 1, 2, 3))
+    assert assigned(TWO_BY_TWO, {1}) == Assignment(replicas=1, slots=(0, 2))  # whatever stages these had
+    assert assigned(TWO_BY_TWO, {1, 2}) == Assignment(replicas=1, slots=(0, 3))
+    assert assigned(TWO_BY_TWO, {0, 1, 2}) is None
+
+
+def test_the_replicas_that_a_mesh_can_do_without():
+    mesh = rrfp.Mesh(pp=2, dp=4)
+    assert ranks_of_replicas(mesh, 8) == {1: 2, 2: 4, 4: 8}  # three could not share four microbatches
+    assert ranks_of_replicas(mesh, 2) == {2: 1, 4: 2}  # a process has four devices
+    assert ranks_of_replicas(rrfp.Mesh(pp=2, dp=2), 2) == {1: 1, 2: 2}  # the one that is left takes both
+    assert ranks_of_replicas(rrfp.Mesh(pp=2, tp=(2, 1), dp=2), 6) == {1: 3, 2: 6}
+    assert ranks_of_replicas(rrfp.Mesh(pp=4), 4) == {1: 4}
+
+
+@st.composite
+def histories(draw):
+    """What replicas of some mesh need, and losses that befall them: fractions that choose a rank."""
+    stages, dp = draw(st.integers(1, 4)), draw(st.sampled_from([1, 2, 3, 4, 6, 8]))
+    needs = {n: n * stages for n in range(1, dp + 1) if dp % n == 0}
+    return needs, draw(st.lists(st.lists(st.floats(0, 1, exclude_max=True), max_size=3)))
+
+
+@given(histories())
+def test_whatever_is_lost_the_rest_is_used_as_well_as_it_can_be(history):
+    needs, losses = history
+    gone, whole = set(), max(needs.values())
+    for fractions in losses:
+        found = assigned(needs, gone)
+        if found is None:
+            assert whole - len(gone) < min(needs.values())
+            return
+        assert len(found.slots) == len(set(found.slots)) == needs[found.replicas]
+        assert gone.isdisjoint(found.slots) and set(found.slots) <= set(range(whole))
+        more = [n for n in needs if n > found.replicas]
+        assert all(needs[n] > whole - len(gone) for n in more)
+        gone |= {found.slots[int(fraction * len(found.slots))] for fraction in fractions}
+    assert assigned(needs, set()).replicas == max(needs)

@@ -16,7 +16,7 @@ import pytest
 import rrfp_jax as rrfp
 from tests.odd_models import plain
 from tests.support.parking import every_gradient_parked
-from tests.support.trainers import made
+from tests.support.toy import made
 
 WIDTH, ROWS = 3, 2
 FUSED, SPLIT = "bf", "bfw"

@@ -11,8 +11,7 @@ from rrfp_jax.trace.costs import WorkloadCosts
 from rrfp_jax.trace.idleness import SHARES
 from rrfp_jax.trace.layers import LayerWork, Work
 from rrfp_jax.trace.records import Part
-from tests.support.spoilt import EVEN, MICROBATCHES, STAGES, ran, rows, rules, spoilt
-from tests.support.straggler import Straggler
+from tests.support.spoilt import EVEN, MICROBATCHES, STAGES, Straggler, ran, rows, rules, spoilt
 
 
 class JitteryStage(Disturbed):

@@ -11,8 +11,7 @@ from rrfp_jax.report.run_folder import Run
 from rrfp_jax.report.store import StepLine
 from rrfp_jax.trace.records import Part
 from tests.support.browser import CHROMIUM, browser
-from tests.support.large_steps import large_step
-from tests.support.spoilt import MICROBATCHES, spoilt
+from tests.support.spoilt import MICROBATCHES, large_step, spoilt
 
 pytestmark = [
     pytest.mark.slow,

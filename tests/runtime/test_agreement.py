@@ -8,8 +8,7 @@ import pytest
 
 from tests.support import toy
 from tests.train.test_processes import command
-from tests.verification.failure_cell import Cell, run_launched
-from tests.verification.failures import END_SECONDS, faults_of
+from tests.verification.failures import END_SECONDS, Cell, faults_of, run_launched
 
 SILENCE = 10.0
 

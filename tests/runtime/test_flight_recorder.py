@@ -1,4 +1,4 @@
-"""What processes leave behind: flight recorders that outlive `kill -9`, and last words."""
+"""What processes leave behind (flight recorders, last words), and how long a wait is."""
 
 import json
 import os
@@ -12,7 +12,9 @@ import pytest
 from msgspec import to_builtins
 
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, Task
+from rrfp_jax.errors import TrainingError
 from rrfp_jax.runtime.run import recorder as flight_recorder
+from rrfp_jax.runtime.run import waits
 from rrfp_jax.runtime.run.exits import ExitReport, read_all
 from rrfp_jax.runtime.run.recorder import (
     COMPILING,
@@ -24,7 +26,7 @@ from rrfp_jax.runtime.run.recorder import (
     RunPhase,
     read,
 )
-from rrfp_jax.runtime.run.waits import ForProgram
+from rrfp_jax.runtime.run.waits import ForOther, ForProgram, LimitedWait, Waits
 
 
 def test_a_box_is_read_as_it_was_written(tmp_path):
@@ -186,3 +188,37 @@ def test_unreadable_last_words_are_passed_over(tmp_path, text):
     WORDS.write(tmp_path)
     (tmp_path / "last-words-3.json").write_bytes(text if isinstance(text, bytes) else text.encode())
     assert read_all(tmp_path) == {1: WORDS}
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(waits, "perf_counter", clock)
+    return clock
+
+
+LOOKS = {
+    "every second": [1.0] * 300,
+    "stands still once": [1.0, 5000.0, *[1.0] * 299],
+    "stands still twice": [1.0, 500.0, 1.0, 500.0, *[1.0] * 298],
+    "less and less often": [*[1.0] * 200, 10.0, 10.5, 11.0, 11.5, 12.0, 12.5, 13.0, 19.5],
+}
+
+
+@pytest.mark.parametrize("looks", LOOKS.values(), ids=LOOKS)
+def test_a_wait_comes_to_its_limit_by_what_was_waited(clock, looks):
+    wait = LimitedWait(Waits(0, "rank {}".format), ForOther(what="the input of F3"), 300.0)
+    *before, last = looks
+    for seconds in before:
+        clock.now += seconds
+        wait.check()
+    clock.now += last
+    with pytest.raises(TrainingError, match=r"rank 0 gives up waiting for the input of F3, since 300\.0 s"):
+        wait.check()

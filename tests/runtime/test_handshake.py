@@ -14,8 +14,20 @@ from hypothesis import strategies as st
 from rrfp_jax.errors import TrainingError
 from rrfp_jax.runtime.run import handshake
 from rrfp_jax.runtime.run.handshake import GREETING, NUMBER, PROOF
-from tests.support.handshakes import TOKEN, Handshakes, answered, dropped, greeting, introduced
-from tests.support.mailboxes import listening, note, noted, opened, pump_until, reset_connection
+from tests.support.mailboxes import (
+    TOKEN,
+    Handshakes,
+    answered,
+    dropped,
+    greeting,
+    introduced,
+    listening,
+    note,
+    noted,
+    opened,
+    pump_until,
+    reset_connection,
+)
 
 pytestmark = pytest.mark.usefixtures("all_closed")
 

@@ -1,16 +1,22 @@
-"""Control messages between processes: sockets in one process, no JAX."""
+"""Control messages between processes: delivery, sleep, departures, silence, clocks, frames; no JAX."""
 
 import itertools
 import random
+import socket
 import threading
 import time
 import weakref
 from contextlib import ExitStack
 
+import msgspec
+import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
-from rrfp_jax.runtime.run.mailbox import pack
-from rrfp_jax.runtime.run.membership import Beat, Echo, Goodbye
+from rrfp_jax.errors import PeerLost
+from rrfp_jax.runtime.run.mailbox import HEADER, LARGEST_FRAME, Message, pack, pieces, unpack, whole
+from rrfp_jax.runtime.run.membership import SAMPLES, Beat, Echo, Failed, Goodbye, PeerClock
 from tests.support.mailboxes import (
     PROMPT_SECONDS,
     Note,
@@ -20,7 +26,11 @@ from tests.support.mailboxes import (
     listening,
     note,
     noted,
+    opened,
     pump_until,
+    received,
+    reset_connection,
+    tcp_pair,
 )
 
 pytestmark = pytest.mark.usefixtures("all_closed")
@@ -209,3 +219,317 @@ class TestSleep:
                 mailbox.pump()
         mailbox.pump()
         assert len(late) > 100 and max(late) < PROMPT_SECONDS
+
+
+class TestGone:
+    def note(self, *frames, how=None):
+        """What is known of rank 1, and what is raised for it, after it sent these and closed somehow."""
+        mine, theirs = tcp_pair()
+        mailbox = opened(0, {1: mine})
+        theirs.sendall(b"".join(frames))
+        if how is not None:
+            time.sleep(0.02)  # what was sent is there
+            how(theirs)
+        pump_until(mailbox, lambda: mailbox.membership.gone)
+        for _ in range(3):
+            mailbox.pump()
+        with pytest.raises(PeerLost) as caught:
+            mailbox.membership.require([1])
+        return mailbox.membership.gone[1], str(caught.value)
+
+    @pytest.mark.parametrize("how", [None, socket.socket.close, reset_connection])
+    def test_who_says_goodbye_has_left(self, how):
+        gone, sentence = self.note(pack(Goodbye()), how=how)
+        assert (gone.how, gone.culprit) == ("left", 1)
+        assert sentence == "rank 1 has ended while this process still needs it"
+
+    @pytest.mark.parametrize("how", [None, socket.socket.close, reset_connection])
+    def test_who_says_what_failed(self, how):
+        gone, sentence = self.note(pack(Failed(7, "rank 7: no more disk")), how=how)
+        assert (gone.how, gone.culprit, sentence) == ("failed", 7, "rank 7: no more disk")
+
+    def test_who_says_nothing(self):
+        gone, sentence = self.note(how=socket.socket.close)
+        assert gone.how == "lost"
+        assert sentence == "rank 1 closed its connection without a word: killed, crashed or cut off"
+
+    def test_who_is_cut_off(self):
+        gone, sentence = self.note(how=reset_connection)
+        assert gone.how == "lost" and "rank 1" in sentence and "Connection reset by peer" in sentence
+
+    def test_half_a_message_is_none(self):
+        gone, _ = self.note(pack(Goodbye())[:-1], how=socket.socket.close)
+        assert gone.how == "lost"
+
+    def test_the_first_word_counts(self):
+        gone, sentence = self.note(pack(Failed(1, "first")), pack(Failed(1, "second")), pack(Goodbye()))
+        assert (gone.how, sentence) == ("failed", "first")
+
+    def test_failure_explains_more_than_silence(self):
+        mailbox, ends = joined(silence=TestSilence.LIMIT)
+        TestSilence().judge(mailbox, 5.0)
+        before = mailbox.membership.gone
+        assert before[1].how == "lost"
+        ends[1].sendall(pack(Goodbye()))
+        mailbox.pump()
+        assert mailbox.membership.gone[1].how == "lost"
+        ends[1].sendall(pack(Failed(1, "out of memory")))
+        mailbox.pump()
+        assert mailbox.membership.gone[1].sentence == "out of memory"
+        assert before[1].how == "lost"  # who looks from another thread sees no change under way
+
+    @pytest.mark.parametrize(
+        ("needed", "said"),
+        [
+            ([1, 2, 3, 4], "rank 9: the cause"),
+            ([1, 2, 4], "rank 2 closed its connection"),
+            ([1, 4], "rank 1 has ended while"),
+        ],
+    )
+    def test_the_most_telling_is_raised(self, needed, said):
+        mailbox, ends = joined(others=(1, 2, 3, 4))
+        ends[1].sendall(pack(Goodbye()))
+        ends[3].sendall(pack(Failed(9, "rank 9: the cause")))
+        ends[2].close()
+        pump_until(mailbox, lambda: len(mailbox.membership.gone) == 3)
+        with pytest.raises(PeerLost, match=said):
+            mailbox.membership.require(needed)
+        mailbox.membership.require([4])
+        mailbox.membership.require([])
+
+    def test_what_came_before_the_end_is_handled(self):
+        mailbox, ends = joined()
+        heard = listening(mailbox)
+        ends[1].sendall(noted(1) + noted(2))
+        ends[1].close()
+        pump_until(mailbox, lambda: mailbox.membership.gone)
+        assert heard == [(1, 1), (1, 2)]
+
+
+class TestSilence:
+    LIMIT = 0.2
+
+    def judge(self, mailbox, seconds, act=lambda: None):
+        """Judge as often as a watchdog does, for some time or until somebody is gone."""
+        deadline = time.monotonic() + seconds
+        while not mailbox.membership.gone and time.monotonic() < deadline:
+            act()
+            mailbox.tick()
+            time.sleep(self.LIMIT / 10)
+
+    def test_the_silent_one_is_given_up(self):
+        mailbox, ends = joined(others=(1, 2), silence=self.LIMIT)
+        self.judge(mailbox, self.LIMIT / 2)
+        assert not mailbox.membership.gone
+        self.judge(mailbox, 5.0, lambda: ends[2].sendall(pack(Beat(0.0))))
+        assert mailbox.membership.gone.keys() == {1}
+        with pytest.raises(PeerLost, match=r"^rank 1 has not been heard from for 0 s: frozen or cut off$"):
+            mailbox.membership.require([1, 2])
+
+    def test_part_of_a_message_is_a_sign_of_life(self):
+        mailbox, ends = joined(silence=self.LIMIT)
+        ends[1].sendall(noted(b"x" * 1000)[:100])
+        self.judge(mailbox, 3 * self.LIMIT, lambda: ends[1].sendall(b"x"))
+        assert not mailbox.membership.gone
+
+    def test_who_has_left_may_be_silent(self):
+        mailbox, ends = joined(silence=self.LIMIT)
+        ends[1].sendall(pack(Goodbye()))
+        mailbox.pump()
+        for _ in range(20):
+            time.sleep(self.LIMIT / 10)
+            mailbox.tick()
+        assert mailbox.membership.gone[1].how == "left"
+
+    def test_a_process_that_stood_still_itself_accuses_nobody(self):
+        """After Ctrl-Z of all, none has been heard from, and all are alive."""
+        mailbox, _ends = joined(silence=self.LIMIT)
+        mailbox.tick()
+        time.sleep(1.5 * self.LIMIT)
+        mailbox.tick()
+        assert not mailbox.membership.gone
+        self.judge(mailbox, 5.0)
+        assert mailbox.membership.gone[1].how == "lost"
+
+
+class TestClose:
+    def test_while_other_threads_are_at_it(self):
+        for _ in range(5):
+            mailbox, other = all_joined(2)
+            with (
+                in_thread(mailbox.read),
+                in_thread(mailbox.tick),
+                in_thread(mailbox.ring),
+                in_thread(other.tick),
+            ):
+                time.sleep(5e-3)
+                mailbox.close()
+                time.sleep(5e-3)
+
+    def test_nothing_happens_afterwards(self):
+        mailbox, ends = joined()
+        mailbox.close()
+        descriptors = [*socket.socketpair(), *socket.socketpair()]  # may get the numbers of the closed ones
+        mailbox.ring()
+        mailbox.read()
+        mailbox.pump()
+        mailbox.post(1, note())
+        mailbox.tick()
+        for descriptor in descriptors:
+            descriptor.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                descriptor.recv(1)
+        assert ends[1].recv(100) == b""
+
+
+class TestClock:
+    @given(
+        st.lists(st.tuples(st.floats(0, 0.1), st.floats(0, 0.1)), min_size=1, max_size=40),
+        st.floats(-1e4, 1e4),
+    )
+    @settings(max_examples=60, deadline=None)
+    def test_is_known_as_precisely_as_it_says(self, ways, offset):
+        clock = PeerClock()
+        for number, (there, back) in enumerate(ways):
+            sent = 10.0 * number
+            clock.sample(sent, sent + there + offset, sent + there + back)
+        assert abs(clock.offset - offset) <= clock.precision + 1e-9
+        assert clock.precision == pytest.approx(min(map(sum, ways[-SAMPLES:])) / 2, abs=1e-9)
+
+    def test_old_samples_are_forgotten(self):
+        clock = PeerClock()
+        assert (clock.offset, clock.precision, clock.samples) == (0.0, 0.0, 0)
+        clock.sample(0.0, 5.0, 0.001)
+        for number in range(SAMPLES):
+            clock.sample(number, number + 7.0, number + 0.01)
+        assert clock.offset == pytest.approx(7.0, abs=0.01) and clock.samples == SAMPLES
+
+    def test_heartbeats_are_answered_by_rank_0_alone(self):
+        zero, one, two = all_joined(3)
+        for mailbox in (one, two):
+            mailbox.tick()
+        for mailbox in (zero, one, two):
+            mailbox.pump()
+        pump_until(one, lambda: one.membership.clock.samples)
+        assert one.membership.clock.samples == 1 and zero.membership.clock.samples == 0
+        assert abs(one.membership.clock.offset) <= one.membership.clock.precision < 5.0
+
+    def test_offset_of_another_machine(self):
+        mailbox, ends = joined(rank=3, others=(0, 1))
+        for number in range(5):
+            mailbox.tick()
+            beat = received(ends[0], Beat)
+            ends[0].sendall(pack(Echo(beat.sent, time.perf_counter() - 1234.5)))
+            pump_until(mailbox, lambda number=number: mailbox.membership.clock.samples > number)
+        assert abs(mailbox.membership.clock.offset + 1234.5) <= mailbox.membership.clock.precision < 1.0
+
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=8,
+)
+messages = st.lists(st.lists(plain | st.binary(), max_size=4), max_size=6)
+
+
+class Gossip(Message, frozen=True):
+    pass
+
+
+def framed(body):
+    return bytearray(len(body).to_bytes(HEADER, "big") + body)
+
+
+def framed_as(kind, body):
+    """A frame that says to be of a kind."""
+    return framed(msgspec.msgpack.encode([kind, 0, body]))
+
+
+class TestFrames:
+    @given(messages, st.randoms(use_true_random=False))
+    @settings(max_examples=50, deadline=None)
+    def test_split_anywhere(self, contents, random):
+        mailbox, ends = joined()
+        heard = listening(mailbox)
+        stream = b"".join(noted(*content) for content in contents)
+        cuts = sorted(random.randrange(len(stream) + 1) for _ in range(6))
+        for start, end in itertools.pairwise([0, *cuts, len(stream)]):
+            ends[1].sendall(stream[start:end])
+            mailbox.pump()
+        assert heard == [(1, *content) for content in contents]
+        mailbox.close()
+
+    @given(messages)
+    @settings(max_examples=50, deadline=None)
+    def test_byte_by_byte(self, contents):
+        buffer, found = bytearray(), []
+        for byte in b"".join(noted(*content) for content in contents):
+            buffer.append(byte)
+            if (frame := unpack(buffer)) is not None:
+                assert not buffer and frame.kind == "Note"
+                found.append(msgspec.msgpack.decode(frame.body, type=Note))
+        assert found == [note(*content) for content in contents]
+
+    @given(st.binary(max_size=60))
+    @example(b"\x92\xa1x\x81\x90\x01")  # a map whose key is a list
+    @settings(max_examples=500, deadline=None)
+    def test_garbage_is_refused_in_one_way(self, body):
+        try:
+            frame = unpack(framed(body))
+        except ValueError:
+            return
+        assert isinstance(frame.kind, str) and isinstance(frame.channel, int)
+
+    @pytest.mark.parametrize(
+        ("frame", "reason"),
+        [
+            ((LARGEST_FRAME + 1).to_bytes(4, "big"), f"a frame of {LARGEST_FRAME + 1} bytes"),
+            (b"\xff\xff\xff\xff", "a frame of 4294967295 bytes"),
+            (framed(b""), "no message"),
+            (framed(b"\xc1"), "no message"),
+            (framed(b"\x90\x90"), "no message"),
+            (framed(b"\x90"), "no message"),
+            (framed(b"\x91\x07"), "no message"),
+            (framed(b"\x07"), "no message"),
+            (framed(b"\x91" * 100_000), "no message"),
+            (pack(Gossip()), "an unknown message 'Gossip'"),
+            (noted(1, 2)[:-3] + b"\x92\x01\xc1", "no message"),
+            (framed_as("Note", 1), "a message 'Note' that is none"),
+            (framed_as("Note", [1]), "a message 'Note' that is none"),
+            (framed_as("Echo", ["soon", None]), "a message 'Echo' that is none"),
+            (framed_as("Echo", [1.0]), "a message 'Echo' that is none"),
+            (framed_as("Failed", []), "a message 'Failed' that is none"),
+            (framed_as("Failed", [1.5, "why"]), "a message 'Failed' that is none"),
+            (framed_as("Failed", [1, b"why"]), "a message 'Failed' that is none"),
+            (pack(note(1), channel=7), "an unknown message 'Note'"),
+        ],
+    )
+    def test_a_bad_one_drops_the_peer(self, frame, reason):
+        mailbox, ends = joined(others=(1, 2))
+        heard = listening(mailbox)
+        ends[1].sendall(noted("before") + frame + noted("after"))
+        ends[2].sendall(noted("well"))
+        pump_until(mailbox, lambda: len(heard) == 2)
+        assert heard == [(1, "before"), (2, "well")]
+        with pytest.raises(PeerLost, match=f"^rank 1 sent .*{reason}") as caught:
+            mailbox.membership.require([1, 2])
+        assert caught.value.culprit == 1
+        mailbox.membership.require([2])
+
+    def test_one_that_is_too_large_is_not_sent(self):
+        mailbox, _ends = joined()
+        with pytest.raises(ValueError, match=r"a message Note of 10\d{5} bytes"):
+            mailbox.post(1, note(b"x" * LARGEST_FRAME))
+
+
+def test_frames_hold_plain_data_only():
+    with pytest.raises(TypeError, match="object is no plain data"):
+        noted(object())
+    assert whole(pieces([(1, 2), np.float64(0.5), {"a": np.int32(3)}])) == [[1, 2], 0.5, {"a": 3}]
+
+
+@pytest.mark.parametrize("message", [Echo(1.0, 2.5), Failed(3, "so it is"), note([1], None)])
+def test_what_a_message_says_is_what_it_was_given(message):
+    frame = unpack(bytearray(pack(message, channel=5)))
+    assert (frame.kind, frame.channel) == (type(message).__name__, 5)
+    assert msgspec.msgpack.decode(frame.body, type=type(message)) == message

@@ -1,10 +1,10 @@
-"""Exhaustive exploration of who is in a run: a slice of `tests.verification.explore_membership`."""
+"""Exhaustive exploration of who is in a run: a slice of `tests.verification.explore membership`."""
 
 import pytest
 
-from tests.verification.exploration.membership.cases import LARGE, SMALL
 from tests.verification.exploration.membership.faults import faults
-from tests.verification.exploration.membership.space import Violation, explore
+from tests.verification.exploration.membership.world import LARGE, SMALL, explore
+from tests.verification.exploration.visits import Violation
 
 MOST_STATES = 1_000
 

@@ -21,12 +21,12 @@ from rrfp_jax.runtime.stages.memory import (
     parse_setting,
 )
 from tests.support import toy
-from tests.verification import budgeted
-from tests.verification.exploration.machines import Case
-from tests.verification.exploration.memory import Memory as Counted
-from tests.verification.exploration.memory import drawn, footprints_of
-from tests.verification.exploration.space import Violation, explore
-from tests.verification.live_buffers import InTurns, moments_of
+from tests.verification import budget_runs
+from tests.verification.exploration.cases import Memory as Counted
+from tests.verification.exploration.cases import drawn, footprints_of
+from tests.verification.exploration.space import Case, explore
+from tests.verification.exploration.visits import Violation
+from tests.verification.memory import InTurns, moments_of
 
 SLICE, RUNS = 80, 100
 
@@ -103,7 +103,7 @@ def test_random_steps_of_the_driver_keep_their_budgets():
     """A slice of `python -m tests.verification.budget_runs`."""
     full = 0
     for seed in range(RUNS):
-        step = budgeted.drawn(seed)
+        step = budget_runs.drawn(seed)
         peaks = step.run().peaks
         assert all(peak <= total for peak, total in zip(peaks, step.totals, strict=True)), seed
         full += any(peak == total for peak, total in zip(peaks, step.totals, strict=True))

@@ -12,12 +12,10 @@ from rrfp_jax.nixl.memory import ALIGNMENT, packed
 from rrfp_jax.nixl.receiver import Receiver, Slab, suited
 from rrfp_jax.nixl.sender import Ask, Dropped, Granted, Refused, Release, Sender, Unwanted, Write, Written
 from rrfp_jax.runtime.run.mailbox import pack, unpack
-from tests.verification.exploration.slots.cases import SMALL
 from tests.verification.exploration.slots.faults import faults
-from tests.verification.exploration.slots.forged import check_forged
-from tests.verification.exploration.slots.moves import actions, after
-from tests.verification.exploration.slots.space import Violation, explore
-from tests.verification.exploration.slots.world import Case, message_key, start
+from tests.verification.exploration.slots.space import SMALL, check_forged, explore
+from tests.verification.exploration.slots.world import Case, actions, after, message_key, start
+from tests.verification.exploration.visits import Violation
 
 SPECS = (((ALIGNMENT,), "uint8"),)
 

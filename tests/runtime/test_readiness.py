@@ -16,7 +16,7 @@ from rrfp_jax.core.tasks import BACKWARD, FORWARD, Task
 from rrfp_jax.runtime.transport.protocol import LocalTransport
 from rrfp_jax.trace.records import Part
 from tests.support import toy
-from tests.support.replay import ReplayError, replay
+from tests.support.interleave import ReplayError, replay
 
 MICROBATCHES = 12
 

@@ -25,10 +25,10 @@ from rrfp_jax.runtime.run.mailbox import Mailbox
 from rrfp_jax.runtime.run.world import World
 from rrfp_jax.runtime.transport.protocol import Endpoints, Key, LocalTransport
 from rrfp_jax.runtime.transport.socket import SocketTransport
-from tests.support import dying_peer, toy, transport_ends
+from tests.support import dying_peer, toy
 from tests.support import transport_conformance as conformance
 from tests.support.ordered_link import Link, OrderedTransport, OrderError
-from tests.support.transport_ends import numbers
+from tests.support.transport_conformance import Ends, numbers
 
 ROOT = Path(__file__).parents[2]
 LIMIT_SECONDS = 120.0
@@ -46,7 +46,7 @@ HERE = {
 def test_in_one_process(name, scenario):
     make, devices = HERE[name]
     stages = {stage: jax.devices()[index] for stage, index in enumerate(devices)}
-    scenario(transport_ends.Ends(make(devices_of(stages)), stages, [0] * len(stages)))
+    scenario(Ends(make(devices_of(stages)), stages, [0] * len(stages)))
 
 
 @contextmanager
@@ -169,7 +169,7 @@ def test_a_process_that_is_ready_first_may_send_at_once(two_worlds):
     other.start()
     transport = socket_transport(slow)
     transport.begin(7)
-    ends = transport_ends.Ends(transport, {0: jax.devices()[0]}, [0, 1], slow)
+    ends = Ends(transport, {0: jax.devices()[0]}, [0, 1], slow)
     ends.round = 7
     ends.until(lambda: key in ends.arrived)
     assert ends.arrived[key].arrays[0].tolist() == [0, 1, 2]
@@ -242,7 +242,7 @@ class TestOrderedLink:
 
     def test_data_comes_in_the_order_of_production(self):
         devices = dict(enumerate(jax.devices()[:2]))
-        ends = transport_ends.Ends(OrderedTransport(devices_of(devices)), devices, [0, 0])
+        ends = Ends(OrderedTransport(devices_of(devices)), devices, [0, 0])
         ends.begin()
         for n in range(3):
             ends.offer(n, numbers(n))
@@ -274,7 +274,7 @@ class TestOrderedLink:
                 super()._receive(link, key)
 
         devices = dict(enumerate(jax.devices()[:2]))
-        ends = transport_ends.Ends(Reordering(devices_of(devices)), devices, [0, 0])
+        ends = Ends(Reordering(devices_of(devices)), devices, [0, 0])
         ends.begin()
         for n in range(5):
             ends.offer(n, numbers(n))

@@ -11,8 +11,7 @@ from rrfp_jax.sim.what_if import what_ifs
 from rrfp_jax.trace.costs import WorkloadCosts
 from rrfp_jax.trace.layers import LayerWork, Work
 from rrfp_jax.trace.replayed import replay_of
-from tests.support.spoilt import EVEN, MICROBATCHES, STAGES, ran, rules
-from tests.support.straggler import Straggler
+from tests.support.spoilt import EVEN, MICROBATCHES, STAGES, Straggler, ran, rules
 
 
 def blocks(*split):

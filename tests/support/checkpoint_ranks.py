@@ -12,7 +12,7 @@ from rrfp_jax.checkpoint.saving import Checkpoints
 from rrfp_jax.errors import TrainingError
 from rrfp_jax.runtime.run.join import join
 from tests.support import stored
-from tests.support.saved import full_for
+from tests.support.stored import full_for
 
 folder = Path(sys.argv[1])
 world = join()

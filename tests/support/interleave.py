@@ -1,16 +1,72 @@
-"""A reference world for the core: machines, links that deliver in any order, and witnesses."""
+"""A reference world for the core: links in any order, witnesses, invariants, and replay of logs."""
+
+from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
 
 from rrfp_jax.core.events import ROOM, Arrived, Dispatch
 from rrfp_jax.core.group import Alone, recipients
+from rrfp_jax.core.progress import DISPATCHED, READY, WAITING, ReadyBy
+from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.step_rules import Budget, StepRules
-from rrfp_jax.core.tasks import Task
-from tests.support.invariants import check_invariants
-from tests.verification.exploration.machines import Case, real
-from tests.verification.exploration.space import Violation
+from rrfp_jax.core.tasks import CHARGES, KINDS, Task
+from tests.verification.exploration.space import Case, real
+from tests.verification.exploration.visits import Violation
 from tests.verification.exploration.witness import Seen, Witness
+
+
+def check_invariants(scheduler):
+    progress, rules = scheduler._progress, scheduler.rules
+    check_rows(progress)
+    every = [task for rows in rules.names.values() for row in rows for task in row]
+    past = [task.kind for task in every if progress.state(task) == DISPATCHED]
+    assert len(past) + scheduler._remaining == scheduler.tasks
+    if rules.charges_by_chunk and not rules.forward_only:
+        held = sum(CHARGES[kind] for kind in past)
+        assert held == scheduler.in_flight, f"{held} in flight, {scheduler.in_flight} accounted for"
+    if (limit := rules.admission_limit) is not None:
+        most = limit * rules.placement.chunks
+        assert scheduler.in_flight <= most, f"{scheduler.in_flight} in flight, limit {most}"
+    accumulator = scheduler._accumulator
+    assert accumulator.parked <= accumulator.spare
+    if scheduler.finished:
+        assert not scheduler.ready_tasks() and scheduler.in_flight == 0 and accumulator.parked == 0
+
+
+def check_rows(progress):
+    for row in progress.all_rows:
+        ready = [task for task, state in zip(row.tasks, row.states, strict=True) if state == READY]
+        assert list(row) == ready
+        assert row.ready == len(ready)
+        assert row.lowest == (ready[0].microbatch if ready else -1)
+        for j, task in enumerate(row.tasks if row.predecessor else ()):
+            before, after = row.predecessor.tasks[j], KINDS[task.kind].after
+            past = row.predecessor.states[j] == DISPATCHED and before.kind is after
+            assert past or row.states[j] == WAITING, f"{task} before {before}"
+            if row.by is ReadyBy.PREDECESSOR and not progress._forward_only:
+                assert past == (row.states[j] != WAITING), f"{task} is ready when {before} is dispatched"
+
+
+class ReplayError(RuntimeError):
+    """The same events led to another task."""
+
+
+def replay(logged: StageScheduler) -> StageScheduler:
+    """Tell a new scheduler of the same rules the same events, and compare what it dispatches."""
+    if len(logged.log.entries) == logged.log.entries.maxlen:  # some may have been dropped
+        raise ValueError(
+            f"stage {logged.stage}: the log holds only the latest {len(logged.log.entries)} entries, and a "
+            "replay must begin with the step: give the scheduler a class with `kept = None`"
+        )
+    scheduler = StageScheduler(logged.stage, logged.rules, logged.budget)
+    for number, (event, before) in enumerate(logged.log):
+        dispatch = scheduler.handle(event)
+        now = None if dispatch is None else dispatch.task
+        if now != before:
+            raise ReplayError(f"stage {logged.stage}, event {number}, {event}: {before} before, {now} now")
+    return scheduler
+
 
 PATIENCE = 10_000
 
@@ -42,7 +98,7 @@ class World:
         self.random = random.Random(self.seed)
         self.eagerness = self.random.choice([0.1, 0.5, 0.9])  # how much likelier room is than a delivery
 
-    def run(self) -> "World":
+    def run(self) -> World:
         while self.awake or self.under_way:
             rooms = self.random.random() < self.eagerness
             if self.awake and (rooms or not self.under_way):

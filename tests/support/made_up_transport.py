@@ -12,7 +12,6 @@ from rrfp_jax.runtime.run.world import World
 from rrfp_jax.runtime.transport import protocol
 from rrfp_jax.runtime.transport.choice import between_processes
 from tests.support import transport_conformance as conformance
-from tests.support.transport_ends import Ends
 
 LONG = [conformance.both_ways, conformance.slow_reader, conformance.large, conformance.memory]
 ONE_PROCESS = [
@@ -59,7 +58,7 @@ def main():
 
     made = both(worlds, connected)
     ends = {
-        rank: Ends(one.transport, {rank: jax.devices()[0]}, [0, 1], worlds[rank])
+        rank: conformance.Ends(one.transport, {rank: jax.devices()[0]}, [0, 1], worlds[rank])
         for rank, one in made.items()
     }
     for scenario in SCENARIOS:

@@ -28,3 +28,18 @@ def with_texts(folder):
 def arguments(folder, **overrides):
     given = {**TINY, "path": folder / "text.txt", "directory": folder / "runs", **overrides}
     return [CONFIG, *(f"--config.{name}={value}" for name, value in given.items())]
+
+
+ROOT = Path(__file__).parents[2]
+
+
+SMALL = {"model.n_layers": 3, "mesh.pp": 2, "model.d_model": 16, "model.n_heads": 2, "model.d_ff": 16}
+SMALL |= {"sequence_length": 8, "batch": 4, "microbatches": 4, "steps": 2}
+
+
+def tiny(text, **overrides):
+    given = {**SMALL, "path": text, **overrides}
+    return [
+        f"--config={ROOT / 'configs' / 'quickstart.py'}",
+        *(f"--config.{name}={value}" for name, value in given.items()),
+    ]

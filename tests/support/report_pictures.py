@@ -24,7 +24,7 @@ from rrfp_jax.sim.engine import simulate
 from rrfp_jax.trace.costs import WorkloadCosts, constant
 from rrfp_jax.trace.records import RecordedStep
 from tests.support.browser import browser
-from tests.support.straggler import Straggler
+from tests.support.spoilt import Straggler
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 

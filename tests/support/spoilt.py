@@ -1,15 +1,41 @@
-"""Steps that are spoilt in one known way, in virtual time."""
+"""Steps in virtual time: spoilt in one known way, with a slow stage, or large."""
 
-from dataclasses import replace
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
 
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import StepRules
-from rrfp_jax.sim.disturbances import Jittered
+from rrfp_jax.core.tasks import Task
+from rrfp_jax.sim.disturbances import Disturbed, Jittered
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.trace.costs import WorkloadCosts, constant, log_normal
 from rrfp_jax.trace.jitter import LEVELS
 from rrfp_jax.trace.records import RecordedStep
-from tests.support.straggler import Straggler
+
+
+@dataclass(frozen=True)
+class Straggler(Disturbed):
+    """One stage takes `factor` times as long, from microbatch `first` to `last` (None: to the end)."""
+
+    stage: int
+    factor: float
+    first: int = 0
+    last: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.factor < math.inf:
+            raise ValueError(
+                f"factor={self.factor}: give a multiple of the usual time, finite and at least 0"
+            )
+
+    def duration(self, stage: int, task: Task) -> float:
+        seconds = self.inner.duration(stage, task)
+        last = task.microbatch if self.last is None else self.last
+        slow = stage == self.stage and self.first <= task.microbatch <= last
+        return seconds * self.factor if slow else seconds
+
 
 STAGES, MICROBATCHES = 4, 12
 EVEN = constant(STAGES, MICROBATCHES, 10e-3, transfer=1e-3)
@@ -53,3 +79,12 @@ def spoilt(name):
 
 def rows(values):
     return tuple((value,) * MICROBATCHES for value in values)
+
+
+def large_step(stages: int, microbatches: int) -> RecordedStep:
+    """Of microbatches of natural length, by BF."""
+    placement = by_name("bf").placement_for(stages)
+    rules = StepRules(placement=placement, microbatches=microbatches, schedule=by_name("bf"), limit=stages)
+    work = log_normal(stages, microbatches, forward=0.01, sigma=0.3, shared=0.5, seed=1, transfer=1e-3)
+    trace = simulate(rules, WorkloadCosts(work, placement))
+    return RecordedStep(trace=trace, rules=rules, buckets=[str(j % 4) for j in range(microbatches)])

@@ -1,6 +1,8 @@
 """A small model written twice: as layers for the pipeline, and by hand in plain JAX as the reference."""
 
+import inspect
 import os
+from dataclasses import fields
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +11,16 @@ import optax
 
 import rrfp_jax as rrfp
 from rrfp_jax.runtime.model.sharding import Sharding
-from tests.support.trainers import made
+
+OWN = inspect.signature(rrfp.Trainer).parameters.keys()
+OTHERS = {item.name for item in fields(rrfp.Settings)} - OWN
+
+
+def made(pipe, optimizer=None, **given):
+    """A Trainer; what is no argument of its own goes into `settings`."""
+    others = {name: given.pop(name) for name in OTHERS & given.keys()}
+    return rrfp.Trainer(pipe, optimizer, **given, **({"settings": rrfp.Settings(**others)} if others else {}))
+
 
 VOCABULARY, WIDTH, BLOCKS = 13, 16, 6
 

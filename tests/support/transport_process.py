@@ -11,7 +11,6 @@ from rrfp_jax.runtime.run.join import join
 from rrfp_jax.runtime.transport import protocol as transport
 from rrfp_jax.runtime.transport.choice import between_processes
 from tests.support import transport_conformance as conformance
-from tests.support.transport_ends import Ends
 
 
 def ends_of(name, world):
@@ -23,7 +22,7 @@ def ends_of(name, world):
     ends = transport.Endpoints(world, [[rank] for rank in owners], owned, [1 - world.rank])
     made = between_processes("nixl" if name == "NixlTransport" else "socket", ends).transport
     assert type(made).__name__ == name
-    return Ends(made, devices, owners, world)
+    return conformance.Ends(made, devices, owners, world)
 
 
 def main():

@@ -15,7 +15,7 @@ from rrfp_jax.train.compile_ahead import compile_ahead
 from rrfp_jax.train.named import schedule_of
 from tests.support import programs, toy
 from tests.support.refusals import BATCH
-from tests.support.trainers import made
+from tests.support.toy import made
 
 pytestmark = pytest.mark.usefixtures("jax_keeps_nothing")
 

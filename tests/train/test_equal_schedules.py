@@ -10,7 +10,7 @@ from rrfp_jax.core.tasks import BACKWARD, INPUT, WEIGHT
 from rrfp_jax.runtime.programs.gradients import FusedHalves
 from tests.support import toy
 from tests.support.refusals import refused
-from tests.support.trainers import made
+from tests.support.toy import made
 
 WIDTH, ROWS = 16, 4
 pytestmark = pytest.mark.optimized

@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 
 import rrfp_jax as rrfp
-from tests.support.trainers import made
+from tests.support.toy import made
 
 WIDTH = 4
 BATCH = [{"x": x} for x in np.random.default_rng(0).standard_normal((4, 2, WIDTH)).astype(np.float32)]

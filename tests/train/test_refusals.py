@@ -1,4 +1,6 @@
-"""What cannot work is refused before anything is compiled, with value, cause and remedy."""
+"""What a Trainer refuses: settings, parameters, and data."""
+
+from functools import partial
 
 import flax.linen as linen
 import jax
@@ -10,7 +12,7 @@ from flax import nnx
 
 import rrfp_jax as rrfp
 from tests.support import toy
-from tests.support.refusals import BATCH, make, refused
+from tests.support.refusals import BATCH, copied, make, refused, same
 
 
 def without(name):
@@ -279,3 +281,168 @@ class TestLoss:
 
     def test_sums_of_microbatches_of_several_shapes_are_accepted(self):
         make(data=[BATCH[0], *toy.microbatches(1, length=4), BATCH[1]])
+
+
+@pytest.mark.usefixtures("nothing_compiles")
+class TestOptimizers:
+    @pytest.mark.parametrize(
+        "optimizer",
+        [
+            optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3)),
+            optax.apply_if_finite(optax.sgd(1e-3), 3),
+            optax.stateless(lambda g, p: jax.tree.map(lambda leaf: leaf * optax.tree.norm(p), g)),
+        ],
+        ids=["clip_by_global_norm", "apply_if_finite", "by-the-norm-of-all-parameters"],
+    )
+    def test_one_that_couples_stages(self, optimizer):
+        with refused("the update of 0.table", "of 4.bias", "another stage", "clip_norm="):
+            make(2, optimizer=optimizer)
+        make(1, optimizer=optimizer)
+
+    @pytest.mark.parametrize(
+        "optimizer",
+        [
+            optax.adamw(1e-3, mask=partial(jax.tree.map, lambda leaf: leaf.ndim > 1)),
+            optax.sgd(1e-3, momentum=0.9),
+            optax.adafactor(1e-3),
+            optax.lion(1e-3),
+            optax.chain(optax.clip(1.0), optax.adam(optax.cosine_decay_schedule(1e-3, 10))),
+            optax.MultiSteps(optax.adam(1e-3), 2),
+        ],
+        ids=["adamw-mask", "sgd", "adafactor", "lion", "schedule", "MultiSteps"],
+    )
+    def test_one_that_does_not_is_accepted(self, optimizer):
+        make(2, optimizer=optimizer)
+
+    @pytest.mark.parametrize(
+        "build",
+        [
+            lambda specs: optax.adamw(1e-3, mask=jax.tree.map(lambda leaf: leaf.ndim > 1, specs["0"])),
+            lambda specs: optax.lbfgs(1e-3),
+            lambda specs: optax.adamw,
+            lambda specs: 1e-3,
+        ],
+        ids=["mask-of-one-layer", "lbfgs", "not-called", "number"],
+    )
+    def test_one_that_cannot_run_on_a_stage(self, build):
+        specs = make()._engine.library.params
+        with refused("optimizer"):
+            make(optimizer=build(specs))
+
+
+@pytest.mark.usefixtures("nothing_compiles")
+class TestFrozenAndTied:
+    @pytest.mark.parametrize(
+        ("settings", "said"),
+        [
+            ({"frozen": "2.gate"}, ["frozen='2.gate'", "no parameter", "0.table, 1.bias, 1.down, "]),
+            ({"frozen": ["0.*", "9.*"]}, ["frozen='9.*'", "no parameter"]),
+            ({"frozen": "*"}, ["freezes every parameter", "nothing is left to train"]),
+            ({"frozen": [3]}, ["frozen", "3", "names"]),
+            (
+                {"tied": {"0.tab": "-1.out"}},
+                ["tied={'0.tab': '-1.out'}", "no parameter '0.tab'", "0.table, 1."],
+            ),
+            ({"tied": {"1.up": "-9.up"}}, ["no parameter '-9.up'"]),
+            ({"tied": {"0.table": "-1.out"}}, ["float32[13, 16]", "float32[16, 13]", "transpose"]),
+            ({"tied": {"1.up": "1.up"}}, ["one owner", "no alias itself"]),
+            ({"tied": {"1.up": "2.up", "3.up": "2.up"}}, ["tied={'3.up': '2.up'}", "one owner"]),
+            ({"tied": {"1.up": "2.up", "2.up": "3.up"}}, ["tied={'2.up': '3.up'}", "no alias itself"]),
+            ({"tied": {"1.up": 2}}, ["tied", "2", "names"]),
+            ({"tied": [("1.up", "2.up")]}, ["tied=[('1.up', '2.up')]", "dict"]),
+            ({"frozen": "-9.*"}, ["frozen='-9.*'", "no parameter"]),
+        ],
+        ids=str,
+    )
+    def test_names_that_do_not_fit(self, settings, said):
+        with refused(*said):
+            make(pipe=toy.pipeline(**settings))
+
+    def test_whole_numbers_cannot_be_trained(self):
+        def init(key):
+            return {"rows": np.arange(2), **toy.head_init(key)}
+
+        def head(params, carry, mb):
+            return toy.head(params, {"x": carry["x"][params["rows"]]}, mb)
+
+        layers = [*toy.layers()[:-1], rrfp.layer(head, init=init)]
+        with refused("7.rows", "int32", "frozen='7.rows'"):
+            make(pipe=rrfp.Pipeline(layers, toy.loss))
+        make(pipe=rrfp.Pipeline(layers, toy.loss, frozen="-1.rows"))
+
+    def test_an_optimizer_that_couples_stages_through_what_is_frozen_is_accepted(self):
+        coupled = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1))
+        make(2, optimizer=coupled, pipe=toy.pipeline(frozen=["0.*", "1.*", "2.*", "3.*"]))
+        with refused("another stage"):
+            make(2, optimizer=coupled, pipe=toy.pipeline(frozen=["0.*", "1.*", "2.*"]))
+
+
+class Planned:
+    """BATCH as an object with `plan` and `load`; from a step on, what it loads is changed."""
+
+    def __init__(self, change=dict, step=0):
+        self.change, self.step = change, step
+
+    def plan(self, step):
+        specs = [{k: jax.ShapeDtypeStruct(v.shape, v.dtype) for k, v in mb.items()} for mb in BATCH]
+        return [rrfp.Microbatch(spec, source=(step, j)) for j, spec in enumerate(specs)]
+
+    def load(self, microbatch, fields):
+        step, j = microbatch.source
+        arrays = {name: BATCH[j][name] for name in fields}
+        return self.change(arrays) if step >= self.step else arrays
+
+
+BROKEN_LOADS = [
+    (lambda arrays: {k: v for k, v in arrays.items() if k != "labels"}, ["'labels'", "not loaded"]),
+    (lambda arrays: {k: v[:, :7] for k, v in arrays.items()}, ["[2, 7]", "planned as", "[2, 8]"]),
+    (lambda arrays: {k: v.astype(np.int16) for k, v in arrays.items()}, ["int16[2, 8]", "planned as"]),
+]
+
+
+class TestData:
+    @pytest.mark.usefixtures("nothing_compiles")
+    @pytest.mark.parametrize(
+        ("data", "said"),
+        [
+            ([], ["0 microbatches", "at least one"]),
+            (lambda step: [], ["step 0", "0 microbatches", "at least one"]),
+            (3, ["data=", "plan(step)", "list of microbatches"]),
+            (BATCH[0], ["data=", "list of microbatches"]),
+            ([np.zeros(3)], ["dict of arrays"]),
+            ([{}], ["dict of arrays", "at least one field"]),
+            ([{"tokens": [["a"]]}], ["'tokens'", "<U1", "numbers"]),
+            ([{"tokens": [[1], [1, 2]]}], ["'tokens'", "ragged"]),
+        ],
+        ids=["empty", "empty-step", "number", "dict", "array", "no-field", "text", "ragged"],
+    )
+    def test_no_microbatches(self, data, said):
+        with refused(*said):
+            make(data=data)
+
+    @pytest.mark.usefixtures("nothing_compiles")
+    @pytest.mark.parametrize("method", ["step", "value_and_grad", "evaluate"])
+    @pytest.mark.parametrize("given", [[], [np.zeros(3)], BATCH[0]], ids=["none", "array", "dict"])
+    def test_no_microbatches_given_to_a_method(self, method, given):
+        with refused("microbatch"):
+            getattr(make(data=None), method)(given)
+
+    @pytest.mark.usefixtures("nothing_compiles")
+    @pytest.mark.parametrize(("change", "said"), BROKEN_LOADS, ids=["missing", "shape", "dtype"])
+    def test_a_load_that_does_not_keep_to_the_plan(self, change, said):
+        with refused("step 0, microbatch 2", *said):
+            make(data=Planned(change))
+
+    @pytest.mark.parametrize(("change", "said"), BROKEN_LOADS, ids=["missing", "shape", "dtype"])
+    def test_a_later_load_that_does_not(self, trainer, change, said):
+        before = copied(trainer)
+        trainer._data = Planned(change, step=trainer.steps_done)
+        with refused(f"step {trainer.steps_done}, microbatch 0", *said):
+            next(trainer.steps(1))
+        assert same(trainer, before)
+        trainer._data = Planned()
+        next(trainer.steps(1))
+        assert not same(trainer, before)
+
+    def test_a_plan_of_specs_is_as_good_as_arrays(self, trainer):
+        assert trainer.evaluate(Planned()) == trainer.evaluate(BATCH)

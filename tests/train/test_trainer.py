@@ -1,13 +1,17 @@
 """The Trainer as an object that is used, misused and used again."""
 
+import copy
 import dataclasses
 import gc
+import json
+import pickle
 import threading
 import time
 import weakref
 from contextlib import suppress
 from dataclasses import dataclass
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,12 +23,15 @@ from rrfp_jax.core.events import ROOM, Arrived, ScheduleError
 from rrfp_jax.core.orders import GPipe
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.step_rules import StepRules
+from rrfp_jax.runtime.engine.engine import on_host
 from rrfp_jax.runtime.engine.loop import Driver
 from rrfp_jax.runtime.stages.stage import Stage
 from rrfp_jax.runtime.stages.step import ModelStep
 from rrfp_jax.train.report import REPORTED
+from tests.scripts import narrow_ranks
 from tests.support import toy
-from tests.support.invariants import check_invariants
+from tests.support.interleave import check_invariants
+from tests.train.test_processes import SCRIPTS, command
 
 
 @pytest.fixture(scope="module")
@@ -272,3 +279,139 @@ def test_a_trainer_that_is_gone_has_closed_what_connected_it(monkeypatch):
     gc.collect()
     assert engine() is None
     assert len(closed) == 1 and closed[0]() is None
+
+
+MESHES = {
+    "stages": (rrfp.Mesh(pp=2), toy.pipeline),
+    "chunks": (rrfp.Mesh(pp=2, chunks=2), toy.pipeline),
+    "replicas": (rrfp.Mesh(pp=2, dp=2), toy.pipeline),
+    "tied": (rrfp.Mesh(pp=2), toy.tied_pipeline),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", MESHES)
+def test_transfers_that_nobody_asked_for_may_be_disallowed(case, tmp_path):
+    mesh, pipe = MESHES[case]
+
+    def losses():
+        trainer = toy.trainer(mesh=mesh, pipe=pipe(), data=lambda step: toy.microbatches(4, seed=step))
+        found = [report.loss for report in trainer.steps(2)]
+        trainer.save(tmp_path / str(jax.config.jax_transfer_guard))
+        trainer.restore(tmp_path / str(jax.config.jax_transfer_guard))
+        gradient = trainer.value_and_grad(toy.microbatches(4))[1]
+        trainer.check(), trainer.params()
+        with jax.transfer_guard("allow"):
+            norm = float(optax.tree.norm(jax.device_get(gradient)))
+        return [*found, trainer.evaluate(toy.microbatches(4)).loss, norm]
+
+    expected = losses()
+    with jax.transfer_guard("disallow"):
+        assert losses() == expected
+
+
+def test_results_come_under_a_guard_also_where_they_must_be_copied():
+    """Floats on a CPU are not: they are there already."""
+    results = {"norm": jnp.arange(3, dtype=jnp.int4), "losses": [jnp.arange(2.0)]}
+    with jax.transfer_guard("disallow"):
+        found = on_host(results)
+        with pytest.raises(RuntimeError, match="Disallowed device-to-host transfer"):
+            np.asarray(jax.device_put(np.zeros(3, np.int8), jax.devices()[0]).astype(jnp.int4))
+    assert found["norm"].tolist() == [0, 1, 2] and found["losses"][0].tolist() == [0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("guard", "said"),
+    [
+        (jax.disable_jit, r"jax_disable_jit=True: .*compiled before they run.*JAX_DISABLE_JIT"),
+        (
+            lambda: jax.transfer_guard("disallow_explicit"),
+            "jax_transfer_guard='disallow_explicit'.*use 'disa",
+        ),
+        (
+            lambda: jax.transfer_guard_host_to_device("disallow_explicit"),
+            "jax_transfer_guard_host_to_device='disallow_explicit'",
+        ),
+    ],
+)
+def test_what_no_stage_could_run_under_is_refused_at_the_start(guard, said):
+    with guard(), pytest.raises(rrfp.UsageError, match=said):
+        toy.trainer(2)
+
+
+def test_between_processes_too_and_numbers_of_few_bits_travel(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("JAX_TRANSFER_GUARD", "disallow")
+    status, said = command(
+        "rrfp_jax", "launch", "-n", 2, SCRIPTS / "narrow_ranks.py", folder=tmp_path, limit=100.0
+    )
+    assert status == 0, said
+    narrow_ranks.main()
+    between, alone = (_losses(text) for text in (said, capsys.readouterr().out))
+    np.testing.assert_allclose(between, alone, rtol=1e-5)
+
+
+def _losses(said):
+    return json.loads(next(line for line in said.splitlines() if "losses" in line).partition("losses ")[2])
+
+
+CALLS = {
+    "step": lambda trainer: trainer.step(toy.microbatches(3)),
+    "value_and_grad": lambda trainer: trainer.value_and_grad(toy.microbatches(3)),
+    "evaluate": lambda trainer: trainer.evaluate(lambda step: toy.microbatches(3)),
+    "steps": lambda trainer: next(trainer.steps(1)),
+    "save": lambda trainer: trainer.save("nowhere"),
+    "restore": lambda trainer: trainer.restore("nowhere"),
+    "params": lambda trainer: trainer.params(),
+    "split": lambda trainer: setattr(trainer, "split", [4, 4]),
+    "schedule": lambda trainer: setattr(trainer, "schedule", "1f1b"),
+}
+
+
+def in_thread(act, name):
+    """What it returned or raised there."""
+    found = []
+
+    def run():
+        try:
+            found.append(act())
+        except Exception as error:
+            found.append(error)
+
+    thread = threading.Thread(target=run, name=name)
+    thread.start()
+    thread.join(60.0)
+    return found[0]
+
+
+@pytest.mark.parametrize("method", CALLS)
+def test_a_second_thread_is_refused_by_name_and_the_trainer_stays_whole(trainer, method):
+    undisturbed = toy.trainer(2, data=trainer._data)
+    list(undisturbed.steps(trainer.steps_done))
+    refused = []
+    trainer._on_step = lambda report: refused.append(in_thread(lambda: CALLS[method](trainer), "the second"))
+    in_thread(lambda: list(trainer.steps(2)), "the first")
+    trainer._on_step = None
+    for error in refused:
+        assert isinstance(error, rrfp.UsageError)
+        name = "step" if method == "steps" else method
+        assert f"Trainer.{name} in thread 'the second' while Trainer.step in thread 'the first'" in str(error)
+    list(undisturbed.steps(2))
+    assert len(refused) == 2
+    chex.assert_trees_all_equal(*(jax.device_get(t.stage_params) for t in (trainer, undisturbed)))
+
+
+def test_the_same_thread_may_come_again(trainer):
+    found = []
+    trainer._on_step = lambda report: found.append(trainer.evaluate(lambda step: toy.microbatches(3)))
+    list(trainer.steps(1))
+    trainer._on_step = None
+    assert len(found) == 1
+
+
+COPIES = [copy.copy, copy.deepcopy, pickle.dumps, lambda trainer: copy.deepcopy({"kept": [trainer]})]
+
+
+@pytest.mark.parametrize("copied", COPIES)
+def test_copies_are_refused(trainer, copied):
+    with pytest.raises(rrfp.UsageError, match="a Trainer cannot be copied or pickled, as its arrays"):
+        copied(trainer)

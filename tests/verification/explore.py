@@ -1,19 +1,26 @@
-"""All states that the scheduling core can reach in small steps, and whether each is as it must be.
+"""All states that small machines can reach, and whether each is as it must be.
 
-    python -m tests.verification.explore [--json=FILE] [--check] [--seconds=N]
+    python -m tests.verification.explore [steps|slots|membership] [--json=FILE] [--check] [--seconds=N]
 
-Cases go from small to large until the time is over: every placement, hint, fixed order (also as a ranking),
-limit, accumulation and agreement of groups, up to 3 stages, 3 microbatches, 2 chunks and 2 ranks. For each,
-all interleavings of arrivals, messages and room; `tests/verification/exploration/space.py` has the checks.
-Before that, faults are put into the core on purpose, which must all be found.
+steps: the scheduling core. Cases go from small to large until the time is over: every placement, hint, fixed
+order (also as a ranking), limit, accumulation and agreement of groups, up to 3 stages, 3 microbatches, 2
+chunks and 2 ranks; for each, all interleavings of arrivals, messages and room.
+slots: both ends of one-sided transfers (`rrfp_jax/nixl`), through all orders of offers, answers, writes,
+copies, ends of programs, rounds, resets and deaths; in every state messages are tried that nobody may send.
+membership: two and three ranks (`rrfp_jax/runtime/run/membership.py`) in virtual time, through all orders of
+messages, ticks, failures, deaths, freezes, cut links and goodbyes.
+
+`tests/verification/exploration` says what is checked. Before that, faults are put into the machines on
+purpose, which must all be found.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -21,20 +28,21 @@ from itertools import chain, islice
 from typing import Any
 
 from benchmarks.harness import Aim, finish, parse
+from tests.verification.exploration import faults as step_faults
+from tests.verification.exploration import space as steps
 from tests.verification.exploration.cases import Size, cases, sizes
-from tests.verification.exploration.faults import Fault, faults
-from tests.verification.exploration.machines import Case
-from tests.verification.exploration.space import Reach, Violation, explore
-
-MOST_STATES = 4_000_000
-"""Of one case, about 1 GB; a larger one counts as not finished."""
+from tests.verification.exploration.membership import faults as member_faults
+from tests.verification.exploration.membership import world as members
+from tests.verification.exploration.slots import faults as slot_faults
+from tests.verification.exploration.slots import space as slots
+from tests.verification.exploration.visits import Enough, Reach, Violation
 
 
 @dataclass(frozen=True)
 class Result:
     """What came of the cases of one size: `finished` were explored to their last state."""
 
-    size: Size
+    size: Size | str
     cases: int
     finished: int
     states: int
@@ -49,7 +57,7 @@ class Result:
         )
 
 
-def result(size: Size, found: Sequence[Reach | str | None]) -> Result:
+def result(size: Size | str, found: Sequence[Reach | str | None]) -> Result:
     """Sum up what `examine` gave for the cases of a size."""
     seen = [reach for reach in found if isinstance(reach, Reach)]
     return Result(
@@ -63,22 +71,80 @@ def result(size: Size, found: Sequence[Reach | str | None]) -> Result:
     )
 
 
-def examine(until: float, case: Case) -> Reach | str | None:
+@dataclass(frozen=True)
+class Kind:
+    """Machines to explore: `most` states of a case count as not finished, and take 1 to 3 GB."""
+
+    faults: Callable[[], Sequence[Any]]
+    explore_fault: Callable[[Any], Reach]
+    explore: Callable[[Any, Enough], Reach]
+    most: int
+    name: str
+    cases: Sequence[Any] = ()
+
+    def results(self, until: float) -> Iterator[Result]:
+        """Of each case; none for those that are not begun by then."""
+        for case in self.cases:
+            yield result(str(case), [examine(self.name, until, case)])
+
+
+class Steps(Kind):
+    """The scheduling core: by size, and on all cores."""
+
+    def results(self, until: float) -> Iterator[Result]:
+        """Of each size."""
+        every = {size: cases(size) for size in sizes()}
+        with ProcessPoolExecutor(os.cpu_count()) as pool:
+            examined = partial(examine, self.name, until)
+            reached = pool.map(examined, chain.from_iterable(every.values()), chunksize=4)
+            for size, own in every.items():
+                yield result(size, list(islice(reached, len(own))))
+
+
+KINDS = {
+    "steps": Steps(
+        step_faults.faults,
+        lambda fault: steps.explore(fault.case, fault.make),
+        lambda case, enough: steps.explore(case, enough=enough),
+        4_000_000,
+        "steps",
+    ),
+    "slots": Kind(
+        slot_faults.faults,
+        lambda fault: slots.explore(fault.case, fault.makers, check=slots.check_forged),
+        lambda case, enough: slots.explore(case, check=slots.check_forged, enough=enough),
+        1_000_000,
+        "slots",
+        (*slots.SMALL, *slots.LARGE),
+    ),
+    "membership": Kind(
+        member_faults.faults,
+        lambda fault: members.explore(fault.case, fault.machine),
+        lambda case, enough: members.explore(case, enough=enough),
+        400_000,
+        "membership",
+        (*members.SMALL, *members.LARGE),
+    ),
+}
+
+
+def examine(name: str, until: float, case: Any) -> Reach | str | None:
     """How far a case was explored by a moment of `time.monotonic`, or what is wrong; None if not begun."""
     if time.monotonic() > until:
         return None
+    kind = KINDS[name]
     try:
-        return explore(case, enough=lambda states: states >= MOST_STATES or time.monotonic() > until)
+        return kind.explore(case, lambda states: states >= kind.most or time.monotonic() > until)
     except Violation as violation:
         return f"{case}: {violation}"
 
 
-def detected(fault: Fault) -> bool:
+def detected(kind: Kind, fault: Any) -> bool:
     """Whether the exploration sees a fault, and sees it as what it is."""
     try:
-        explore(fault.case, fault.make)
+        kind.explore_fault(fault)
     except Violation as violation:
-        return fault.said in str(violation)
+        return re.search(fault.said, str(violation)) is not None
     return False
 
 
@@ -93,18 +159,18 @@ def figures_of(results: Sequence[Result]) -> dict[str, Any]:
 def main() -> int:
     """Look for the faults, explore, print, write."""
     parser = parse(__doc__)
+    parser.add_argument("of", nargs="?", choices=list(KINDS), default="steps", help="(default: steps)")
     parser.add_argument("--seconds", type=float, default=300.0, help="to spend (default: 300)")
     options = parser.parse_args()
-    missed = [fault.name for fault in faults() if not detected(fault)]
-    print(f"faults put in on purpose: {len(faults()) - len(missed)} of {len(faults())} found", flush=True)
-    every = {size: cases(size) for size in sizes()}
-    until, results = time.monotonic() + options.seconds, []
-    with ProcessPoolExecutor(os.cpu_count()) as pool:
-        reached = pool.map(partial(examine, until), chain.from_iterable(every.values()), chunksize=4)
-        for size, own in every.items():
-            results.append(result(size, list(islice(reached, len(own)))))
-            if results[-1].states:
-                print(results[-1], *results[-1].violations, sep="\n", flush=True)
+    kind = KINDS[options.of]
+    faults = kind.faults()
+    missed = [fault.name for fault in faults if not detected(kind, fault)]
+    print(f"faults put in on purpose: {len(faults) - len(missed)} of {len(faults)} found", flush=True)
+    results = []
+    for each in kind.results(time.monotonic() + options.seconds):
+        results.append(each)
+        if each.states or each.violations:
+            print(each, *each.violations, sep="\n", flush=True)
     figures = figures_of(results)
     print(
         f"{figures['finished']} of {figures['cases']} cases explored whole, {figures['states']:,d} states, "

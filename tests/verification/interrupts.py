@@ -25,9 +25,8 @@ from typing import Any
 
 from benchmarks.harness import Aim, finish, parse
 from rrfp_jax.errors import DONE, INTERRUPTED
-from tests.verification.failure_cell import ROOT, processes_with
-from tests.verification.killing import Run, ended, wait_for
-from tests.verification.restarts import differ
+from tests.verification.failures import ROOT, processes_with
+from tests.verification.restarts import Run, differ, ended, wait_for
 
 MOMENTS = {"start": 0.2, "compile": 0.2, "step": 0.2, "validation": 0.15, "saving": 0.15, "end": 0.1}
 """Shares of the rounds."""

@@ -35,9 +35,8 @@ from rrfp_jax.checkpoint.folder import CheckpointFolder
 from rrfp_jax.errors import DONE, FAILED
 from rrfp_jax.launcher.snapshot import recorded
 from rrfp_jax.runtime.run.host_memory import PLACE
-from tests.verification.failure_cell import ROOT, processes_with
-from tests.verification.killing import LIMIT_SECONDS, NAME, Run, ended, wait_for
-from tests.verification.restarts import differ
+from tests.verification.failures import ROOT, processes_with
+from tests.verification.restarts import LIMIT_SECONDS, NAME, Run, differ, ended, wait_for
 
 RANKS = 4
 MOMENTS = ("step", "starting", "held", "compiling", "validation", "handing over")

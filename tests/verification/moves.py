@@ -20,14 +20,16 @@ from itertools import product
 from pathlib import Path
 
 from benchmarks.harness import Aim, finish, parse
-from tests.verification.failure_cell import Cell, Outcome, run_launched
 from tests.verification.failures import (
     BRISK_SILENCE,
     END_SECONDS,
     FREEZE_SECONDS,
     RANKS,
     WAYS,
+    Cell,
+    Outcome,
     faults_of,
+    run_launched,
 )
 
 PHASES = ("recompile", "move")

@@ -18,7 +18,7 @@ from pathlib import Path
 from benchmarks.harness import Aim, finish, parse
 from rrfp_jax.report.store import STEPS, write_steps
 from tests.support.browser import CHROMIUM, browser
-from tests.support.large_steps import large_step
+from tests.support.spoilt import large_step
 
 OPENED = 5
 LARGEST_PAGE, LONGEST_SECONDS = 10e6, 3.0

@@ -22,7 +22,7 @@ from rrfp_jax.runtime.run.world import World
 from rrfp_jax.runtime.transport.choice import between_processes
 from rrfp_jax.runtime.transport.protocol import Endpoints, Key
 from tests.support import toy
-from tests.verification.live_buffers import resident_bytes
+from tests.verification.memory import resident_bytes
 
 MIB = 2**20
 MESSAGE = 205 * MIB

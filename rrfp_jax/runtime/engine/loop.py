@@ -124,7 +124,7 @@ class Driver:
         remote: carries messages to other processes; None if there are none.
         stall_seconds: without any progress for so long, a step is given up and what it waited for is named.
         queue: makes the queue of a device, from its name and what wakes the driver.
-        scheduler: makes a stage's scheduler for a step; see also tests/support/replay.py.
+        scheduler: makes a stage's scheduler for a step; see also tests/support/interleave.py.
         agreement: with the other processes of this process's stage, if there are any.
         delays: hold arrivals, for experiments.
         name: of a stage, for messages.

@@ -22,8 +22,7 @@ from pathlib import Path
 
 from benchmarks.harness import Aim, finish, parse
 from tests.verification import environments
-from tests.verification.environments.case import Case, Outcome
-from tests.verification.environments.living import run_case, sentence
+from tests.verification.environments.living import Case, Outcome, run_case, sentence
 
 
 def main(argv: Sequence[str]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.verification.environments.case import ALONE, LAUNCHED, SCRIPT, STEPS, Case
+from tests.verification.environments.living import ALONE, LAUNCHED, SCRIPT, STEPS, Case
 
 SMALL = "$SMALL_DISK runs 4000"
 FILL = "cat /dev/zero > runs/fill 2>/dev/null; true"

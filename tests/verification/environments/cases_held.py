@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tests.verification.environments.case import ALONE, LAUNCHED, SCRIPT, STEPS, Case
+from tests.verification.environments.living import ALONE, LAUNCHED, SCRIPT, STEPS, Case
 
 
 def _held(name: str, shell: str = LAUNCHED, env: Mapping[str, str | None] | None = None) -> Case:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.verification.environments.case import ALONE, SCRIPT, STEPS, Case
+from tests.verification.environments.living import ALONE, SCRIPT, STEPS, Case
 
 EARLY = "import jax\nKEY = jax.random.key(0)"
 JOINS = "import rrfp_jax as rrfp\nrrfp.join()\n"

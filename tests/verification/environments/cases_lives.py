@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.verification.environments.case import ALONE, LAUNCHED, SCRIPT, STEPS, Case
+from tests.verification.environments.living import ALONE, LAUNCHED, SCRIPT, STEPS, Case
 
 GONE = "mkdir gone && cp *.py gone && cd gone"
 SLEEPER = "import threading, time; threading.Thread(target=time.sleep, args=[600], name='uploader').start()"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.verification.environments.case import ALONE, LAUNCHED, SCRIPT, STEPS, Case
+from tests.verification.environments.living import ALONE, LAUNCHED, SCRIPT, STEPS, Case
 from tests.verification.environments.loading import WAYS
 
 USE = "from tests.verification.environments import loading\n"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.verification.environments.case import ALONE, STEPS, Case
 from tests.verification.environments.cases_joining import BY_HAND
+from tests.verification.environments.living import ALONE, STEPS, Case
 
 NAMED = "unshare --uts bash -c 'hostname {name}; $LAUNCH'"
 APART = "unshare --net bash -c '{first}; $LAUNCH'"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.verification.environments.case import ALONE, LAUNCHED, STEPS, Case
+from tests.verification.environments.living import ALONE, LAUNCHED, STEPS, Case
 
 STILL = """\
 for one in $(grep -lz "^ENVIRONMENTS_MARK=$ENVIRONMENTS_MARK$" /proc/[0-9]*/environ | cut -d/ -f3); do

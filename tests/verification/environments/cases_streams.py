@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.verification.environments.case import ALONE, LAUNCHED, SCRIPT, STEPS, Case
+from tests.verification.environments.living import ALONE, LAUNCHED, SCRIPT, STEPS, Case
 
 READER = "> >(echo $BASHPID > $WATCH/reader; exec cat > said) 2>&1"
 """A reader whose id is known, as `2>&1 | tee said` has it."""

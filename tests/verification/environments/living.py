@@ -11,16 +11,138 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
+from textwrap import indent
 
 from rrfp_jax.checkpoint.folder import CheckpointFolder
 from tests.support.kept import FAST_COMPILING
-from tests.verification.environments.case import Case, Outcome
-from tests.verification.environments.templates import files_of
-from tests.verification.failure_cell import ROOT
+from tests.verification.failures import ROOT
+
+LAUNCHED = "$LAUNCH"
+"""The named run of `run.py` in two processes."""
+ALONE = "$TRAIN"
+"""The same in one process."""
+SCRIPT = "$SCRIPT"
+"""`script.py` in two processes."""
+
+SECONDS = 120.0
+STEPS, EVERY = 8, 4
+"""Steps of a run, and between two checkpoints of the named run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A run in an environment."""
+
+    name: str
+    shell: str = LAUNCHED
+    env: Mapping[str, str | None] = field(default_factory=dict)
+    at_import: str = ""
+    at_step: str = ""
+    then: Mapping[str, str] = field(default_factory=dict)
+    status: int | Collection[int] = 0
+    says: Collection[str] = ()
+    headline: str = ""
+    silent: Collection[str] = ()
+    steps: int | None = None
+    checkpoint: int | None = None
+    tracebacks: int = 0
+    files: Collection[str] = ()
+    seconds: float = SECONDS
+    needs: Collection[str] = ()
+
+    @property
+    def statuses(self) -> Collection[int]:
+        """Those that the shell may have."""
+        return (self.status,) if isinstance(self.status, int) else self.status
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a case ended."""
+
+    status: int | None = None
+    seconds: float = 0.0
+    text: str = ""
+    left: Collection[str] = ()
+    faults: Collection[str] = ()
+    missing: str = ""
+
+
+WATCHED = """\
+{at_import}
+import os, time
+
+rank = int(os.environ.get("RRFP_RANK", "0"))
+
+
+def moment(name):
+    if rank == 0 and name in os.environ["MOMENTS"].split(","):
+        path = os.path.join(os.environ["WATCH"], name.replace(" ", "-"))
+        open(path + ".reached", "w").close()
+        deadline = time.monotonic() + 400
+        while not os.path.exists(path + ".done") and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+
+def after(step):
+    moment(f"step {{step}}")
+{at_step}
+
+
+if "RRFP_RANK" in os.environ or "launch" not in " ".join(__import__("sys").orig_argv):
+    moment("import")
+"""
+
+CONFIG_FILE = """
+from dataclasses import dataclass
+
+import rrfp_jax as rrfp
+from rrfp_jax.runs.config import Checkpointing
+from tests.scripts.toy_run import ToyRun
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run(ToyRun):
+    def pipeline(self):
+        moment("build")
+        return super().pipeline()
+
+    def on_step(self, report):
+        after(report.step)
+
+
+def get_config():
+    checkpoint = Checkpointing(every_steps={every})
+    return Run(name="trial", steps={steps}, mesh=rrfp.Mesh(pp=2), checkpoint=checkpoint)
+"""
+
+SCRIPT_FILE = """
+from tests.support import toy
+
+if __name__ == "__main__":
+    moment("build")
+    trainer = toy.trainer(2)
+    for report in trainer.steps({steps}):
+        after(report.step)
+    if trainer.is_main:
+        print("trained", report.step + 1, "steps", flush=True)
+"""
+
+
+def files_of(case: Case) -> dict[str, str]:
+    """By name, the Python files of a case's folder."""
+    at_step = indent(case.at_step, "    ")
+    watched = WATCHED.format(at_import=case.at_import, at_step=at_step)
+    return {
+        "run.py": watched + CONFIG_FILE.format(steps=STEPS, every=EVERY),
+        "script.py": watched + SCRIPT_FILE.format(steps=STEPS),
+    }
+
 
 MARK = "ENVIRONMENTS_MARK"
 """The variable by which all processes of a case are known."""

@@ -15,7 +15,7 @@ from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import Placement, Task
 from rrfp_jax.core.v_orders import ZBV
 from tests.verification.exploration.cases import Anything
-from tests.verification.exploration.machines import Case, Maker, real
+from tests.verification.exploration.space import Case, Maker, real
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 from rrfp_jax.errors import PeerLost
 from rrfp_jax.runtime.run.membership import Failed, Goodbye, Membership, Said, Send
+from tests.verification.exploration.visits import Enough, Move, Reach, never, visit
 from tests.verification.exploration.witness import Broken
 
 UNIT = 2.0  # seconds
@@ -352,3 +354,41 @@ def _with(world: World, r: int, **changes: Any) -> World:
 
 def _put(row: tuple[Any, ...], at: int, value: object) -> tuple[Any, ...]:
     return (*row[:at], value, *row[at + 1 :])
+
+
+SMALL = (
+    Case(2),
+    Case(2, ("kill",), leaves=True, host=True),
+    Case(2, ("fail",), leaves=True),
+    Case(2, ("freeze", "thaw")),
+    Case(2, ("cut",)),
+    Case(2, ("stop",), leaves=True),
+)
+"""Whole in a few seconds together."""
+
+LARGE = (
+    Case(2, ("freeze", "thaw", "kill"), leaves=True, host=True),
+    Case(2, ("freeze", "thaw", "stop"), leaves=True),
+    Case(2, ("freeze", "thaw", "fail"), leaves=True),
+    Case(3),
+    Case(3, ("stop",)),
+    Case(3, ("kill",)),
+    Case(3, ("fail",)),
+    Case(3, leaves=True, host=True),
+    Case(3, ("kill",), leaves=True, host=True),
+    Case(3, ("kill", "kill")),
+    Case(3, ("kill", "fail")),
+    Case(3, ("cut",)),
+    Case(3, ("freeze", "thaw")),
+    Case(3, ("freeze", "thaw", "kill"), leaves=True, host=True),
+)
+
+
+def explore(case: Case, machine: Machine = Membership, *, enough: Enough = never) -> Reach:
+    """Visit all states of a case, or as many as are enough."""
+
+    def happens(world: World) -> Iterator[Move]:
+        for done, new in moves(world):
+            yield done, partial(World._replace, new)
+
+    return visit(start(case, machine), happens, enough)
