@@ -28,5 +28,5 @@ def doctor(options: argparse.Namespace) -> int:
             print(f"rank {rank}: {finding}" if several else finding, flush=True)
     if options.json is not None:
         file = options.json if rank == 0 else options.json.with_name(f"{options.json.name}.{rank}")
-        write_json(file, [dataclasses.asdict(finding) for finding in findings], indent=1)
+        write_json(file, [finding._asdict() for finding in findings], indent=1)
     return FAILED if any(finding.level == "FAIL" for finding in findings) else DONE

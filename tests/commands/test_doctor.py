@@ -221,12 +221,13 @@ def test_a_check(check, case):
     if level is None:
         assert found is None
     else:
-        assert found.level == level and said in found.said and fix in found.fix, found
-        assert bool(found.fix) == (level != "ok")
+        its_level, its_said, its_fix = ("ok", found, "") if isinstance(found, str) else found
+        assert its_level == level and said in its_said and fix in its_fix, found
+        assert bool(its_fix) == (level != "ok")
 
 
 def test_every_check_is_shown_to_pass_and_to_fail():
-    assert set(TABLE) == set(CHECKS)
+    assert set(TABLE) == set(CHECKS.values())
     for check, cases in TABLE.items():
         levels = {level for _, level, _, _ in cases}
         assert levels & {"ok", None} and levels & {"warn", "FAIL"}, check

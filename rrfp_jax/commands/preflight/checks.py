@@ -1,20 +1,18 @@
-"""What `rrfp doctor` checks, in the order of `CHECKS`: each check is a function of what was found."""
+"""What `rrfp doctor` checks: a table of functions of what was found, each with its subject."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from ipaddress import ip_address
-from typing import Literal
+from typing import Literal, NamedTuple, TypeAlias
 
 from rrfp_jax.commands.preflight.surroundings import Surroundings
 from rrfp_jax.runtime.run.place import MEMORY, OLD_MEMORY, Address, proxy_for, visible_gpus
 
-Level = Literal["ok", "warn", "FAIL"]
+Level: TypeAlias = Literal["ok", "warn", "FAIL"]
 
 
-@dataclass(frozen=True)
-class CheckResult:
+class CheckResult(NamedTuple):
     """A check's answer.
 
     Attributes:
@@ -34,6 +32,9 @@ class CheckResult:
         return f"{line}\n      fix: {self.fix}" if self.fix else line
 
 
+Answer: TypeAlias = tuple[Level, str, str] | str | None
+"""Level, what was found, and the fix; only what was found, if that is well; None if nothing is to check."""
+
 OTHER_LAUNCHERS = {
     "OMPI_COMM_WORLD_SIZE": ("mpirun", "OMPI_COMM_WORLD_RANK"),
     "PMI_SIZE": ("mpiexec", "PMI_RANK"),
@@ -41,145 +42,131 @@ OTHER_LAUNCHERS = {
 }
 """The variable with the number of processes of launchers that are not ours, and the one with the rank."""
 
+OLDEST = (0, 10, 2)
+INSTALL = 'pip install ".[cuda13]", or ".[cuda12]" for drivers too old for CUDA 13'
+PLUGINS = ("jax-cuda13-plugin", "jax-cuda12-plugin")
 
-def check_place(found: Surroundings) -> CheckResult:
+SKEW_SECONDS = 1.0
+"""By which clocks of nodes may differ: logs and the times of files are still in order."""
+
+OWN_FILES, FILES_PER_RANK = 256, 8
+"""Open files of a process: its libraries, devices and data; and sockets to every other rank, with room."""
+
+SHM_BYTES = 64 << 20
+"""Docker gives so little, and NCCL wants more for a few GPUs."""
+
+FREE_BYTES = 1 << 30
+
+
+def check_place(found: Surroundings) -> Answer:
     """Whether a run started here is alone or one of several, and whether that is what was meant."""
     environment, place, step = found.environment, found.place, found.step
     if found.place_error:
-        fix = "start ranks with srun, or unset ${!SLURM_@} ${!RRFP_@}"
-        return CheckResult("FAIL", "place", found.place_error, fix)
+        return "FAIL", found.place_error, "start ranks with srun, or unset ${!SLURM_@} ${!RRFP_@}"
     if place is not None and place.folder is not None and step is not None:
         said = f"each of srun's {step.processes} tasks runs a launcher of its own, of {place.processes} ranks"
-        return CheckResult("FAIL", "place", said, "srun --ntasks=1 rrfp launch ..., or srun python train.py")
+        return "FAIL", said, "srun --ntasks=1 rrfp launch ..., or srun python train.py"
     if place is not None and place.processes > 1:
         by = "srun" if step is not None else "RRFP_RANK"
-        said = f"rank {place.rank} of {place.processes} on {found.host}, by {by}; all meet at "
-        return CheckResult("ok", "place", f"{said}{place.coordinator}")
+        rank = f"rank {place.rank} of {place.processes} on {found.host}"
+        return f"{rank}, by {by}; all meet at {place.coordinator}"
     job, tasks = environment.get("SLURM_JOB_ID"), environment.get("SLURM_NTASKS", "1")
     if place is None and job and tasks != "1":
         said = f"this is in job {job} of {tasks} tasks but no task of srun: a run here is alone"
-        fix = "srun python train.py, or on this node only: rrfp launch -n 4 train.py"
-        return CheckResult("warn", "place", said, fix)
-    return CheckResult("ok", "place", f"alone on {found.host}: all stages in one process")
+        return "warn", said, "srun python train.py, or on this node only: rrfp launch -n 4 train.py"
+    return f"alone on {found.host}: all stages in one process"
 
 
-def check_other_launchers(found: Surroundings) -> CheckResult | None:
+def check_other_launchers(found: Surroundings) -> Answer:
     """Whether a launcher that a run knows nothing of has started several processes."""
     for size, (launcher, rank) in OTHER_LAUNCHERS.items():
-        several = found.environment.get(size, "1") != "1"
-        if found.place is None and several:
+        if found.place is None and found.environment.get(size, "1") != "1":
             said = f"{launcher} started {found.environment[size]} processes, each of them a run alone"
             place = f"RRFP_COORDINATOR=host0:9876 RRFP_PROCESSES=${size} RRFP_RANK=${rank}"
-            fix = f"export {place} RRFP_TOKEN_FILE=run.token"
-            return CheckResult("FAIL", "launcher", said, fix)
+            return "FAIL", said, f"export {place} RRFP_TOKEN_FILE=run.token"
     return None
 
 
-def check_groups(found: Surroundings) -> CheckResult | None:
+def check_groups(found: Surroundings) -> Answer:
     """Whether every tensor-parallel group, `tp` ranks in a row, is on one node."""
-    hosts = found.meeting.hosts if found.meeting else ()
-    if found.tp == 1 or not hosts:
+    hosts, tp = found.meeting.hosts if found.meeting else (), found.tp
+    if tp == 1 or not hosts:
         return None
-    if len(hosts) % found.tp:
-        return CheckResult(
-            "FAIL",
-            "groups",
-            f"{len(hosts)} ranks are not whole groups of --tp={found.tp}",
-            f"make --ntasks a multiple of {found.tp}",
-        )
-    split = next(_split_groups(hosts, found.tp), None)
-    if split is None:
-        return CheckResult("ok", "groups", f"each group of {found.tp} ranks is on one node")
-    return CheckResult(
-        "FAIL",
-        "groups",
-        f"ranks {split} to {split + found.tp - 1}, a group, are on "
-        f"{', '.join(sorted(set(hosts[split : split + found.tp])))}: its collectives would cross the network",
-        f"--distribution=block --ntasks-per-node=N, N a multiple of {found.tp}",
-    )
+    if len(hosts) % tp:
+        said = f"{len(hosts)} ranks are not whole groups of --tp={tp}"
+        return "FAIL", said, f"make --ntasks a multiple of {tp}"
+    for first in range(0, len(hosts), tp):
+        if len(own := {*hosts[first : first + tp]}) > 1:
+            said = (
+                f"ranks {first} to {first + tp - 1}, a group, are on {', '.join(sorted(own))}: "
+                f"its collectives would cross the network"
+            )
+            return "FAIL", said, f"--distribution=block --ntasks-per-node=N, N a multiple of {tp}"
+    return f"each group of {tp} ranks is on one node"
 
 
-def _split_groups(hosts: tuple[str, ...], tp: int) -> Iterator[int]:
-    return (first for first in range(0, len(hosts), tp) if len(set(hosts[first : first + tp])) > 1)
-
-
-OLDEST = (0, 10, 2)
-
-INSTALL = 'pip install ".[cuda13]", or ".[cuda12]" for drivers too old for CUDA 13'
-
-PLUGINS = ("jax-cuda13-plugin", "jax-cuda12-plugin")
-
-
-def check_versions(found: Surroundings) -> CheckResult:
+def check_versions(found: Surroundings) -> Answer:
     """Whether JAX is new enough, and its parts belong together."""
     versions = found.versions
     said = ", ".join(f"{name} {version}" for name, version in versions.items())
     if _release(versions.get("jax", "0")) < OLDEST:
-        oldest = ".".join(map(str, OLDEST))
-        return CheckResult("FAIL", "versions", f"{said}: too old", f"pip install -U 'jax>={oldest}'")
+        return "FAIL", f"{said}: too old", f"pip install -U 'jax>={'.'.join(map(str, OLDEST))}'"
     plugins = [name for name in PLUGINS if name in versions]
     if len(plugins) > 1:
-        return CheckResult("FAIL", "versions", f"{said}: two plugins", f"pip uninstall {plugins[1]}")
+        return "FAIL", f"{said}: two plugins", f"pip uninstall {plugins[1]}"
     odd = [name for name in plugins if _release(versions[name]) != _release(versions.get("jaxlib", "0"))]
-    if odd:
-        return CheckResult("FAIL", "versions", f"{said}: {odd[0]} is not jaxlib's version", INSTALL)
-    return CheckResult("ok", "versions", said)
+    return ("FAIL", f"{said}: {odd[0]} is not jaxlib's version", INSTALL) if odd else said
 
 
 def _release(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split(".")[:3] if part.isdecimal())
 
 
-def check_gpus(found: Surroundings) -> CheckResult:
+def check_gpus(found: Surroundings) -> Answer:
     """Whether JAX sees the GPUs that are here, and if not, what hides them."""
     given = found.environment.get("SLURM_STEP_GPUS") or found.environment.get("SLURM_JOB_GPUS")
     if found.platform not in {"", "cpu"}:
-        return CheckResult("ok", "gpus", f"JAX sees {found.devices} of {found.gpus}")
+        return f"JAX sees {found.devices} of {found.gpus}"
     if found.gpus:
         level, why, fix = _what_hides_them(found)
-        return CheckResult(level, "gpus", f"JAX sees none of {found.gpus}: {why}", fix)
+        return level, f"JAX sees none of {found.gpus}: {why}", fix
     if given:
         said = f"SLURM has given GPU {given}, but no driver lists any"
-        return CheckResult(
-            "FAIL", "gpus", said, "nvidia-smi on this node; in a container: --nv or --gpus all"
-        )
+        return "FAIL", said, "nvidia-smi on this node; in a container: --nv or --gpus all"
     if found.probe_error:
         fix = "python -c 'import jax; jax.devices()'; JAX_PLATFORMS names a platform that is not here?"
-        return CheckResult("FAIL", "gpus", f"JAX finds no device: {found.probe_error}", fix)
-    return CheckResult("ok", "gpus", "none here; JAX uses the CPU")
+        return "FAIL", f"JAX finds no device: {found.probe_error}", fix
+    return "none here; JAX uses the CPU"
 
 
 def _what_hides_them(found: Surroundings) -> tuple[Level, str, str]:
     """The first cause that applies: level, why, fix."""
     platforms = found.environment.get("JAX_PLATFORMS", "")
     visible = found.environment.get("CUDA_VISIBLE_DEVICES", "all")
-    shown = bool(visible_gpus({"CUDA_VISIBLE_DEVICES": visible})) and not visible.startswith(("-", "No"))
-    ask = (
-        "srun --gpus-per-task=1 ..." if "SLURM_JOB_ID" in found.environment else "unset CUDA_VISIBLE_DEVICES"
-    )
-    driver = f"unset LD_LIBRARY_PATH; nvidia-smi for the driver's CUDA version, and then {INSTALL}"
-    causes: Sequence[tuple[bool, Level, str, str]] = (
-        (platforms.startswith("cpu"), "warn", f"JAX_PLATFORMS={platforms}", "unset JAX_PLATFORMS"),
-        (not shown, "FAIL", f"CUDA_VISIBLE_DEVICES={visible!r} hides them", ask),
-        (
-            not found.gpu_files,
-            "FAIL",
-            "there is no /dev/nvidia* for this process",
-            "srun --gpus-per-task=1 ...; in a container: --nv or --gpus all",
-        ),
-        (not set(PLUGINS) & set(found.versions), "FAIL", "its CUDA plugin is not installed", INSTALL),
-        (True, "FAIL", found.probe_error or "the plugin finds no device", driver),
-    )
-    return next((level, why, fix) for applies, level, why, fix in causes if applies)
+    in_job = "SLURM_JOB_ID" in found.environment
+    if platforms.startswith("cpu"):
+        return "warn", f"JAX_PLATFORMS={platforms}", "unset JAX_PLATFORMS"
+    if not visible_gpus({"CUDA_VISIBLE_DEVICES": visible}) or visible.startswith(("-", "No")):
+        fix = "srun --gpus-per-task=1 ..." if in_job else "unset CUDA_VISIBLE_DEVICES"
+        return "FAIL", f"CUDA_VISIBLE_DEVICES={visible!r} hides them", fix
+    if not found.gpu_files:
+        fix = "srun --gpus-per-task=1 ...; in a container: --nv or --gpus all"
+        return "FAIL", "there is no /dev/nvidia* for this process", fix
+    if not {*PLUGINS} & {*found.versions}:
+        return "FAIL", "its CUDA plugin is not installed", INSTALL
+    fix = f"unset LD_LIBRARY_PATH; nvidia-smi for the driver's CUDA version, and then {INSTALL}"
+    return "FAIL", found.probe_error or "the plugin finds no device", fix
 
 
-def check_shares(found: Surroundings) -> CheckResult | None:
+def check_shares(found: Surroundings) -> Answer:
     """Whether the ranks of this node have a GPU and its memory each."""
-    environment, ranks = found.environment, _ranks_here(found)
+    environment, ranks, gpus = (
+        found.environment,
+        found.step.tasks_here if found.step else 1,
+        _gpus_here(found),
+    )
     if MEMORY in environment and OLD_MEMORY in environment:
-        said = f"{MEMORY} and {OLD_MEMORY} are set, which JAX refuses"
-        return CheckResult("FAIL", "memory", said, f"unset {OLD_MEMORY}")
-    gpus = _gpus_here(found)
+        return "FAIL", f"{MEMORY} and {OLD_MEMORY} are set, which JAX refuses", f"unset {OLD_MEMORY}"
     if not gpus or ranks <= gpus or found.platform == "cpu":
         return None
     sharers = -(-ranks // gpus)
@@ -187,30 +174,21 @@ def check_shares(found: Surroundings) -> CheckResult | None:
     asked = environment.get(MEMORY) or environment.get(OLD_MEMORY)
     if asked and _number(asked) * sharers > 1:
         fix = f"unset {MEMORY} {OLD_MEMORY}, or export {MEMORY}={0.9 / sharers:.2f}"
-        return CheckResult("FAIL", "memory", f"{said}, and each takes {asked} of its GPU's memory", fix)
-    return CheckResult(
-        "warn", "memory", said, f"as many GPUs as tasks: --gpus-per-task=1, or {ranks} per node"
-    )
+        return "FAIL", f"{said}, and each takes {asked} of its GPU's memory", fix
+    return "warn", said, f"as many GPUs as tasks: --gpus-per-task=1, or {ranks} per node"
 
 
-def check_binding(found: Surroundings) -> CheckResult | None:
+def check_binding(found: Surroundings) -> Answer:
     """Whether the ranks of a group see each other's GPUs, for collectives from one to the other."""
     visible, here = len(visible_gpus(found.environment)), _gpus_here(found)
     if found.tp == 1 or found.step is None or not 0 < visible < here:
         return None
-    return CheckResult(
-        "warn",
-        "binding",
+    said = (
         f"srun shows this task {visible} of {here} GPUs; where cgroups hide the others, collectives of "
-        f"a group go through the host's memory",
-        f"--gpus-per-node={here} instead of --gpus-per-task: the ranks then share them out themselves",
+        f"a group go through the host's memory"
     )
-
-
-def _ranks_here(found: Surroundings) -> int:
-    if found.step is not None:
-        return found.step.tasks_here
-    return 1
+    fix = f"--gpus-per-node={here} instead of --gpus-per-task: the ranks then share them out themselves"
+    return "warn", said, fix
 
 
 def _gpus_here(found: Surroundings) -> int:
@@ -225,40 +203,32 @@ def _number(text: str) -> float:
         return 1.0
 
 
-SKEW_SECONDS = 1.0
-"""By which clocks of nodes may differ: logs and the times of files are still in order."""
-
-
-def check_address(found: Surroundings) -> CheckResult:
+def check_address(found: Surroundings) -> Answer:
     """Whether this process can listen where others reach it."""
     fix = "export RRFP_BIND=an address of this node that the others reach (hostname -I lists them)"
     if found.address_error:
-        return CheckResult("FAIL", "address", f"cannot listen on {found.address_error}", fix)
+        return "FAIL", f"cannot listen on {found.address_error}", fix
     connected = found.meeting is not None and not found.meeting.error
     if _nodes(found) > 1 and _is_loopback(found.address) and not connected:
         said = f"{found.address} is a loopback, which no other node reaches: see {found.host} in /etc/hosts"
-        return CheckResult("FAIL", "address", said, fix)
-    return CheckResult("ok", "address", f"listens on {found.address}")
+        return "FAIL", said, fix
+    return f"listens on {found.address}"
 
 
-def check_port(found: Surroundings) -> CheckResult | None:
+def check_port(found: Surroundings) -> Answer:
     """Whether rank 0 can serve the others at the coordinator's port."""
     if found.place is None or found.meeting is None or found.place.rank:
         return None
-    port, other = found.place.coordinator.port, _another_port(found.place.coordinator)
+    where = found.place.coordinator
     if not found.meeting.port_taken:
-        return CheckResult("ok", "port", f"{port} is free for the coordinator")
-    fix = f"export JAX_COORDINATOR_PORT={other.port}"
-    if found.step is None:
-        fix = f"export RRFP_COORDINATOR={other} on all ranks"
-    return CheckResult("FAIL", "port", f"cannot serve at {port}: {found.meeting.port_taken}", fix)
+        return f"{where.port} is free for the coordinator"
+    other = Address(where.host, 1024 + (where.port + 4321) % 60000)
+    by_hand = f"export RRFP_COORDINATOR={other} on all ranks"
+    fix = by_hand if found.step is None else f"export JAX_COORDINATOR_PORT={other.port}"
+    return "FAIL", f"cannot serve at {where.port}: {found.meeting.port_taken}", fix
 
 
-def _another_port(address: Address) -> Address:
-    return Address(address.host, 1024 + (address.port + 4321) % 60000)
-
-
-def check_exposure(found: Surroundings) -> CheckResult | None:
+def check_exposure(found: Surroundings) -> Answer:
     """Whether machines that no rank is on could reach our ports."""
     place, known = found.place, found.step is not None or bool(found.meeting and found.meeting.hosts)
     if place is None or place.processes == 1 or found.address_error or not known:
@@ -266,59 +236,54 @@ def check_exposure(found: Surroundings) -> CheckResult | None:
     where = place.coordinator
     if _nodes(found) > 1:
         said = f"control messages and transfers listen on {found.address}"
-        if place.rank == 0:
-            said += f", the coordination service on {where.serving.replace('[::]', 'every address')}"
-        return CheckResult("ok", "exposure", said)
+        serving = where.serving.replace("[::]", "every address")
+        return said if place.rank else f"{said}, the coordination service on {serving}"
     if not where.is_loopback:
         said = f"all ranks are on {found.host}, but other machines reach them, and the coordinator at {where}"
-        fix = f"export RRFP_COORDINATOR={Address('127.0.0.1', where.port)} on all ranks"
-        return CheckResult("warn", "exposure", said, fix)
+        return "warn", said, f"export RRFP_COORDINATOR={Address('127.0.0.1', where.port)} on all ranks"
     if not _is_loopback(found.address):
         said = f"all ranks are on {found.host}, but other machines reach this one at {found.address}"
-        return CheckResult("warn", "exposure", said, "unset RRFP_BIND")
-    return CheckResult("ok", "exposure", "no other machine reaches the ranks and their coordinator")
+        return "warn", said, "unset RRFP_BIND"
+    return "no other machine reaches the ranks and their coordinator"
 
 
-def check_peers(found: Surroundings) -> CheckResult | None:
+def check_peers(found: Surroundings) -> Answer:
     """Whether the ranks have met and reach each other."""
     if found.meeting is None:
         return None
     if found.meeting.error:
         fix = "firewall between nodes? RRFP_BIND for the right network; all tasks started? srun rrfp doctor"
-        return CheckResult("FAIL", "peers", found.meeting.error, fix)
-    return CheckResult("ok", "peers", f"connected to all of {len(found.meeting.hosts)} ranks")
+        return "FAIL", found.meeting.error, fix
+    return f"connected to all of {len(found.meeting.hosts)} ranks"
 
 
-def check_proxy(found: Surroundings) -> CheckResult:
+def check_proxy(found: Surroundings) -> Answer:
     """Whether a proxy stands between a rank and the coordinator."""
     host = "" if found.place is None else found.place.coordinator.host
     proxy = proxy_for(host, found.environment) if host else None
     if proxy is None:
-        return CheckResult("ok", "proxy", "none between the ranks")
+        return "none between the ranks"
     said = (
         f"{proxy}={found.environment[proxy]} would be asked for {host}. Our runs call it directly; a program "
         f"that calls jax.distributed.initialize itself is aborted after five minutes"
     )
-    return CheckResult("warn", "proxy", said, f"export no_proxy=$no_proxy,{host}")
+    return "warn", said, f"export no_proxy=$no_proxy,{host}"
 
 
-def check_clock(found: Surroundings) -> CheckResult | None:
+def check_clock(found: Surroundings) -> Answer:
     """Whether this node's clock agrees with rank 0's."""
     meeting = found.meeting
     if meeting is None or meeting.error:
         return None
     if abs(meeting.ahead) - meeting.ahead_error <= SKEW_SECONDS:
-        most = abs(meeting.ahead) + meeting.ahead_error
-        return CheckResult("ok", "clock", f"within {most:.3f} s of rank 0's")
+        return f"within {abs(meeting.ahead) + meeting.ahead_error:.3f} s of rank 0's"
     said = f"rank 0's is {meeting.ahead:+.1f} s from this one: logs and times of files are out of order"
-    return CheckResult(
-        "warn", "clock", said, "chronyc tracking, or timedatectl: is this node's time synchronised?"
-    )
+    return "warn", said, "chronyc tracking, or timedatectl: is this node's time synchronised?"
 
 
 def _nodes(found: Surroundings) -> int:
     if found.meeting is not None and found.meeting.hosts:
-        return len(set(found.meeting.hosts))
+        return len({*found.meeting.hosts})
     return 1 if found.step is None else len(found.step.tasks_per_node)
 
 
@@ -329,96 +294,86 @@ def _is_loopback(address: str) -> bool:
         return False
 
 
-OWN_FILES, FILES_PER_RANK = 256, 8
-"""Open files of a process: its libraries, devices and data; and sockets to every other rank, with room."""
-
-SHM_BYTES = 64 << 20
-"""Docker gives so little, and NCCL wants more for a few GPUs."""
-
-FREE_BYTES = 1 << 30
-
-
-def check_open_files(found: Surroundings) -> CheckResult:
+def check_open_files(found: Surroundings) -> Answer:
     """Whether a socket to every rank, and all else, can be open at once."""
     soft, hard = found.open_files
     ranks = 1 if found.place is None else found.place.processes
     needed = OWN_FILES + FILES_PER_RANK * ranks
     if soft >= needed or soft < 0:  # negative: unlimited
-        return CheckResult("ok", "files", f"{soft} may be open at once")
-    said = f"{soft} may be open at once, and {ranks} ranks may need {needed}"
-    own = hard < 0 or hard >= needed
-    return CheckResult(
-        "FAIL", "files", said, f"ulimit -n {needed}" if own else "LimitNOFILE of slurmd, or limits.conf"
-    )
+        return f"{soft} may be open at once"
+    fix = f"ulimit -n {needed}" if hard < 0 or hard >= needed else "LimitNOFILE of slurmd, or limits.conf"
+    return "FAIL", f"{soft} may be open at once, and {ranks} ranks may need {needed}", fix
 
 
-def check_shm(found: Surroundings) -> CheckResult:
+def check_shm(found: Surroundings) -> Answer:
     """Whether there is shared memory, which NCCL needs between GPUs of a machine."""
-    if found.shm_free > SHM_BYTES:
-        return CheckResult("ok", "shm", f"{found.shm_free >> 20} MiB free in /dev/shm")
-    level: Level = "FAIL" if found.gpus > 1 else "warn"
     said = f"{found.shm_free >> 20} MiB free in /dev/shm"
-    return CheckResult(level, "shm", said, "docker run --shm-size=1g; else rm what others left in /dev/shm")
+    if found.shm_free > SHM_BYTES:
+        return said
+    fix = "docker run --shm-size=1g; else rm what others left in /dev/shm"
+    return "FAIL" if found.gpus > 1 else "warn", said, fix
 
 
-def check_nixl(found: Surroundings) -> CheckResult | None:
+def check_nixl(found: Surroundings) -> Answer:
     """Whether NIXL works, and which way UCX takes on this machine."""
     nixl = found.nixl
     if not nixl.version:
-        if not found.gpus:
-            return None
         said = "NIXL is not installed, so messages between processes go through hosts"
-        return CheckResult("warn", "nixl", said, "pip install --no-deps nixl-cu12 (or nixl-cu13)")
+        return ("warn", said, "pip install --no-deps nixl-cu12 (or nixl-cu13)") if found.gpus else None
     if nixl.error:
         fix = "--config.transport=socket; docs/transport.md says what NIXL needs"
-        return CheckResult("warn", "nixl", f"{nixl.version} does not work here: {nixl.error}", fix)
+        return "warn", f"{nixl.version} does not work here: {nixl.error}", fix
     ways = ", ".join(nixl.ways) or "a way that it does not tell"
     if any(way.startswith("tcp") for way in nixl.ways):
         said = f"{nixl.version}; between processes of this machine UCX falls back to {ways}"
-        return CheckResult(
-            "warn", "nixl", said, "let processes copy from each other: docker --cap-add=SYS_PTRACE"
-        )
-    return CheckResult("ok", "nixl", f"{nixl.version}; between processes of this machine by {ways}")
+        return "warn", said, "let processes copy from each other: docker --cap-add=SYS_PTRACE"
+    return f"{nixl.version}; between processes of this machine by {ways}"
 
 
-def check_folder(found: Surroundings) -> CheckResult:
+def check_folder(found: Surroundings) -> Answer:
     """Whether runs can be written, and all ranks write to the same place."""
     folder, meeting = found.folder, found.meeting
     fix = "--config.directory=FOLDER of a run, on a file system that all nodes share"
     if folder.error:
-        return CheckResult("FAIL", "folder", f"{folder.name}: {folder.error}", fix)
+        return "FAIL", f"{folder.name}: {folder.error}", fix
     if meeting is not None and not meeting.error and not meeting.sees_folder:
         said = f"{folder.name}: what rank 0 writes is not seen on {found.host}, nor would checkpoints be"
-        return CheckResult("FAIL", "folder", said, fix)
+        return "FAIL", said, fix
     if folder.free < FREE_BYTES:
-        said = f"{folder.name}: {folder.free >> 20} MiB free, which a checkpoint soon fills"
-        return CheckResult("warn", "folder", said, fix)
-    return CheckResult("ok", "folder", f"{folder.name}: writable, {folder.free >> 30} GiB free")
+        return "warn", f"{folder.name}: {folder.free >> 20} MiB free, which a checkpoint soon fills", fix
+    return f"{folder.name}: writable, {folder.free >> 30} GiB free"
 
 
-CHECKS: Sequence[Callable[[Surroundings], CheckResult | None]] = (
-    check_place,
-    check_other_launchers,
-    check_versions,
-    check_gpus,
-    check_shares,
-    check_binding,
-    check_address,
-    check_port,
-    check_exposure,
-    check_proxy,
-    check_peers,
-    check_clock,
-    check_groups,
-    check_open_files,
-    check_shm,
-    check_nixl,
-    check_folder,
-)
-"""Each answers, or None where there is nothing to check."""
+CHECKS: Mapping[str, Callable[[Surroundings], Answer]] = {
+    "place": check_place,
+    "launcher": check_other_launchers,
+    "versions": check_versions,
+    "gpus": check_gpus,
+    "memory": check_shares,
+    "binding": check_binding,
+    "address": check_address,
+    "port": check_port,
+    "exposure": check_exposure,
+    "proxy": check_proxy,
+    "peers": check_peers,
+    "clock": check_clock,
+    "groups": check_groups,
+    "files": check_open_files,
+    "shm": check_shm,
+    "nixl": check_nixl,
+    "folder": check_folder,
+}
+"""By subject, in the order in which they are told."""
 
 
 def examine(found: Surroundings) -> list[CheckResult]:
     """What all checks that apply say."""
-    answers = (check(found) for check in CHECKS)
-    return [answer for answer in answers if answer is not None]
+    results = []
+    for subject, check in CHECKS.items():
+        answer = check(found)
+        if isinstance(answer, str):
+            results.append(CheckResult("ok", subject, answer))
+        elif answer is not None:
+            level, said, fix = answer
+            results.append(CheckResult(level, subject, said, fix))
+    return results
