@@ -30,9 +30,7 @@ def sim(options: argparse.Namespace) -> int:
     if options.plot is not None:
         stages = options.stages or STAGES
         if options.workload is not None:
-            given = simulation_inputs(
-                source, stages=stages, microbatches=options.microbatches, seeds=1, times=1
-            )
+            given = simulation_inputs(source, stages, options.microbatches, 1, 1)
             stages = given[0].actual.stages
         check_picture(options.plot, stages * len(policies))
     comparison = simulate(

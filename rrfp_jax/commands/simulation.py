@@ -44,7 +44,7 @@ steps.msgpack or its costs.json; or the name of a family."""
 
 
 def simulation_inputs(
-    source: Source, *, stages: int, microbatches: int | None, seeds: int, times: int
+    source: Source, stages: int, microbatches: int | None, seeds: int, times: int
 ) -> Sequence[Step]:
     """The steps of a source."""
     count = MICROBATCHES if microbatches is None else microbatches
@@ -276,13 +276,7 @@ def simulate(
     policies = _policies(policies)
     try:
         times = seeds if jitter != "J0" else 1  # of a workload, whose steps differ by jitter only
-        sizes: dict[str, Any] = {
-            "stages": stages,
-            "microbatches": microbatches,
-            "seeds": seeds,
-            "times": times,
-        }
-        steps = simulation_inputs(workload, **sizes)
+        steps = simulation_inputs(workload, stages, microbatches, seeds, times)
         usual = default_max_in_flight(steps[0].actual.stages) if byte_limit is None else None
         given = Conditions(
             limit=usual if limit is None else limit or None,
