@@ -83,11 +83,7 @@ def orbax(folder: str | PathLike[str], names: NameMap = lambda path: path) -> In
 
 
 class _OrbaxReader:
-    """Reads arrays of an item that orbax has saved, one at a time.
-
-    Attributes:
-        paths: to each array, by name.
-    """
+    """Reads arrays of an item that orbax has saved, one at a time, by names that lead to their `paths`."""
 
     def __init__(self, folder: Path) -> None:
         import orbax.checkpoint as ocp  # here, since it takes a second

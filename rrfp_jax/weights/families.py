@@ -26,49 +26,45 @@ Json: TypeAlias = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Family:
-    """What is known of one.
+class Layers:
+    """What the layers of `models/` know of all families that they compute: of decoders, or of encoders."""
 
-    Attributes:
-        name: as `rrfp export --as` has it.
-        model_types, architecture: in `config.json`; the first is written.
-        table: of its tensors.
-        sizes: the key of each field of our config that may differ between its models, see `completed`.
-        fixed: the other fields of our config, and the value that they have in all its models.
-        understood: the only value that a key may have, if it is there: with another one a model computes
-            what our layers do not. They are written, too.
-        inner: the key of the object that says it all, where a `config.json` has one.
-        defaults: of keys that a `config.json` may leave out.
-        completed: of a `config.json`, all keys of `sizes`, whichever form the file has; raises UsageError.
-        reduced: of these keys, those of a file.
-        processor: of these keys, what `preprocessor_config.json` says of images; empty for other models.
-        prefixes: what the names of all tensors may begin with; that of files we write is the first.
-        extra: beginnings of the names of tensors that our layers have no use for.
-        elsewhere: beginnings of the paths of parameters in the last layer that are not of the family.
-    """
+    sizes: Mapping[str, str]  # the key of each field of our config that may differ between models
+    fixed: Mapping[str, Any]  # the other fields, where they are the same in all of them
+    completed: Callable[[Json], Json]  # all these keys, whichever form a `config.json` has; or UsageError
+    reduced: Callable[[Json], Json]  # what a file has of these keys
+    images: bool = False  # whether `preprocessor_config.json` says how images become input
+    elsewhere: tuple[str, ...] = ()  # beginnings of parameters of the last layer that no family has
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """What is known of one, as `rrfp export --as` has it."""
 
     name: str
-    model_types: tuple[str, ...]
+    model_types: tuple[str, ...]  # in `config.json`; the first is written
     architecture: str
     table: FamilyTable
-    sizes: Mapping[str, str]
-    fixed: Mapping[str, Any]
+    layers: Layers
+    fixed: Mapping[str, Any]  # fields of our config besides those of `layers`
     understood: Json
-    completed: Callable[[Json], Json]
-    reduced: Callable[[Json], Json]
-    processor: Callable[[Json], Json] = lambda config: {}
-    inner: str = ""
-    defaults: Json = field(default_factory=dict)
-    prefixes: tuple[str, ...] = ("",)
-    extra: tuple[str, ...] = ()
-    elsewhere: tuple[str, ...] = ()
+    """The only value that a key may have, if it is there: with another one a model computes what our layers
+    do not. They are written, too."""
+    counts: Mapping[str, str] = field(default_factory=dict)  # sizes besides those of `layers`
+    defaults: Json = field(default_factory=dict)  # of keys that a `config.json` may leave out
+    written: Json = field(default_factory=dict)  # into it, besides
+    inner: str = ""  # the key of the object that says it all, where a `config.json` has one
+    processor: str = ""  # class of its images' processor
+    prefixes: tuple[str, ...] = ("",)  # that names of tensors may begin with; we write the first
+    extra: tuple[str, ...] = ()  # beginnings of the names of tensors that our layers have no use for
+
+    @property
+    def sizes(self) -> Mapping[str, str]:
+        """The key of each field of our config that may differ between its models."""
+        return {**self.layers.sizes, **self.counts}
 
     def fields_of(self, config: Json) -> dict[str, Any]:
-        """The fields of our config, by its `config.json`.
-
-        Raises:
-            UsageError: it lacks a key, or says something that our layers do not compute.
-        """
+        """The fields of our config, by its `config.json`; `UsageError` for what our layers do not compute."""
         inner = config.get(self.inner)
         config = {**self.defaults, **config, **(inner if isinstance(inner, dict) else {})}
         for key, value in self.understood.items():
@@ -76,8 +72,11 @@ class Family:
                 raise UsageError(
                     f"{key}={shown(config[key])}: of {self.name} only {key}={value!r} is computed here"
                 )
-        found = self.completed(config)
-        return {ours: found[key] for ours, key in self.sizes.items()} | dict(self.fixed)
+        found = {
+            **self.layers.completed(config),
+            **{key: _whole(config, key) for key in self.counts.values()},
+        }
+        return {ours: found[key] for ours, key in self.sizes.items()} | self._fixed
 
     def files_of(self, fields: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         """What `config.json` says of a model with these fields, and the file beside it; see `fields_of`.
@@ -85,18 +84,23 @@ class Family:
         Raises:
             UsageError: no model of the family has such fields; names them.
         """
-        wrong = differences(dict(self.fixed), fields)
+        wrong = differences(self._fixed, fields)
         if not wrong:
             absent = [ours for ours in self.sizes if ours not in fields]
             if absent:
                 raise UsageError(f"no model of {self.name} is so: there is no {', '.join(absent)}")
             sizes = {key: fields[ours] for ours, key in self.sizes.items()}
             named = {"architectures": [self.architecture], "model_type": self.model_types[0]}
-            config, pixels = {**named, **self.understood, **self.reduced(sizes)}, dict(self.processor(sizes))
+            config = {**named, **self.understood, **self.layers.reduced(sizes), **self.written}
+            pixels = _processing(self.processor, sizes) if self.layers.images else {}
             wrong = differences(self.fields_of(pixels | config), fields)
         if wrong:
             raise UsageError(f"no model of {self.name} is so: {'; '.join(wrong)}")
         return {CONFIG: config, PIXELS: pixels} if pixels else {CONFIG: config}
+
+    @property
+    def _fixed(self) -> dict[str, Any]:
+        return {**self.layers.fixed, **self.fixed}
 
     def stored(
         self, fields: Mapping[str, Any], first: int, prefix: str, tied: bool
@@ -149,7 +153,7 @@ def _sizes(config: Json) -> dict[str, Any]:
 
 
 def _whole(config: Json, key: str, default: float | None = None) -> int:
-    """What a key says, at least 1; raises as `number` does, and where it is no whole number."""
+    """What a key says, a whole number of at least 1; raises as `_number` does."""
     value = _number(config, key, default=default)
     if value != int(value):
         raise UsageError(f"{key}={shown(value)}: is no whole number")
@@ -157,11 +161,7 @@ def _whole(config: Json, key: str, default: float | None = None) -> int:
 
 
 def _object(config: Json, key: str) -> Json:
-    """The object at a key; an empty one if there is none.
-
-    Raises:
-        UsageError: something else is there.
-    """
+    """The object at a key, empty if there is none; `UsageError` if something else is there."""
     found = config.get(key) or {}
     if not isinstance(found, dict):
         raise UsageError(f"{key}={shown(found)}: is no object")
@@ -169,11 +169,7 @@ def _object(config: Json, key: str) -> Json:
 
 
 def _number(config: Json, key: str, least: float = 1, default: float | None = None) -> Any:
-    """What a key says; None there is as if it were not there.
-
-    Raises:
-        UsageError: it is not there, or no number of at least `least`.
-    """
+    """What a key says, None being nothing; `UsageError` if that is no number of at least `least`."""
     value = config.get(key)
     value = default if value is None else value
     if value is None:
@@ -182,23 +178,6 @@ def _number(config: Json, key: str, least: float = 1, default: float | None = No
         raise UsageError(f"{key}={shown(value)}: is no number from {least} on that a model can have")
     return value
 
-
-_DECODER_SIZES = {
-    **_SIZES,
-    "vocab_size": "vocab_size",
-    "norm_epsilon": "rms_norm_eps",
-    "rope_base": "rope_theta",
-    "rope_stretch": "rope_scaling",
-}
-
-_DECODER_FIXED = {
-    "norm": "rms",
-    "gated": True,
-    "biases": False,
-    "positions": "rotary",
-    "parallel": False,
-    "causal": True,
-}
 
 _STRETCH = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 """Of `rope_scaling`, in the order of `rope_stretch` in `models/decoder.py`."""
@@ -229,16 +208,34 @@ def _decoder_file(config: Json) -> dict[str, Any]:
     return dict(config) | {"rope_scaling": stretch or None}
 
 
+DECODERS = Layers(
+    sizes={
+        **_SIZES,
+        "vocab_size": "vocab_size",
+        "norm_epsilon": "rms_norm_eps",
+        "rope_base": "rope_theta",
+        "rope_stretch": "rope_scaling",
+    },
+    fixed={
+        "norm": "rms",
+        "gated": True,
+        "biases": False,
+        "positions": "rotary",
+        "parallel": False,
+        "causal": True,
+    },
+    completed=_decoder_config,
+    reduced=_decoder_file,
+)
+
 LLAMA3 = Family(
     name="llama3",
     model_types=("llama",),
     architecture="LlamaForCausalLM",
     table=LLAMA_TABLE,
-    sizes=_DECODER_SIZES,
-    fixed=_DECODER_FIXED | {"qk_norm": False},
+    layers=DECODERS,
+    fixed={"qk_norm": False},
     understood={"hidden_act": "silu", "attention_bias": False, "mlp_bias": False},
-    completed=_decoder_config,
-    reduced=_decoder_file,
 )
 
 QWEN3 = Family(
@@ -246,48 +243,22 @@ QWEN3 = Family(
     model_types=("qwen3",),
     architecture="Qwen3ForCausalLM",
     table=QWEN3_TABLE,
-    sizes=_DECODER_SIZES,
-    fixed=_DECODER_FIXED | {"qk_norm": True},
+    layers=DECODERS,
+    fixed={"qk_norm": True},
     understood={"hidden_act": "silu", "attention_bias": False, "use_sliding_window": False},
-    completed=_decoder_config,
-    reduced=_decoder_file,
 )
-
-_EXPERTS = {"n_experts": "num_local_experts", "top_k": "num_experts_per_tok"}
 
 MIXTRAL = Family(
     name="mixtral",
     model_types=("mixtral",),
     architecture="MixtralForCausalLM",
     table=MIXTRAL_TABLE,
-    sizes=_DECODER_SIZES | _EXPERTS,
-    fixed=_DECODER_FIXED | {"qk_norm": False},
+    layers=DECODERS,
+    fixed={"qk_norm": False},
+    counts={"n_experts": "num_local_experts", "top_k": "num_experts_per_tok"},
     understood={"hidden_act": "silu", "sliding_window": None},
-    completed=lambda config: (
-        _decoder_config(config) | {key: _whole(config, key) for key in _EXPERTS.values()}
-    ),
-    reduced=_decoder_file,
 )
 
-
-_ENCODER_SIZES = {
-    **_SIZES,
-    "patch_size": "patch_size",
-    "grid": "grid",
-    "norm_epsilon": "layer_norm_eps",
-    "mean": "image_mean",
-    "std": "image_std",
-}
-
-_ENCODER_FIXED = {
-    "norm": "layer",
-    "gated": False,
-    "biases": True,
-    "qk_norm": False,
-    "positions": "learned",
-    "parallel": False,
-    "causal": False,
-}
 
 _DEFAULTS = {
     "hidden_size": 768,
@@ -337,9 +308,9 @@ def _side(config: Json) -> int:
     return int(config["grid"][0] * config["patch_size"])
 
 
-def _processor(kind: str) -> Callable[[Json], Json]:
-    """For a class of image processors."""
-    return lambda config: {
+def _processing(kind: str, config: Json) -> dict[str, Any]:
+    """What `preprocessor_config.json` says of images, for a class of their processors."""
+    return {
         "image_processor_type": kind,
         "do_resize": True,
         "size": {"height": _side(config), "width": _side(config)},
@@ -352,21 +323,42 @@ def _processor(kind: str) -> Callable[[Json], Json]:
     }
 
 
+ENCODERS = Layers(
+    sizes={
+        **_SIZES,
+        "patch_size": "patch_size",
+        "grid": "grid",
+        "norm_epsilon": "layer_norm_eps",
+        "mean": "image_mean",
+        "std": "image_std",
+    },
+    fixed={
+        "norm": "layer",
+        "gated": False,
+        "biases": True,
+        "qk_norm": False,
+        "positions": "learned",
+        "parallel": False,
+        "causal": False,
+    },
+    completed=_encoder_config,
+    reduced=_encoder_file,
+    images=True,
+    elsewhere=("hidden.", "out."),
+)
+
 VIT = Family(
     name="vit",
     model_types=("vit",),
     architecture="ViTModel",
     table=VIT_TABLE,
-    sizes=_ENCODER_SIZES,
-    fixed=_ENCODER_FIXED | {"class_token": True, "exact_gelu": True},
+    layers=ENCODERS,
+    fixed={"class_token": True, "exact_gelu": True},
     understood={"hidden_act": "gelu", "qkv_bias": True, "num_channels": 3},
     defaults=_DEFAULTS | {"layer_norm_eps": 1e-12},
-    completed=_encoder_config,
-    reduced=_encoder_file,
-    processor=_processor("ViTImageProcessor"),
+    processor="ViTImageProcessor",
     prefixes=("", "vit."),
     extra=("classifier.", "pooler.", "vit.pooler."),
-    elsewhere=("hidden.", "out."),
 )
 
 SIGLIP = Family(
@@ -374,22 +366,16 @@ SIGLIP = Family(
     model_types=("siglip_vision_model", "siglip"),
     architecture="SiglipVisionModel",
     table=SIGLIP_TABLE,
-    sizes=_ENCODER_SIZES,
-    fixed=_ENCODER_FIXED | {"class_token": False, "exact_gelu": False},
+    layers=ENCODERS,
+    fixed={"class_token": False, "exact_gelu": False},
     understood={"hidden_act": "gelu_pytorch_tanh", "num_channels": 3},
-    inner="vision_config",
     defaults=_DEFAULTS | {"layer_norm_eps": 1e-6},
-    completed=_encoder_config,
-    reduced=lambda config: {
-        **_encoder_file(config),
-        "vision_use_head": False,
-    },  # that head is not of our layers
-    processor=_processor("SiglipImageProcessor"),
+    written={"vision_use_head": False},  # that head is not of our layers
+    inner="vision_config",
+    processor="SiglipImageProcessor",
     prefixes=("vision_model.", ""),
     extra=("text_model.", "vision_model.head.", "head.", "logit_scale", "logit_bias"),
-    elsewhere=("hidden.", "out."),
 )
-
 
 FAMILIES = {family.name: family for family in (LLAMA3, QWEN3, MIXTRAL, VIT, SIGLIP)}
 """By name."""

@@ -21,7 +21,7 @@ from rrfp_jax.json_files import Unreadable, read_json
 from rrfp_jax.runtime.programs.initial import InitFunction, ModelCheckedInit
 from rrfp_jax.weights.families import CONFIG, PIXELS, TIED, Family, differences, family_of
 from rrfp_jax.weights.tables import HEAD, TensorNames
-from rrfp_jax.weights.tensors import MOST_TOLD, Tensor, TensorFiles, TensorSource, converted, some
+from rrfp_jax.weights.tensors import Tensor, TensorFiles, TensorSource, converted, first_few
 
 _PIXELS = {"do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True}
 """The only values that these keys of `preprocessor_config.json` may have, if they are there."""
@@ -67,7 +67,9 @@ def published(folder: str | PathLike[str], config: Any, *, first: int = 0) -> In
     if wrong := differences(model.fields, given):
         raise UsageError(f"the config does not fit {path / CONFIG}: {'; '.join(wrong)}")
     family, blocks = model.family, model.fields["n_layers"]
-    prefix = next((one for one in family.prefixes if _begins(files.where, one, family)), "")
+    firsts = [own.names[0] for own in family.table.first.values()]
+    begins = (one for one in family.prefixes if any(one + name in files.where for name in firsts))
+    prefix = next(begins, "")
     stored = family.stored(model.fields, first, prefix, model.tied)
     wanted = {name for own in stored.values() for name in own.names}
     missing = sorted(wanted - files.where.keys())
@@ -75,8 +77,8 @@ def published(folder: str | PathLike[str], config: Any, *, first: int = 0) -> In
     left = sorted(name for name in others if not name.startswith(model.not_needed))
     for names, what in ((missing, "lacks"), (left, "has, besides those of the model,")):
         if names:
-            raise UsageError(f"{path}: {what} {len(names)} tensors: {some(names[:MOST_TOLD], len(names))}")
-    return Published(files, stored, range(first, first + blocks + 2), family.elsewhere)
+            raise UsageError(f"{path}: {what} {len(names)} tensors: {first_few(names)}")
+    return Published(files, stored, range(first, first + blocks + 2), family.layers.elsewhere)
 
 
 def together(*inits: InitFunction) -> InitFunction:
@@ -92,17 +94,11 @@ def together(*inits: InitFunction) -> InitFunction:
 
 @dataclass(frozen=True)
 class Model:
-    """What a folder says of the model in it.
-
-    Attributes:
-        family: that it is of.
-        fields: of our config.
-        tied: whether embedding and head are one tensor.
-    """
+    """What a folder says of the model in it."""
 
     family: Family
-    fields: dict[str, Any]
-    tied: bool
+    fields: dict[str, Any]  # of our config
+    tied: bool  # whether embedding and head are one tensor
 
     @classmethod
     def of(cls, folder: Path) -> Model:
@@ -124,19 +120,12 @@ class Model:
 
 @dataclass(frozen=True)
 class Published:
-    """An init function that knows its model.
-
-    Attributes:
-        files: with the tensors.
-        stored: the tensors of each parameter.
-        layers: those of the model.
-        elsewhere: beginnings of the paths of parameters of the last layer that keep their own values.
-    """
+    """An init function that knows its model."""
 
     files: TensorFiles
-    stored: Mapping[str, TensorNames]
-    layers: range
-    elsewhere: tuple[str, ...]
+    stored: Mapping[str, TensorNames]  # of each parameter
+    layers: range  # those of the model
+    elsewhere: tuple[str, ...]  # beginnings of parameters of the last layer that keep their own values
 
     def __call__(self, path: str, spec: jax.ShapeDtypeStruct) -> Any:
         """A parameter of the model; None for others. Raises as `FromTensors` does."""
@@ -150,13 +139,13 @@ class Published:
         if lacking := sorted(self.stored.keys() - mine):
             raise UsageError(
                 f"{self.files}: the pipeline lacks {len(lacking)} parameters of the published model: "
-                f"{some(lacking[:MOST_TOLD], len(lacking))}; its layers are "
+                f"{first_few(lacking)}; its layers are "
                 f"{self.layers[0]} to {self.layers[-1]}"
             )
         if others:
             raise UsageError(
                 f"{self.files}: the published model lacks {len(others)} parameters of the pipeline's layers: "
-                f"{some(others[:MOST_TOLD], len(others))}"
+                f"{first_few(others)}"
             )
         for alias, owner in owners.items():
             one, other = self.stored.get(owner), self.stored.get(alias)
@@ -189,11 +178,7 @@ class Together:
 
 
 def _pixels(folder: Path) -> dict[str, Any]:
-    """How pixels are normalised, which has a file of its own, if any.
-
-    Raises:
-        UsageError: otherwise than our layers do it.
-    """
+    """How pixels are normalised, if a file says so; `UsageError` if our layers do it otherwise."""
     if not (folder / PIXELS).exists():
         return {}
     found = read_json(folder / PIXELS, dict)
@@ -203,41 +188,25 @@ def _pixels(folder: Path) -> dict[str, Any]:
     return {key: found[key] for key in ("image_mean", "image_std") if key in found}
 
 
-def _begins(names: Collection[str], prefix: str, family: Family) -> bool:
-    """Whether names of tensors have this prefix."""
-    return any(prefix + own.names[0] in names for own in family.table.first.values())
-
-
 _LAYERS = "n_layers"
 """The field by which the config of layers is known."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Publication:
-    """What is to be written.
-
-    Attributes:
-        sources: of all tensors.
-        others: JSON files, by name.
-        left_out: paths of parameters that are in none of them.
-    """
+    """What is to be written."""
 
     sources: Sequence[TensorSource]
-    others: Mapping[str, Any]
-    left_out: Sequence[str]
+    others: Mapping[str, Any]  # JSON files, by name
+    left_out: Sequence[str]  # paths of parameters that are in none of them
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """Those of a checkpoint, read one by one.
-
-    Attributes:
-        checkpoint: that they are in.
-        dtype: in which floating-point values are given; None as they are stored.
-    """
+    """Those of a checkpoint, read one by one."""
 
     checkpoint: CheckpointView
-    dtype: np.dtype[Any] | None = None
+    dtype: np.dtype[Any] | None = None  # of floating-point values; None as they are stored
 
     @property
     def keys(self) -> dict[str, Key]:
@@ -246,12 +215,7 @@ class Parameters:
         return {".".join(key[1:]): key for key in sorted(keys, key=lambda key: (int(key[1]), key[2:]))}
 
     def read(self, path: str) -> np.ndarray[Any, Any]:
-        """One of them.
-
-        Raises:
-            TrainingError: a file is damaged.
-            UsageError: a value is too large for the dtype.
-        """
+        """One of them; `TrainingError` if a file is damaged, `UsageError` if a value is too large."""
         try:
             value = self.checkpoint.array(self.keys[path])
         except Damaged as error:
@@ -288,14 +252,8 @@ def as_family(
 ) -> Publication:
     """The parameters of a published family's layers under its names, and its JSON files.
 
-    Args:
-        params: of the whole model.
-        family: whose names are wanted.
-        first: the number of the first of these layers; None if the model has no others.
-        fields: of the config of these layers.
-
-    Raises:
-        UsageError: the layers' parameters or their config are not the family's.
+    The layers begin with number `first` (None if the model has no others) and have these fields of their
+    config. `UsageError` if parameters or config are not the family's.
     """
     files, blocks = family.files_of(fields), int(fields["n_layers"])
     begin = first or 0
@@ -305,21 +263,23 @@ def as_family(
     if missing := [path for path in table if path not in paths]:
         raise UsageError(
             f"{params.checkpoint.folder} lacks {len(missing)} parameters of {family.name} with {blocks} "
-            f"blocks from layer {begin} on: {some(missing[:MOST_TOLD], len(missing))}"
+            f"blocks from layer {begin} on: {first_few(missing)}"
         )
     layers = range(begin, begin + blocks + 2)
     left_out = [path for path in paths if path not in table]
-    kept = tuple(f"{layers[-1]}.{beginning}" for beginning in family.elsewhere)
+    kept = tuple(f"{layers[-1]}.{beginning}" for beginning in family.layers.elsewhere)
     wrong = [path for path in left_out if _layer(path) in layers and not path.startswith(kept)]
     outside = [path for path in left_out if _layer(path) not in layers] if first is None else []
     if others := wrong or outside:
         raise UsageError(
             f"{params.checkpoint.folder} has parameters besides those of {family.name}: "
-            f"{some(others[:MOST_TOLD], len(others))}"
+            f"{first_few(others)}"
             + ("" if wrong else "; for a part of a model give --first=, the number of the part's first layer")
         )
     if head in table:
-        files[CONFIG]["tie_word_embeddings"] = tied = _equal(params.read(embedding), params.read(head))
+        one, other = params.read(embedding), params.read(head)
+        tied = one.dtype == other.dtype and one.tobytes() == other.tobytes()
+        files[CONFIG]["tie_word_embeddings"] = tied
         if tied:
             del table[head]
     files[CONFIG]["torch_dtype"] = params.dtype_of(next(iter(table))).name
@@ -328,15 +288,7 @@ def as_family(
 
 
 def fields_at(checkpoint: CheckpointView, place: str) -> Mapping[str, Any]:
-    """The fields of the layers' config, in the config that is kept with a checkpoint.
-
-    Args:
-        checkpoint: of a run.
-        place: such as "model", or "model.decoder".
-
-    Raises:
-        UsageError: there is none.
-    """
+    """The fields of the layers' config at a place such as "model.decoder" of that kept with a checkpoint."""
     found = checkpoint.run.config
     for name in place.split("."):
         found = found.get(name) if isinstance(found, dict) else None
@@ -360,8 +312,3 @@ def _places(config: Any, prefix: str = "") -> Iterator[str]:
 
 def _layer(path: str) -> int:
     return int(path.partition(".")[0])
-
-
-def _equal(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
-    """To the bit."""
-    return one.dtype == other.dtype and one.tobytes() == other.tobytes()

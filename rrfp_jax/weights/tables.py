@@ -23,15 +23,10 @@ Array: TypeAlias = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Arrangement:
-    """One way and back.
+    """One way and back."""
 
-    Attributes:
-        ours: of published arrays.
-        theirs: all the published arrays, of ours.
-    """
-
-    ours: Callable[..., Array]
-    theirs: Callable[[Array], Sequence[Array]]
+    ours: Callable[..., Array]  # of published arrays
+    theirs: Callable[[Array], Sequence[Array]]  # all the published arrays, of ours
 
 
 def _halves(ours: Array) -> Sequence[Array]:
@@ -78,12 +73,7 @@ ROWS = Arrangement(lambda theirs: theirs[0], lambda ours: [ours[None]])
 
 @dataclass(frozen=True)
 class TensorNames:
-    """The published tensors of one of our parameters.
-
-    Attributes:
-        names: of one tensor or several.
-        arrangement: of their values.
-    """
+    """The published tensors of one of our parameters, and the arrangement of their values."""
 
     names: tuple[str, ...]
     arrangement: Arrangement = AS_IS
@@ -95,29 +85,17 @@ Part: TypeAlias = Mapping[str, TensorNames]
 
 @dataclass(frozen=True, kw_only=True)
 class FamilyTable:
-    """A family's names for a list of layers: one, some equal ones, one.
-
-    Attributes:
-        first, block, last: of such a layer.
-        computed: tensors that old files have besides, although they follow from `config.json`.
-    """
+    """A family's names for a list of layers: one, some equal ones, one."""
 
     first: Part
     block: Part
     last: Part
-    computed: tuple[str, ...] = ()
+    computed: tuple[str, ...] = ()  # that old files have besides, although they follow from `config.json`
 
     def of_layers(
         self, blocks: int, first: int, prefix: str = "", experts: int = 0
     ) -> dict[str, TensorNames]:
-        """The tensors of every parameter by its path, such as "3.attention.query.kernel".
-
-        Args:
-            blocks: how many there are.
-            first: the number of the first layer.
-            prefix: of the tensors' names.
-            experts: of each block.
-        """
+        """The tensors of every parameter by its path, such as "3.attention.query.kernel"."""
         layers = [self.first, *[self.block] * blocks, self.last]
         return {
             f"{first + i}.{path}": TensorNames(
@@ -148,21 +126,9 @@ def _norm(ours: str, theirs: str) -> Part:
     return {f"{ours}.scale": _one(f"{theirs}.weight"), f"{ours}.bias": _one(f"{theirs}.bias")}
 
 
-def _linear(ours: str, theirs: str) -> Part:
+def _linear(ours: str, theirs: str, arrangement: Arrangement = KERNEL) -> Part:
     """A matrix product with its bias."""
-    return {f"{ours}.kernel": _one(f"{theirs}.weight", KERNEL), f"{ours}.bias": _one(f"{theirs}.bias")}
-
-
-def _key_value(key: str, value: str) -> Part:
-    """Keys and values with their biases, which are one product here."""
-    return {
-        "attention.key_value.kernel": TensorNames((f"{key}.weight", f"{value}.weight"), FUSED_KERNELS),
-        "attention.key_value.bias": TensorNames((f"{key}.bias", f"{value}.bias"), FUSED_BIASES),
-    }
-
-
-def _patches(theirs: str) -> Part:
-    return {"pixels.kernel": _one(f"{theirs}.weight", PATCHES), "pixels.bias": _one(f"{theirs}.bias")}
+    return {f"{ours}.kernel": _one(f"{theirs}.weight", arrangement), f"{ours}.bias": _one(f"{theirs}.bias")}
 
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -216,41 +182,45 @@ QWEN3_TABLE = FamilyTable(
     last=LLAMA_TABLE.last,
 )
 
-_VIT = "encoder.layer.{}."
+
+def _encoder_block(layer: str, names: str) -> Part:
+    """The block of an encoder, given its eight names: two norms, four of attention, two of the MLP."""
+    norm, query, key, value, out, mlp_norm, up, down = (layer + name for name in names.split())
+    return {
+        **_norm("attention_norm", norm),
+        **_linear("attention.query", query),
+        "attention.key_value.kernel": TensorNames((f"{key}.weight", f"{value}.weight"), FUSED_KERNELS),
+        "attention.key_value.bias": TensorNames((f"{key}.bias", f"{value}.bias"), FUSED_BIASES),
+        **_linear("attention.out", out),
+        **_norm("mlp_norm", mlp_norm),
+        **_linear("mlp.up", up),
+        **_linear("mlp.down", down),
+    }
+
 
 VIT_TABLE = FamilyTable(
     first={
-        **_patches("embeddings.patch_embeddings.projection"),
+        **_linear("pixels", "embeddings.patch_embeddings.projection", PATCHES),
         "class_token.embedding": _one("embeddings.cls_token", ROWS),
         "places.embedding": _one("embeddings.position_embeddings", ROWS),
     },
-    block={
-        **_norm("attention_norm", _VIT + "layernorm_before"),
-        **_linear("attention.query", _VIT + "attention.attention.query"),
-        **_key_value(_VIT + "attention.attention.key", _VIT + "attention.attention.value"),
-        **_linear("attention.out", _VIT + "attention.output.dense"),
-        **_norm("mlp_norm", _VIT + "layernorm_after"),
-        **_linear("mlp.up", _VIT + "intermediate.dense"),
-        **_linear("mlp.down", _VIT + "output.dense"),
-    },
+    block=_encoder_block(
+        "encoder.layer.{}.",
+        "layernorm_before attention.attention.query attention.attention.key attention.attention.value "
+        "attention.output.dense layernorm_after intermediate.dense output.dense",
+    ),
     last=_norm("norm", "layernorm"),
 )
 
-_SIGLIP = "encoder.layers.{}."
-
 SIGLIP_TABLE = FamilyTable(
     first={
-        **_patches("embeddings.patch_embedding"),
+        **_linear("pixels", "embeddings.patch_embedding", PATCHES),
         "places.embedding": _one("embeddings.position_embedding.weight"),
     },
-    block={
-        **_norm("attention_norm", _SIGLIP + "layer_norm1"),
-        **_linear("attention.query", _SIGLIP + "self_attn.q_proj"),
-        **_key_value(_SIGLIP + "self_attn.k_proj", _SIGLIP + "self_attn.v_proj"),
-        **_linear("attention.out", _SIGLIP + "self_attn.out_proj"),
-        **_norm("mlp_norm", _SIGLIP + "layer_norm2"),
-        **_linear("mlp.up", _SIGLIP + "mlp.fc1"),
-        **_linear("mlp.down", _SIGLIP + "mlp.fc2"),
-    },
+    block=_encoder_block(
+        "encoder.layers.{}.",
+        "layer_norm1 self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.out_proj "
+        "layer_norm2 mlp.fc1 mlp.fc2",
+    ),
     last=_norm("norm", "post_layernorm"),
 )

@@ -59,37 +59,22 @@ NameMap: TypeAlias = Mapping[str, TensorChoice] | Callable[[str], TensorChoice]
 
 
 def check_names(names: Any) -> None:
-    """Refuse what is no map of names.
-
-    Raises:
-        UsageError: it is none.
-    """
+    """Refuse what is no map of names (`UsageError`)."""
     if not isinstance(names, Mapping) and not callable(names):
         raise UsageError(f"names={names!r}: give a dict or a function of a parameter's name")
 
 
 @dataclass(frozen=True)
 class FromTensors:
-    """The `init` of a `Trainer` that takes parameters from stored tensors.
-
-    Attributes:
-        names: the stored tensor of each parameter.
-        known: names of all tensors.
-        where: they are, for messages.
-        read: gives one.
-    """
+    """The `init` of a `Trainer` that takes parameters from stored tensors."""
 
     names: NameMap
-    known: Collection[str]
-    where: str
+    known: Collection[str]  # names of all tensors
+    where: str  # they are, for messages
     read: Callable[[str], np.ndarray]
 
     def __call__(self, path: str, spec: jax.ShapeDtypeStruct) -> Any:
-        """A parameter, or None for the layer's own.
-
-        Raises:
-            UsageError: the map has no stored tensor of it, or one that is not there or does not fit.
-        """
+        """A parameter, or None for the layer's own; `UsageError` if its tensor does not fit."""
         tensor = self._tensor(path)
         if tensor is None:
             return None
@@ -98,21 +83,13 @@ class FromTensors:
         return _fitted(path, spec, tensor, [self.read(name) for name in tensor.names])
 
     def check_model(self, params: Collection[str], owners: Mapping[str, str]) -> None:
-        """Refuse, before anything is compiled, a model with parameters whose tensors are not there.
-
-        Args:
-            params: paths of all its parameters.
-            owners: by path of each tied alias its owner's, which is the one that is asked for.
-
-        Raises:
-            UsageError: names them.
-        """
+        """Refuse parameters whose tensors are not there; see `ModelCheckedInit`."""
         asked = {path: self._tensor(path) for path in params if path not in owners}
         named = {path: self._absent(tensor) for path, tensor in asked.items() if tensor is not None}
         absent = {path: name for path, name in named.items() if name is not None}
         if absent:
             wrong = [self._why_absent(path, name) for path, name in [*absent.items()][:MOST_TOLD]]
-            raise UsageError(f"{some(wrong, len(absent))}; correct the map of names")
+            raise UsageError(f"{first_few(wrong, len(absent))}; correct the map of names")
 
     def _tensor(self, path: str) -> Tensor | None:
         names = self.names
@@ -136,10 +113,10 @@ class FromTensors:
         return f"{path}: no tensor {name!r} in {self.where}" + (f", but there is {near[0]!r}" if near else "")
 
 
-def some(told: Sequence[str], count: int) -> str:
+def first_few(told: Sequence[str], count: int | None = None) -> str:
     """The first of so many sentences or names, and how many more there are."""
-    more = count - len(told)
-    return "; ".join(told) + (f"; and {more} more" if more > 0 else "")
+    more = (len(told) if count is None else count) - MOST_TOLD
+    return "; ".join(told[:MOST_TOLD]) + (f"; and {more} more" if more > 0 else "")
 
 
 def _fitted(
@@ -159,26 +136,17 @@ def _fitted(
         return value
     if not all(jax.numpy.issubdtype(dtype, jax.numpy.floating) for dtype in (value.dtype, spec.dtype)):
         raise UsageError(f"{path} is {spec.dtype}, {tensor} {value.dtype}; convert it in a transform")
-    return _converted(path, spec.dtype, tensor, value)
-
-
-def _converted(path: str, dtype: Any, tensor: Tensor, value: np.ndarray) -> np.ndarray:
-    """Floating-point values in another dtype."""
     try:
-        return converted(value, dtype)
+        return converted(value, spec.dtype)
     except ValueError as error:
         raise UsageError(
-            f"{path} is {dtype}, too small for {error} of {tensor} ({value.dtype}); give the parameter "
+            f"{path} is {spec.dtype}, too small for {error} of {tensor} ({value.dtype}); give the parameter "
             f"another dtype, or a transform that scales"
         ) from None
 
 
 def converted(value: np.ndarray, dtype: Any) -> np.ndarray:
-    """Floating-point values in another dtype.
-
-    Raises:
-        ValueError: some are too large for it; says how many, and one of them.
-    """
+    """Floating-point values in another dtype; `ValueError` says how many are too large, and one of them."""
     with np.errstate(over="ignore"):  # which is told below
         found = value.astype(dtype)
     lost = np.isinf(found) & np.isfinite(value)
@@ -219,13 +187,9 @@ def pretrained(files: str | PathLike[str] | Sequence[str | PathLike[str]], names
 
 @dataclass(frozen=True)
 class TensorFiles:
-    """Safetensors files, of which nothing but the names of their tensors has been read.
+    """Safetensors files, of which nothing but the names of their tensors has been read."""
 
-    Attributes:
-        where: the file of each tensor.
-    """
-
-    where: Mapping[str, Path]
+    where: Mapping[str, Path]  # the file of each tensor
 
     @classmethod
     def of(cls, files: str | PathLike[str] | Sequence[str | PathLike[str]]) -> TensorFiles:
@@ -303,13 +267,7 @@ FORMAT = {"format": "pt"}
 
 @dataclass(frozen=True)
 class TensorSource:
-    """What makes some tensors, which are written to one file.
-
-    Attributes:
-        names: of the tensors.
-        nbytes: of all of them.
-        read: gives them.
-    """
+    """What makes some tensors, of so many bytes together, which are written to one file."""
 
     names: tuple[str, ...]
     nbytes: int
@@ -317,11 +275,7 @@ class TensorSource:
 
 
 def check_absent(folder: Path, replace: bool) -> None:
-    """Refuse, before anything is read, a folder that cannot be written.
-
-    Raises:
-        UsageError: it is there and `replace` is not asked for, or is to be in no folder.
-    """
+    """Refuse, before anything is read, a folder that is there, or is to be in none (`UsageError`)."""
     if folder.name in ("", ".."):
         raise UsageError(f"{folder}: give the name of a folder that is to be made")
     if not folder.parent.is_dir():
@@ -335,20 +289,11 @@ def check_absent(folder: Path, replace: bool) -> None:
 def write_tensors(
     folder: Path, sources: Sequence[TensorSource], most_bytes: float, others: Mapping[str, Any], replace: bool
 ) -> int:
-    """Write a new folder; how many files of tensors it has.
+    """Write a new folder of tensors and other JSON files; how many files of tensors it has.
 
-    One file is in memory at a time, twice.
-
-    Args:
-        folder: of the files; they are written beside it, and then it is renamed.
-        sources: of all tensors.
-        most_bytes: of a file, unless a single source has more.
-        others: JSON files, by name.
-        replace: rename what is there to the first free `<folder>.<number>`.
-
-    Raises:
-        UsageError: see `check_absent`.
-        TrainingError: it cannot be written; nothing is left of it.
+    One file is in memory at a time, twice; it has at most so many bytes, unless a single source has more.
+    With `replace`, what is there is renamed to the first free `<folder>.<number>`. `TrainingError` if it
+    cannot be written; nothing is left of it then.
     """
     check_absent(folder, replace)
     shards = list(_shards(sources, most_bytes))
