@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -350,49 +350,37 @@ def empty(fields: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, NDArray[Any]]
     }
 
 
+def _places(document: Any) -> NDArray[np.int32]:
+    return np.concatenate([np.zeros((0, 2), np.int32), *(document.cut.places(*g) for g in document.grids)])
+
+
+def _patch_of_token(document: Any, behind: int) -> NDArray[np.int64]:
+    kinds = document.patch[: document.places]
+    return np.where(kinds == TEXT, TEXT, kinds + behind // document.cut.merge**2)
+
+
+_FIELDS: Mapping[str, Callable[[TokenizedDocument, int, int, int], Any]] = {
+    "tokens": lambda own, segment, patch, image: own.tokens[: own.places],
+    "labels": lambda own, segment, patch, image: np.where(own.is_label, own.following, 0),
+    "mask": lambda own, segment, patch, image: own.is_label,
+    "segments": lambda own, segment, patch, image: segment,
+    "positions": lambda own, segment, patch, image: np.arange(own.places),
+    "images": lambda own, segment, patch, image: np.repeat(
+        image + 1 + np.arange(len(own.counts)), own.counts
+    ),
+    "patches": lambda own, segment, patch, image: own.pixels and own.pixels(),
+    "patch_places": lambda own, segment, patch, image: _places(own),
+    "patch_of_token": lambda own, segment, patch, image: _patch_of_token(own, patch),
+}
+"""What a field has of a document behind so many patches and images of the row, or one value for all of it."""
+
+
 def fill_row(row: Mapping[str, NDArray[Any]], documents: Iterable[TokenizedDocument]) -> None:
     """Put documents one behind the other into a row, whose arrays are views without the axis of rows."""
     patch = token = image = 0
     for segment, document in enumerate(documents, 1):
         patches, tokens = sum(document.counts), document.places
         for name, array in row.items():
-            if name in PATCH_FIELDS:
-                array[patch : patch + patches] = _of_patches(name, document, image)
-            else:
-                array[token : token + tokens] = _of_tokens(name, document, tokens, segment, patch)
+            begin, size = (patch, patches) if name in PATCH_FIELDS else (token, tokens)
+            array[begin : begin + size] = _FIELDS[name](document, segment, patch, image)
         patch, token, image = patch + patches, token + tokens, image + len(document.grids)
-
-
-def _of_patches(name: str, document: TokenizedDocument, image: int) -> NDArray[Any]:
-    """A field of patches, [P] or [P, ...] of the document; behind so many images of the row."""
-    assert document.cut is not None and document.pixels is not None
-    match name:
-        case "patches":
-            return document.pixels()
-        case "patch_places":
-            places = [document.cut.places(*grid) for grid in document.grids]
-            return np.concatenate([np.zeros((0, 2), np.int32), *places])
-        case _:
-            counts = document.counts
-            return np.repeat(np.arange(image + 1, image + len(counts) + 1), counts)
-
-
-def _of_tokens(name: str, document: TokenizedDocument, size: int, segment: int, patch: int) -> Any:
-    """A field of `size` tokens, or one value for all of the document; behind so many patches of the row."""
-    kinds, following = document.patch, document.tokens[1:]
-    match name:
-        case "tokens":
-            return document.tokens[:size]
-        case "labels":
-            return (
-                following if kinds is None else np.where(document.is_label, np.append(following, 0)[:size], 0)
-            )
-        case "mask":
-            return 1 if kinds is None else document.is_label
-        case "patch_of_token":
-            assert kinds is not None and document.cut is not None
-            return np.where(kinds[:size] == TEXT, TEXT, kinds[:size] + patch // document.cut.merge**2)
-        case "segments":
-            return segment
-        case _:
-            return np.arange(size)

@@ -37,7 +37,7 @@ class Layers:
     elsewhere: tuple[str, ...] = ()  # beginnings of parameters of the last layer that no family has
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Family:
     """What is known of one, as `rrfp export --as` has it."""
 
@@ -100,7 +100,7 @@ class Family:
 
     @property
     def _fixed(self) -> dict[str, Any]:
-        return {**self.layers.fixed, **self.fixed}
+        return {"parallel": False, **self.layers.fixed, **self.fixed}
 
     def stored(
         self, fields: Mapping[str, Any], first: int, prefix: str, tied: bool
@@ -216,44 +216,25 @@ DECODERS = Layers(
         "rope_base": "rope_theta",
         "rope_stretch": "rope_scaling",
     },
-    fixed={
-        "norm": "rms",
-        "gated": True,
-        "biases": False,
-        "positions": "rotary",
-        "parallel": False,
-        "causal": True,
-    },
+    fixed={"norm": "rms", "gated": True, "biases": False, "positions": "rotary", "causal": True},
     completed=_decoder_config,
     reduced=_decoder_file,
 )
 
 LLAMA3 = Family(
-    name="llama3",
-    model_types=("llama",),
-    architecture="LlamaForCausalLM",
-    table=LLAMA_TABLE,
-    layers=DECODERS,
+    *("llama3", ("llama",), "LlamaForCausalLM", LLAMA_TABLE, DECODERS),
     fixed={"qk_norm": False},
     understood={"hidden_act": "silu", "attention_bias": False, "mlp_bias": False},
 )
 
 QWEN3 = Family(
-    name="qwen3",
-    model_types=("qwen3",),
-    architecture="Qwen3ForCausalLM",
-    table=QWEN3_TABLE,
-    layers=DECODERS,
+    *("qwen3", ("qwen3",), "Qwen3ForCausalLM", QWEN3_TABLE, DECODERS),
     fixed={"qk_norm": True},
     understood={"hidden_act": "silu", "attention_bias": False, "use_sliding_window": False},
 )
 
 MIXTRAL = Family(
-    name="mixtral",
-    model_types=("mixtral",),
-    architecture="MixtralForCausalLM",
-    table=MIXTRAL_TABLE,
-    layers=DECODERS,
+    *("mixtral", ("mixtral",), "MixtralForCausalLM", MIXTRAL_TABLE, DECODERS),
     fixed={"qk_norm": False},
     counts={"n_experts": "num_local_experts", "top_k": "num_experts_per_tok"},
     understood={"hidden_act": "silu", "sliding_window": None},
@@ -338,7 +319,6 @@ ENCODERS = Layers(
         "biases": True,
         "qk_norm": False,
         "positions": "learned",
-        "parallel": False,
         "causal": False,
     },
     completed=_encoder_config,
@@ -348,11 +328,7 @@ ENCODERS = Layers(
 )
 
 VIT = Family(
-    name="vit",
-    model_types=("vit",),
-    architecture="ViTModel",
-    table=VIT_TABLE,
-    layers=ENCODERS,
+    *("vit", ("vit",), "ViTModel", VIT_TABLE, ENCODERS),
     fixed={"class_token": True, "exact_gelu": True},
     understood={"hidden_act": "gelu", "qkv_bias": True, "num_channels": 3},
     defaults=_DEFAULTS | {"layer_norm_eps": 1e-12},
@@ -362,11 +338,7 @@ VIT = Family(
 )
 
 SIGLIP = Family(
-    name="siglip",
-    model_types=("siglip_vision_model", "siglip"),
-    architecture="SiglipVisionModel",
-    table=SIGLIP_TABLE,
-    layers=ENCODERS,
+    *("siglip", ("siglip_vision_model", "siglip"), "SiglipVisionModel", SIGLIP_TABLE, ENCODERS),
     fixed={"class_token": False, "exact_gelu": False},
     understood={"hidden_act": "gelu_pytorch_tanh", "num_channels": 3},
     defaults=_DEFAULTS | {"layer_norm_eps": 1e-6},
