@@ -214,7 +214,7 @@ class PacedRun:
         self.steps_done = 0
         self._recorded: deque[RecordedStep] = deque(maxlen=TRACED_STEPS)
         self._world = layout.world
-        delays = settings.delays
+        delays = settings.injected
         self._world.waits.stall_seconds = settings.stall_seconds
         costs = WorkloadCosts(workload, placement)
         self._rules = settings.rules(placement, workload.microbatches, base_of(schedule))
@@ -302,7 +302,7 @@ def run_paced(argv: Sequence[str]) -> int:
     tell(
         f"rrfp_jax on paced devices; {config.name}: {config.steps} steps, {pace.table.stages} stages, "
         f"{pace.table.microbatches} microbatches, messages of {pace.message_bytes} bytes, "
-        f"schedule {config.schedule}, jitter {config.delays.jitter}"
+        f"schedule {config.schedule}, jitter {config.injected.jitter}"
     )
     files = RunFiles(config, world, {STEPS: run.write_trace, "trace.json": run.write_trace}, say=tell)
     with files:

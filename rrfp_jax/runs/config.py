@@ -133,7 +133,7 @@ class RunConfig(Settings, ABC):
         if self.executables in ("True", "False", "None"):
             raise UsageError(f"executables={self.executables}: give a folder, auto, or none for no folder")
         super().__post_init__()
-        if self.mesh.share_devices and (self.delays.link_delay or self.delays.link_bandwidth):
+        if self.mesh.share_devices and (self.injected.link_delay or self.injected.link_bandwidth):
             raise UsageError("link_delay or link_bandwidth with mesh.share_devices: no link is between them")
 
     @abstractmethod

@@ -55,7 +55,7 @@ class TestSettings:
             ({"executables": ""}, ["executables=''", "a folder", "or None"]),
             ({"init": 3}, ["init=3", "init(path, spec)"]),
             ({"on_step": 3}, ["on_step=3", "a step's report"]),
-            ({"delays": "J1"}, ["delays='J1': is of type str", "Delays(...)"]),
+            ({"delays": "J1"}, ["delays='J1': give NAME=VALUE", "jitter=J2,skew=0.001"]),
             ({"settings": {"seed": 3}}, ["settings is of type dict, not Settings"]),
             ({"seed": 3, "settings": rrfp.Settings(seed=4)}, ["seed=3 beside settings with seed=4"]),
             ({"mesh": 4}, ["mesh is of type int, not Mesh"]),

@@ -207,9 +207,9 @@ class Engine:
             world,
             remote_of(self.layout, self.placement, way, apart, compiler),
             settings.stall_seconds,
-            settings.delays.queue(),
+            settings.injected.queue(),
             agreement=agreement_of(self.layout, settings.agreement, settings.protocol),
-            delays=settings.delays.arrivals(self.placement, rank=world.rank),
+            delays=settings.injected.arrivals(self.placement, rank=world.rank),
             name=self.layout.name,
         )
         driver.reserve(self.library.arrivals(phase_of(rules)))

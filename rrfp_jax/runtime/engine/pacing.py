@@ -6,13 +6,13 @@ import heapq
 import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from time import perf_counter
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from rrfp_jax.core.tasks import Kind, Placement, Task
 from rrfp_jax.errors import UsageError
-from rrfp_jax.fields import check_fields
+from rrfp_jax.fields import check_fields, shown
 from rrfp_jax.runtime.engine.device import DeviceQueue, Running
 from rrfp_jax.runtime.sizes import nbytes
 from rrfp_jax.runtime.transport.protocol import Arrival
@@ -73,6 +73,32 @@ class Delays:
             raise UsageError(
                 f"delayed_link={self.delayed_link}: give the number of a stage, or -1 for all links"
             )
+
+    @classmethod
+    def of(cls, given: Delays | str) -> Delays:
+        """Delays as they are, or of text such as "jitter=J2,skew=0.001"; none of empty text.
+
+        Raises:
+            UsageError: it is no such text, or names a delay that there is not, or that cannot be.
+        """
+        if isinstance(given, cls):
+            return given
+        known: dict[str, Any] = {item.name: type(getattr(cls, item.name)) for item in fields(cls)}
+        values = {}
+        for part in str(given).split(",") if given != "" else ():
+            name, _, value = part.strip().partition("=")
+            try:
+                values[name] = known[name](value)
+            except (KeyError, ValueError):
+                raise UsageError(
+                    f"delays={shown(given)}: give NAME=VALUE, such as jitter=J2,skew=0.001; names are "
+                    f"{', '.join(known)}"
+                ) from None
+        return cls(**values)
+
+    def __str__(self) -> str:
+        told = {item.name: getattr(self, item.name) for item in fields(self)}
+        return ",".join(f"{name}={value}" for name, value in told.items() if value != getattr(Delays, name))
 
     def queue(self) -> QueueFactory:
         """Makes the queue of a device."""

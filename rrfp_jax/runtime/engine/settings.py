@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from enum import Enum
 from os import PathLike
 from pathlib import Path
@@ -153,7 +153,8 @@ class Settings:
         agreement: what carries the messages by which the processes of a stage agree on each task: "kv", the
             key-value store of `jax.distributed`, or "socket" (`docs/agreement.md`).
         protocol: a "leader" decides, or all are "unanimous".
-        delays: injected, to see what a schedule makes of them (`docs/paced.md`).
+        delays: injected, to see what a schedule makes of them: text such as "jitter=J2,skew=0.001"; empty for
+            none (`docs/paced.md`).
 
     Raises:
         UsageError: one that cannot be, with its name and value.
@@ -175,7 +176,7 @@ class Settings:
     rebalance: Rebalance = "off"
     agreement: CarrierName = "kv"
     protocol: GroupProtocol = "leader"
-    delays: Delays = field(default_factory=Delays)
+    delays: str | Delays = ""
 
     def __post_init__(self) -> None:
         check_numbers(self)
@@ -184,9 +185,7 @@ class Settings:
         self._check_numerics()
         self._check_memory()
         _require(self, "stall_seconds", is_positive(self.stall_seconds), "give a number of seconds above 0")
-        if not isinstance(self.delays, Delays):
-            kind = type(self.delays).__name__
-            raise UsageError(f"delays={shown(self.delays)}: is of type {kind}; give Delays(...)")
+        object.__setattr__(self, "delays", str(self.injected))
         folder = self.executables
         is_path = folder is None or (isinstance(folder, (str, PathLike)) and str(folder))
         remedy = "give a folder to keep compiled programs in, such as 'runs/.executables'"
@@ -221,6 +220,11 @@ class Settings:
     def budget(self) -> Setting:
         """`activation_budget`, with text as a number of bytes."""
         return parse_setting(self.activation_budget)
+
+    @property
+    def injected(self) -> Delays:
+        """`delays` that the text says."""
+        return Delays.of(self.delays)
 
     def with_arguments(self, given: Mapping[str, Any]) -> Settings:
         """Settings with a Trainer's own arguments, by name; DEFAULT for one that is not given.
