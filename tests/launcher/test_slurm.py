@@ -226,8 +226,8 @@ def test_arguments_reach_every_task(job):
     arguments = ["--config=a file.py", "--config.steps=3"]
     said, _ = job(*arguments, srun='printf "%s\\n" "$@"').communicate(timeout=LIMIT_SECONDS)
     given = said.splitlines()
-    assert given[-5:] == ["python", "-m", "rrfp_jax", "train", *arguments]
-    assert {"--kill-on-bad-exit=1", "--label", f"--output={job.log.name}"} <= set(given[:-5])
+    assert given[-6:] == ["python", "-m", "rrfp_jax", "train", *arguments]
+    assert {"--kill-on-bad-exit=1", "--label", f"--output={job.log.name}"} <= set(given[:-6])
 
 
 @pytest.mark.parametrize("before", ["", f"0: {STOPPED}\n"], ids=["first-start", "later-start"])

@@ -1,21 +1,29 @@
-"""Which hint is chosen: the fastest in the simulator that can run, the present one unless another gains."""
+"""What simulations choose: hints and splits, what-ifs, and planned orders."""
 
 import dataclasses
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rrfp_jax.core.schedules import by_name
+from rrfp_jax.core.orders import GPipe, OneFOneB
+from rrfp_jax.core.schedules import NAMED, by_name
 from rrfp_jax.core.step_rules import Budget, StepRules
-from rrfp_jax.core.tasks import Placement
+from rrfp_jax.core.tasks import WEIGHT, Placement
+from rrfp_jax.sim.bounds import lower_bound
 from rrfp_jax.sim.choice import CANDIDATES, GAIN, Auto, Candidate, choose
 from rrfp_jax.sim.choice import EQUAL as AS_FAST
 from rrfp_jax.sim.compare import Conditions, choice
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.sim.families import Step, varied
+from rrfp_jax.sim.planned import plan
+from rrfp_jax.sim.what_if import what_ifs
 from rrfp_jax.trace.costs import WorkloadCosts, constant, log_normal
-from tests.support.steps import Drawn
+from rrfp_jax.trace.records import Part, RecordedStep, StepTrace
+from tests.support.optimum import optimum
+from tests.support.spoilt import EVEN, MICROBATCHES, STAGES, ran, rows, rules, spoilt
+from tests.support.steps import Drawn, peak, steps
 
 
 def candidate(name, workload, limit=None, **kwargs):
@@ -138,7 +146,7 @@ class TestLargeSteps:
 
 
 @st.composite
-def steps(draw):
+def drawn_steps(draw):
     """Candidates of one step with costs and limits of all kinds, and which is present."""
     stages, count = draw(st.integers(1, 4)), draw(st.integers(1, 9))
     names = draw(st.lists(st.sampled_from([*CANDIDATES, "fb", "ranked:1f1b"]), min_size=1, unique=True))
@@ -160,7 +168,7 @@ def steps(draw):
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
-@given(steps())
+@given(drawn_steps())
 def test_choices_are_what_they_say(step):
     given, present, most_tasks = step
     try:
@@ -198,3 +206,175 @@ def test_a_step_is_judged_by_what_is_known_of_it():
     slow = Step(known.known, constant(4, 8, 1.0, transfer=9.0))
     given = Conditions(limit=8)
     assert choice(Auto(), slow, given) == choice(Auto(), Step(known.known, known.known), given)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "subject"),
+    [
+        ("stage", "stage", 2),
+        ("jitter", "jitter", None),
+        ("lengths", "lengths", None),
+        ("link", "link", (1, 2)),
+    ],
+)
+def test_undoing_what_is_wrong_saves_most(name, kind, subject):
+    step, undone = spoilt(name)
+    found = what_ifs(step, schedules=())
+    assert found.error < 1e-9
+    one = next(change for change in found.changes if (change.kind, change.subject) == (kind, subject))
+    assert one.seconds == pytest.approx(undone, rel=0.03)
+    rivals = {"stages", "links"} - {kind}  # which undo the same, and more
+    assert next(change for change in found.changes if change.kind not in rivals) == one
+
+
+def test_a_limit_that_is_too_small():
+    slow_link = replace(
+        EVEN, transfer_forward=rows([20e-3] * STAGES), transfer_backward=rows([20e-3] * STAGES)
+    )
+    costs = WorkloadCosts(slow_link, rules().placement)
+    by_number = what_ifs(ran(costs, limit=3))
+    more = next(change for change in by_number.changes if (change.kind, change.subject) == ("in flight", 1))
+    assert more.seconds == pytest.approx(simulate(rules(limit=4), costs).makespan)
+    costs_in_bytes = [[10] * MICROBATCHES]
+    by_bytes = what_ifs(ran(costs, limit=None, budgets=[Budget(costs_in_bytes, 30)] * STAGES))
+    wider = next(change for change in by_bytes.changes if change.kind == "bytes")
+    assert wider.seconds == pytest.approx(simulate(rules(limit=4), costs).makespan)
+    assert not [change for change in what_ifs(ran(costs, limit=None)).changes if change.kind == "bytes"]
+
+
+def test_another_schedule_takes_what_it_takes():
+    costs = WorkloadCosts(EVEN, rules().placement)
+    found = what_ifs(ran(costs, "1f1b"), schedules=["1f1b", "bf", "bfw", "zb-v"])
+    tried = {change.subject: change.seconds for change in found.changes if change.kind == "schedule"}
+    assert set(tried) == {"bf", "bfw"}, "its own is not tried, nor one for another placement"
+    for name, seconds in tried.items():  # with as much as 1F1B holds
+        assert seconds == pytest.approx(simulate(rules(name, limit=STAGES), costs).makespan)
+
+
+def test_another_schedule_holds_no_more():
+    costs = WorkloadCosts(EVEN, rules().placement)
+    budgets = [Budget([[10] * MICROBATCHES], 40)] * STAGES
+
+    def tried(step):
+        found = what_ifs(step, schedules=["gpipe", "zb-h1", "zb-h2"])
+        return {change.subject for change in found.changes if change.kind == "schedule"}
+
+    assert tried(ran(costs)) == tried(ran(costs, "1f1b")) == {"zb-h1"}
+    assert tried(ran(costs, limit=None, budgets=budgets)) == {"zb-h1"}
+    assert tried(ran(costs, limit=None)) == {"gpipe", "zb-h1", "zb-h2"}
+
+
+@given(steps())
+@settings(max_examples=100, deadline=None)
+def test_a_replay_takes_as_long_as_the_step(drawn):
+    own, costs = drawn
+    trace = simulate(own, costs)
+    step = RecordedStep(trace=trace, rules=own, buckets=[""] * own.microbatches)
+    assert what_ifs(step, schedules=()).error < 1e-9
+
+
+def test_the_hosts_time_is_replayed_and_can_be_taken_out():
+    host, own = 3e-3, rules()
+    slow = replace(EVEN, **{part: rows([11.5e-3] * STAGES) for part in ("backward_input", "backward_weight")})
+    trace = simulate(own, WorkloadCosts(replace(slow, forward=rows([13e-3] * STAGES)), own.placement))
+    records = [record._replace(start=record.start + host) for record in trace.records]
+    step = RecordedStep(
+        trace=StepTrace(0, trace.placement, [Part.of(records)]), rules=own, buckets=[""] * MICROBATCHES
+    )
+    found = what_ifs(step, schedules=())
+    assert found.error < 0.01
+    without = next(change for change in found.changes if change.kind == "host")
+    assert without.seconds == pytest.approx(simulate(own, WorkloadCosts(EVEN, own.placement)).makespan)
+
+
+FUSED = {name: NAMED[name] for name in ("bf", "b-priority", "1f1b", "gpipe")}
+
+
+def varied_step(stages, microbatches, **options):
+    """A step of log-normal durations, by the rules of the product unless said otherwise."""
+    workload = log_normal(stages, microbatches, forward=1.0, sigma=0.3, shared=0.5, seed=0)
+    placement = Placement(stages)
+    rules = StepRules(placement=placement, microbatches=microbatches, schedule=GPipe(), **options)
+    return rules, WorkloadCosts(workload, placement)
+
+
+def best_candidate(planned):
+    return min(span for span in planned.candidates.values() if not isinstance(span, str))
+
+
+def followed(rules, costs, planned, **options):
+    return simulate(dataclasses.replace(rules, schedule=planned.order), costs, **options)
+
+
+@pytest.mark.slow
+@given(steps(stages=3))
+@settings(max_examples=40, deadline=None, derandomize=True)
+def test_a_plan_is_followed_as_predicted(step):
+    rules, costs = step
+    planned = plan(rules, costs, evaluations=30)
+    trace = followed(rules, costs, planned)
+    assert [trace.order(stage) for stage in range(trace.stages)] == list(map(list, planned.order.rows))
+    assert trace.makespan == planned.makespan
+    assert lower_bound(rules, costs, any_split=True) <= planned.makespan * (1 + 1e-9)
+    assert planned.makespan <= best_candidate(planned)
+    assert plan(rules, costs, evaluations=30) == planned
+
+
+@pytest.mark.parametrize("links", ["serial", "synchronous"])
+def test_a_plan_for_other_links(links):
+    rules, _ = varied_step(3, 6)
+    costs = Drawn(rules.placement, 1)
+    planned = plan(rules, costs, evaluations=40, links=links)
+    assert followed(rules, costs, planned, links=links).makespan == planned.makespan
+
+
+@pytest.mark.parametrize("accumulation", ["index", "arrival"])
+@pytest.mark.parametrize("limit", [4, 32])
+def test_the_search_gains(limit, accumulation):
+    rules, costs = varied_step(4, 12, limit=limit, accumulation=accumulation)
+    planned = plan(rules, costs, candidates=FUSED)
+    assert planned.evaluations == 200
+    assert planned.makespan < 0.97 * best_candidate(planned)
+    assert max(map(peak, planned.order.rows)) <= limit
+    assert not any(task.kind is WEIGHT for row in planned.order.rows for task in row)
+
+
+def test_a_plan_keeps_to_a_budget():
+    rules, costs = varied_step(4, 12)
+    in_bytes = [3 + 2 * (j % 3) for j in range(12)]
+    planned = plan(rules, costs, budgets=[Budget([in_bytes], 15)] * 4, evaluations=60)
+    for row in planned.order.rows:
+        held = 0
+        for kind, _, j in row:
+            held += in_bytes[j] * {"F": 1, "I": 0, "B": -1, "W": -1}[kind.letter]
+            assert held <= 15
+    assert any("limit" in str(why) for why in planned.candidates.values())
+
+
+def test_little_is_left_to_gain_in_a_tiny_step():
+    rules, costs = varied_step(3, 4, accumulation="arrival")
+    planned = plan(rules, costs, candidates=FUSED)
+    assert 1 - 1e-9 <= planned.makespan / optimum(rules, costs).makespan <= 1.02
+
+
+def test_refused_candidates_are_named():
+    rules, costs = varied_step(4, 8, limit=2)
+    planned = plan(rules, costs, evaluations=0)
+    assert planned.candidates["zb-v"].startswith("ZB-V is defined for 2 chunks a stage, got 1")
+    assert planned.candidates["1f1b"] == "exceeds the limit in flight on stage 0"
+    assert planned.evaluations == len(
+        [span for span in planned.candidates.values() if isinstance(span, float)]
+    )
+    with pytest.raises(ValueError, match="no candidate for a plan: 1f1b: exceeds the limit"):
+        plan(rules, costs, candidates={"1f1b": OneFOneB()})
+
+
+def test_other_seeds_other_plans():
+    rules, costs = varied_step(4, 8)
+    assert len({plan(rules, costs, evaluations=60, seed=seed).order for seed in range(3)}) > 1
+
+
+def test_one_microbatch():
+    rules, costs = varied_step(2, 1)
+    planned = plan(rules, costs, evaluations=30)
+    assert planned.makespan == pytest.approx(lower_bound(rules, costs, any_split=True))

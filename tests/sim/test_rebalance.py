@@ -12,6 +12,7 @@ from benchmarks.layers import Machine, train
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import Budget
 from rrfp_jax.sim import splits as rebalance
+from rrfp_jax.sim.engine import simulate
 from rrfp_jax.sim.splits import (
     FIRST,
     GAIN,
@@ -24,11 +25,13 @@ from rrfp_jax.sim.splits import (
     repeatable,
     simulated,
 )
-from rrfp_jax.trace.layers import LayerWork
-from tests.sim.test_recut import blocks, with_work
-from tests.support.spoilt import MICROBATCHES, ran
+from rrfp_jax.sim.what_if import what_ifs
+from rrfp_jax.trace.costs import WorkloadCosts
+from rrfp_jax.trace.layers import LayerWork, Work
+from rrfp_jax.trace.replayed import replay_of
+from tests.support.spoilt import EVEN, MICROBATCHES, STAGES, Straggler, ran, rules
 
-EVEN = (4, 4, 4, 4)
+ALIKE = (4, 4, 4, 4)
 
 
 def always(*slowness):
@@ -41,7 +44,7 @@ def splits(found):
 
 def test_a_slow_stage_gives_layers_away_at_the_first_look():
     machine = Machine([0.01] * 16, always(1, 1, 1.5, 1))
-    found = train(machine, EVEN, 40)
+    found = train(machine, ALIKE, 40)
     ((step, move),) = found.moves
     assert step == FIRST and sum(move.split) == 16 and move.split[2] < 4
     hindsight = min(machine.step(0, other).trace.makespan for other in every_split(16, 4))
@@ -58,7 +61,7 @@ def every_split(layers, stages):
 
 
 def test_a_bad_cut_is_mended():
-    assert splits(train(Machine([0.01] * 16, always(1, 1, 1, 1)), (2, 4, 8, 2), 40)) == [EVEN]
+    assert splits(train(Machine([0.01] * 16, always(1, 1, 1, 1)), (2, 4, 8, 2), 40)) == [ALIKE]
 
 
 @pytest.mark.slow
@@ -72,18 +75,18 @@ def test_jitter_alone_moves_nothing(level):
 def test_what_is_over_is_not_mended():
     """A stage is slow in the earlier half of the steps that are looked at."""
     machine = Machine([0.01] * 16, lambda step: (1, 1, 1.5 if step < FIRST // 2 else 1, 1))
-    assert not train(machine, EVEN, FIRST + 1).moves
+    assert not train(machine, ALIKE, FIRST + 1).moves
 
 
 def test_a_stage_that_gets_well_again_gets_its_layers_back():
     machine = Machine([0.01] * 16, lambda step: (1, 1, 4 if step < 30 else 1, 1))
-    found = train(machine, EVEN, 150)
+    found = train(machine, ALIKE, 150)
     assert len(found.moves) == 2 and splits(found)[0][2] == 1 and splits(found)[-1][2] == 4
 
 
 def test_moves_teach_that_layers_are_heavy_where_a_stage_seemed_slow():
     machine = Machine([0.01] * 8 + [0.015] * 4 + [0.01] * 4, always(1, 1, 1, 1), estimates=[1] * 16)
-    found = train(machine, EVEN, 60)
+    found = train(machine, ALIKE, 60)
     assert splits(found)[-1] == (5, 4, 3, 4)
     (first, second) = [look.verdict for _, look in found.looks if look.verdict]
     assert not first.kept and second.kept
@@ -95,34 +98,34 @@ def test_layers_go_back_where_a_move_costs_and_are_never_there_again():
     cursed, step = [], machine.step
 
     def cursed_step(number, split):
-        slowness = (1, 1, 1.5, 1) if tuple(split) == EVEN else (2.5, 1, 1, 2.5)
+        slowness = (1, 1, 1.5, 1) if tuple(split) == ALIKE else (2.5, 1, 1, 2.5)
         cursed.append(tuple(split))
         machine.slowness = always(*slowness)
         return step(number, split)
 
     machine.step = cursed_step
-    found = train(machine, EVEN, 80)
-    assert found.moves[1][1].back and splits(found)[1] == EVEN
+    found = train(machine, ALIKE, 80)
+    assert found.moves[1][1].back and splits(found)[1] == ALIKE
     assert len(set(splits(found)[::2])) == len(splits(found)[::2]), "each is tried once"
-    assert len(found.moves) <= 6 and cursed[-1] == EVEN
+    assert len(found.moves) <= 6 and cursed[-1] == ALIKE
 
 
 def test_a_move_must_pay_in_what_is_left_of_the_run():
     machine = Machine([0.01] * 16, always(1, 1, 1.5, 1))
-    assert not train(machine, EVEN, 24, pause=100.0).moves
-    left = [machine.step(number, EVEN) for number in range(FIRST)], 1000
+    assert not train(machine, ALIKE, 24, pause=100.0).moves
+    left = [machine.step(number, ALIKE) for number in range(FIRST)], 1000
     assert Balance(100.0).look(*left).move is not None
 
 
 def test_a_split_that_cannot_be_is_not_proposed_again():
-    found = train(Machine([0.01] * 16, always(1, 1, 1.5, 1)), EVEN, 140, refuse=True)
+    found = train(Machine([0.01] * 16, always(1, 1, 1.5, 1)), ALIKE, 140, refuse=True)
     proposed = [look.move.split for _, look in found.looks if look.move]
     assert proposed and len(set(proposed)) == len(proposed) and not found.moves
 
 
 def test_a_recording_that_the_simulator_does_not_repeat_is_not_gone_by():
     machine = Machine([0.01] * 16, always(1, 1, 1.5, 1))
-    steps = [machine.step(number, EVEN) for number in range(FIRST)]
+    steps = [machine.step(number, ALIKE) for number in range(FIRST)]
     for at, step in enumerate(steps):
         longer = [step.trace.parts[0]._replace(end=1.5 * step.trace.end)]
         steps[at] = replace(step, trace=replace(step.trace, parts=longer))
@@ -157,7 +160,7 @@ def moved():
         slow.slowness = lambda step: [sizes[step % FIRST] * own for own in (1, 1, 1.5, 1)]
         return [slow.step(number, split) for number in range(FIRST)]
 
-    move = balance.look(steps(EVEN, 1.0), 1000).move
+    move = balance.look(steps(ALIKE, 1.0), 1000).move
     balance.moved(move, 1.0, 0.1)
     return balance, lambda slower: steps(move.split, slower / (1 - move.gain))
 
@@ -197,13 +200,13 @@ def test_once_a_stage_does_another_part_of_the_work_old_verdicts_are_forgotten(m
     balance.moved(back, 0.1, 0.1)
     assert balance._asked > GAIN and balance._barred == {back.before}
     other = Machine([0.01] * 16, always(1, 1, 1, 2))
-    balance.look([other.step(number, EVEN) for number in range(FIRST)], 1000)
+    balance.look([other.step(number, ALIKE) for number in range(FIRST)], 1000)
     assert balance._asked == GAIN and not balance._barred
 
 
 def test_what_compiling_took_is_what_it_is_expected_to_take():
     machine = Machine([0.01] * 16, always(1, 1, 1.5, 1))
-    balance, steps = Balance(0.1), [machine.step(number, EVEN) for number in range(FIRST)]
+    balance, steps = Balance(0.1), [machine.step(number, ALIKE) for number in range(FIRST)]
     move = balance.look(steps, 100).move
     balance.moved(move, 0.1, compile_seconds=200 * move.seconds)
     balance.look(steps, 100)
@@ -219,7 +222,7 @@ def test_of_large_steps_fewer_are_simulated(monkeypatch):
 
     monkeypatch.setattr(rebalance, "simulated", counted)
     machine = Machine([0.01] * 16, always(1, 1, 1.5, 1))
-    steps = [machine.step(number, EVEN) for number in range(FIRST)]
+    steps = [machine.step(number, ALIKE) for number in range(FIRST)]
     all_of_them = Balance(0.1).look(steps, 1000).move
     before = sum(counts)
     counts.clear()
@@ -229,7 +232,7 @@ def test_of_large_steps_fewer_are_simulated(monkeypatch):
 
 
 def test_a_verdict_is_on_what_was_promised():
-    move = Move(EVEN, (5, 5, 2, 4), 1.0, 0.8)
+    move = Move(ALIKE, (5, 5, 2, 4), 1.0, 0.8)
     assert Verdict(move, 1 - PROMISED * move.gain).kept and not Verdict(move, 0.95).kept
     assert Verdict(move, 1.1).gain == pytest.approx(-0.1)
 
@@ -257,3 +260,59 @@ def test_it_settles_at_a_split_that_is_no_slower(slowness, factors, level):
 
 def last(found):
     return splits(found)[-1] if found.moves else (3, 3, 3, 3)
+
+
+def blocks(*split):
+    """What stages of so many blocks take, beside EVEN's one block a stage."""
+    factors = [[float(size)] * MICROBATCHES for size in split]
+    return WorkloadCosts(EVEN.scaled(factors, factors), rules().placement)
+
+
+def with_work(step, *split):
+    work = Work([LayerWork("Block", 1.0, 3)] * sum(split), split)
+    return replace(step, work=lambda: work)
+
+
+def savings(step):
+    layers = Layers.of([step])
+    return {change.change: change.seconds for change in what_ifs(step, schedules=(), layers=layers).changes}
+
+
+def test_the_best_split_and_one_layer_moved_take_what_they_take():
+    found = savings(with_work(ran(blocks(2, 4, 1, 1)), 2, 4, 1, 1))
+    best, moved = simulate(rules(), blocks(2, 2, 2, 2)), simulate(rules(), blocks(2, 3, 2, 1))
+    assert found["split 2,2,2,2 instead of 2,4,1,1"] == pytest.approx(best.makespan)
+    assert found["layer 5 (Block) on stage 2 instead of 1"] == pytest.approx(moved.makespan)
+    assert "layer 2 (Block) on stage 0 instead of 1" in found
+
+
+def test_a_slow_stage_gets_fewer_layers():
+    slow = Straggler(blocks(4, 4, 4, 4), stage=2, factor=2.0)
+    step = with_work(ran(slow), 4, 4, 4, 4)
+    (best, *_) = Layers.of([step]).recuts()
+    assert best.split == (5, 4, 2, 5) or max(best.split[s] * (2 if s == 2 else 1) for s in range(4)) == 5
+    split = blocks(*best.split)
+    real = simulate(rules(), Straggler(split, stage=2, factor=2.0)).makespan
+    assert savings(step)[best.change] == pytest.approx(real)
+
+
+def test_a_split_that_is_one_layer_moved_is_tried_once():
+    found = list(Layers.of([with_work(ran(blocks(2, 3, 1, 2)), 2, 3, 1, 2)]).recuts())
+    assert [(recut.moved, recut.split) for recut in found] == [(2, (3, 2, 1, 2)), (4, (2, 2, 2, 2))]
+
+
+def test_nothing_to_move_where_stages_have_one_layer():
+    assert not list(Layers.of([with_work(ran(blocks(1, 1, 1, 1)), 1, 1, 1, 1)]).recuts())
+
+
+def test_bytes_go_with_the_layers():
+    budgets = [Budget([[10 * size] * MICROBATCHES], 100) for size in (2, 4, 1, 1)]
+    step = with_work(ran(blocks(2, 4, 1, 1), limit=None, budgets=budgets), 2, 4, 1, 1)
+    layers = Layers.of([step])
+    _, other = layers.recut(step, replay_of(step.trace).costs, (2, 2, 2, 2))
+    assert [budget.costs[0][0] for budget in other.budgets] == [20] * STAGES
+    assert [budget.limit for budget in other.budgets] == [100] * STAGES
+
+
+def test_nothing_is_known_without_work():
+    assert Layers.of([ran(blocks(1, 1, 1, 1))]) is None

@@ -364,3 +364,10 @@ def test_a_model_that_cannot_be_analysed_trains_all_the_same(monkeypatch, tmp_pa
     assert report.recorded.work() is None and report.explain().sentence
     trainer.write_trace(tmp_path / "steps.msgpack")
     assert read_run(tmp_path / "steps.msgpack").steps[0].recorded.work() is None
+
+
+def test_what_cannot_be_is_refused():
+    with pytest.raises(rrfp.UsageError, match="rebalance='always': choose 'off', 'suggest' or 'auto'"):
+        toy.trainer(2, rebalance="always")
+    with pytest.raises(rrfp.UsageError, match="rebalance='auto' with stages of 1, 2 devices"):
+        toy.trainer(2, rebalance="auto", mesh=rrfp.Mesh(pp=2, tp=(1, 2)))
