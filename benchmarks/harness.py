@@ -17,6 +17,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 REPOSITORY = Path(__file__).parent.parent
@@ -268,11 +269,16 @@ def output_of(command: Sequence[str], seconds: float, env: Mapping[str, str] | N
 
 
 def on_ranks(
-    count: int, function: Callable[..., Any], *arguments: Any, seconds: float, cpu: bool = True
+    count: int,
+    function: Callable[..., Any],
+    *arguments: Any,
+    seconds: float,
+    env: Mapping[str, str] = MappingProxyType({"JAX_PLATFORMS": "cpu"}),
 ) -> Any:
     """What a function gives on rank 0 of so many ranks that the launcher starts, each of which calls it.
 
-    Arguments and result travel as JSON. The ranks' folder is gone afterwards.
+    Without any rank it is called in a process of its own. Arguments and result travel as JSON; the ranks'
+    folder is gone afterwards.
 
     Raises:
         RuntimeError: a rank failed; with what the launcher said.
@@ -280,9 +286,9 @@ def on_ranks(
     """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "found.json"
-        command = [sys.executable, "-m", *LAUNCH, "-n", str(count), "--directory", folder, "-m", "benchmarks"]
+        launch = [*LAUNCH, "-n", str(count), "--directory", folder, "-m"] if count else []
         what = ["--rank", str(file), function.__module__, function.__name__, json.dumps(arguments)]
-        output_of([*command, *what], seconds, {"JAX_PLATFORMS": "cpu"} if cpu else None)
+        output_of([sys.executable, "-m", *launch, "benchmarks", *what], seconds, env)
         return json.loads(file.read_text(encoding="utf-8"))
 
 

@@ -22,8 +22,7 @@ import numpy as np
 
 from benchmarks.gpu.findings import Findings
 from benchmarks.gpu.work import Busy, milliseconds, seconds_until_ready
-from benchmarks.runtime.host_cost import STAGES, empty_microbatches, empty_pipeline, host_cost
-from benchmarks.runtime.plain_loop import load_step, run_plainly
+from benchmarks.host import STAGES, empty_microbatches, empty_pipeline, host_cost, load_stages, run_plainly
 from rrfp_jax.runtime.engine.device import LEAD_SECONDS, DeviceQueue
 from rrfp_jax.runtime.engine.loop import Driver
 
@@ -75,7 +74,7 @@ class Tasks:
         """Median seconds of a step's tasks in the plain loop."""
         samples = []
         for _ in range(self._rounds + 1):
-            parts = load_step(self._trainer, self._data)
+            parts = load_stages(self._trainer, self._data)
             jax.block_until_ready([part.stage.gradients for part in parts])
             began = perf_counter()
             jax.block_until_ready(run_plainly(parts))

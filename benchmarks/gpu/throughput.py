@@ -19,7 +19,7 @@ import numpy as np
 import rrfp_jax as rrfp
 from benchmarks.gpu.findings import Findings
 from benchmarks.harness import Aim
-from benchmarks.runtime.tax import Tax, TaxCase
+from benchmarks.host import Tax, TaxCase
 from models import gpt
 from rrfp_jax.trace.records import StepTrace
 

@@ -2,9 +2,7 @@
 
 import jax.numpy as jnp
 
-from benchmarks.runtime.adding import measure
-from benchmarks.runtime.hlo_traffic import traffic
-from benchmarks.runtime.split_backward import virtual_stage
+from benchmarks.backward import measure, traffic, virtual_stage
 from models.gpt import GPTConfig
 
 HLO = """HloModule jit_step

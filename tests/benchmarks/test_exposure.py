@@ -4,8 +4,8 @@ import time
 
 import pytest
 
+from benchmarks.agreement import MemberStep, exposures
 from benchmarks.paced_queue import PacedQueue
-from benchmarks.runtime.exposure import MemberStep, exposures
 from rrfp_jax.core.hints import BF
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, Placement, Task

@@ -2,8 +2,7 @@
 
 import pytest
 
-from benchmarks.runtime.recording import judged
-from benchmarks.runtime.recording_rank import RECORDING, Account, recording
+from benchmarks.beside import RECORDING, Account, judged, recorded
 from rrfp_jax.runtime.run.recorder import FlightRecorder
 from tests.support import toy
 
@@ -12,13 +11,13 @@ def test_recording_is_switched_off_and_on_again():
     trainer, account = toy.trainer(2), Account()
     there = [vars(owner)[name] for owner, name in RECORDING]
     steps = trainer.steps(3)
-    with recording("on", account):
+    with recorded("on", account):
         assert len(next(steps).trace.records) == 20
     account.seconds = 0.0
-    with recording("off", account):
+    with recorded("off", account):
         assert next(steps).trace.records == []
     assert account.seconds == 0.0
-    with recording("timed", account):
+    with recorded("timed", account):
         assert len(next(steps).trace.records) == 20
     assert account.seconds > 0.0
     assert [vars(owner)[name] for owner, name in RECORDING] == there

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.runtime.halved import dot_flops
-from benchmarks.runtime.split_backward import virtual_stage, weight_share
+from benchmarks.backward import dot_flops, virtual_stage, weight_share
 from configs.quickstart import pipeline
 from models.gpt import GPTConfig
 from rrfp_jax.errors import UsageError

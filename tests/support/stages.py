@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, jaxprs_in_params
 
-from benchmarks.runtime.halved import Halved
+from benchmarks.backward import Halved
 from rrfp_jax.runtime.autodiff.differentiate import differentiate
 from rrfp_jax.runtime.autodiff.traced import BARRIER, REPEATABLE, inline
 

@@ -1,1 +1,0 @@
-"""Studies by the simulator. `benchmarks/README.md` has a line for each command."""
