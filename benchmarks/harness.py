@@ -94,13 +94,13 @@ class Bench:
         own.formatter_class = argparse.RawDescriptionHelpFormatter
         own.add_argument("--write", action="store_true", help="tables and pictures into benchmarks/results/")
         for name, parameter in inspect.signature(self.run).parameters.items():
-            default = parameter.default
+            flag, default = f"--{name.replace('_', '-')}", parameter.default
             if isinstance(default, bool):
-                own.add_argument(f"--{name}", action="store_true")
+                own.add_argument(flag, action="store_true")
             else:
                 kind = _listed(default) if isinstance(default, tuple) else type(default)
                 shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
-                own.add_argument(f"--{name}", type=kind, default=default, metavar="X", help=f"({shown})")
+                own.add_argument(flag, type=kind, default=default, metavar="X", help=f"({shown})")
         return own
 
 
