@@ -8,8 +8,8 @@ from rich.console import Console
 
 from rrfp_jax.commands.command_line import print_whole
 from rrfp_jax.errors import DONE, UsageError
-from rrfp_jax.report.frame import shown, watch
 from rrfp_jax.report.look import Looker, State
+from rrfp_jax.report.watch import shown, watch
 
 
 def top(options: argparse.Namespace) -> int:

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
+from statistics import median
+from typing import NamedTuple
 
 import msgspec
 
 from rrfp_jax.files import staged
 from rrfp_jax.json_files import Count, Unreadable, read_json
-from rrfp_jax.report.figures import LatestStep, read_latest
-from rrfp_jax.report.store import LATEST, METRICS, StepLine, read_lines
+from rrfp_jax.report.store import LATEST, METRICS, StepLine, read_lines, read_steps
 from rrfp_jax.runtime.run import recorder as flight_recorder
 from rrfp_jax.runtime.run.name_lock import hold_on
 from rrfp_jax.runtime.run.recorder import Recording
+from rrfp_jax.trace.idleness import StageTime, stage_times
+from rrfp_jax.trace.records import StepTrace
 
 LATEST_BYTES = 2**18
 """Of `metrics.jsonl` that are read, from its end: hundreds of steps of a few stages, ten of 512."""
@@ -28,6 +32,49 @@ REMEMBERED = 10
 
 ALIVE_SECONDS = 5.0
 """A flight recorder tells of a process that lives if it was beaten so shortly ago."""
+
+
+class Edge(NamedTuple):
+    """Messages from a stage to another: seconds from a task's end until its receiver is ready."""
+
+    source: int
+    target: int
+    messages: int
+    median: float
+    worst: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatestStep:
+    """A step, of the replica that ended last; what takes long to find, with many tasks, is found once."""
+
+    trace: StepTrace
+    fixed_order: bool
+    grouped: bool
+    ranks: Sequence[Sequence[int]]  # per replica and stage, one after the other
+
+    @cached_property
+    def times(self) -> Sequence[StageTime]:
+        """How each stage spent the step."""
+        return stage_times(self.trace, self.fixed_order, self.grouped)
+
+    @cached_property
+    def edges(self) -> Sequence[Edge]:
+        """Edges between stages, those first whose messages take longest in the median."""
+        found: dict[tuple[int, int], list[float]] = defaultdict(list)
+        for message in self.trace.transfers():
+            found[message.sender.stage, message.receiver.stage].append(message.seconds)
+        edges = [Edge(*between, len(own), median(own), max(own)) for between, own in found.items()]
+        return sorted(edges, key=lambda edge: (-edge.median, edge.source, edge.target))
+
+
+def read_latest(path: Path) -> LatestStep:
+    """The step in a file that `StepFile` wrote; `Unreadable` if it is something else."""
+    steps = [step for group in read_steps(path).values() for step in group]
+    if len(steps) != 1 or not steps[0].ranks:
+        raise Unreadable(f"{path} has {len(steps)} steps, not one with its ranks")
+    (recorded, fixed_order, ranks), *_ = steps
+    return LatestStep(trace=recorded.trace, fixed_order=fixed_order, grouped=recorded.grouped, ranks=ranks)
 
 
 class State(StrEnum):
@@ -47,31 +94,18 @@ class _Config(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """A look at a run.
-
-    Attributes:
-        folder: of the run.
-        state: of it.
-        now: when it was looked at, in the seconds of `time.time()`.
-        steps: that the run is to have; None if it has not said so yet.
-        lines: of the latest steps, the last one last.
-        told_at: when the last of them was written, in the same seconds.
-        latest: the tasks of one of the latest steps, if there is one.
-        busy: how long stages of that and of the steps looked at before were busy, see `StepTrace`.
-        recorders: of its processes, by rank; none if it has no launcher.
-        failed: whether a diagnosis was written.
-    """
+    """A look at a run; times in the seconds of `time.time()`."""
 
     folder: Path
     state: State
     now: float
-    steps: int | None = None
-    lines: Sequence[StepLine] = ()
-    told_at: float = 0.0
+    steps: int | None = None  # that the run is to have; None if it has not said so yet
+    lines: Sequence[StepLine] = ()  # of the latest steps, the last one last
+    told_at: float = 0.0  # when the last of them was written
     latest: LatestStep | None = None
-    busy: Sequence[Sequence[Sequence[float]]] = ()
-    recorders: Sequence[Recording] = ()
-    failed: bool = False
+    busy: Sequence[Sequence[Sequence[float]]] = ()  # of that step and those looked at before, see `StepTrace`
+    recorders: Sequence[Recording] = ()  # of its processes, by rank; none if it has no launcher
+    failed: bool = False  # whether a diagnosis was written
 
     @property
     def last(self) -> StepLine | None:
@@ -80,11 +114,7 @@ class Seen:
 
 
 class Looker:
-    """Looks at a run again and again; reads a step's tasks only when there are others.
-
-    Args:
-        folder: of the run, which need not be there yet.
-    """
+    """Looks at a run again and again, whose folder need not be there; reads tasks only if they are others."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -99,11 +129,14 @@ class Looker:
         state = _state(folder, began, recorders, now)
         if began is None or state in (State.ABSENT, State.STARTING):
             return Seen(folder=folder, state=state, now=now, recorders=recorders)
+        steps = None
+        with suppress(Unreadable):
+            steps = read_json(folder / "config.json", _Config).steps
         return Seen(
             folder=folder,
             state=state,
             now=now,
-            steps=_steps(folder / "config.json"),
+            steps=steps,
             lines=[line for line, _ in read_lines(folder / METRICS, LATEST_BYTES)[0]],
             told_at=_changed(folder / METRICS) or began,
             latest=self._step(began),
@@ -133,17 +166,14 @@ def recorders_of(folder: Path) -> list[Recording]:
 
     Where the latest sign of life is: a launcher that was killed leaves what it had prepared.
     """
-    found = [_recorders_in(place) for place in (folder, *staged(folder))]
+    found: list[list[Recording]] = []
+    for place in (folder, *staged(folder)):
+        found.append([])
+        for path in place.glob("flight-*"):
+            with suppress(OSError, ValueError):  # being made, or of another version
+                found[-1].append(flight_recorder.read(path))
     latest = max(found, key=lambda own: max((one.beat for one in own), default=0.0))
     return sorted(latest, key=lambda one: one.rank)
-
-
-def _recorders_in(place: Path) -> list[Recording]:
-    found = []
-    for path in place.glob("flight-*"):
-        with suppress(OSError, ValueError):  # being made, or of another version
-            found.append(flight_recorder.read(path))
-    return found
 
 
 def _state(folder: Path, began: float | None, recorders: Sequence[Recording], now: float) -> State:
@@ -155,13 +185,6 @@ def _state(folder: Path, began: float | None, recorders: Sequence[Recording], no
     if began is not None:
         return State.ENDED
     return State.STARTING if alive else State.ABSENT
-
-
-def _steps(path: Path) -> int | None:
-    try:
-        return read_json(path, _Config).steps
-    except Unreadable:
-        return None
 
 
 def _changed(path: Path) -> float | None:

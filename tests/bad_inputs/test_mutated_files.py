@@ -16,10 +16,9 @@ from rrfp_jax.core.schedules import by_name, write_csv
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import FORWARD, Placement, Task
 from rrfp_jax.json_files import Unreadable
-from rrfp_jax.report.figures import read_latest
-from rrfp_jax.report.frame import BLOCKS, Window, frame
-from rrfp_jax.report.look import LATEST_BYTES
+from rrfp_jax.report.look import LATEST_BYTES, read_latest
 from rrfp_jax.report.store import LATEST, read_lines, read_steps, write_steps
+from rrfp_jax.report.watch import BLOCKS, Window, frame
 from rrfp_jax.runtime.run import recorder as flight_recorder
 from rrfp_jax.runtime.run.exits import ExitReport
 from rrfp_jax.runtime.run.exits import read_all as read_last_words

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import rrfp_jax as rrfp
-from rrfp_jax.report.figures import read_latest
+from rrfp_jax.report.look import read_latest
 from rrfp_jax.report.store import LATEST, StepFile
 from rrfp_jax.runtime.run.name_lock import name_held
 from rrfp_jax.runtime.run.world import World

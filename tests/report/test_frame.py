@@ -7,9 +7,22 @@ import pytest
 from rich.console import Console
 
 from rrfp_jax.core.tasks import Kind, Task
-from rrfp_jax.report.figures import DELAYED, rows_of, slowest_of, summarised
-from rrfp_jax.report.frame import ASCII, BLOCKS, MARKS, Window, cells_of, frame, ranks_text, shown, size_text
 from rrfp_jax.report.look import State
+from rrfp_jax.report.watch import (
+    ASCII,
+    BLOCKS,
+    DELAYED,
+    MARKS,
+    Window,
+    cells_of,
+    frame,
+    ranks_text,
+    rows_of,
+    shown,
+    size_text,
+    slowest_of,
+    summarised,
+)
 from rrfp_jax.runtime.run.recorder import PHASES, RecordedDispatch, Recording, RunPhase
 from rrfp_jax.trace.idleness import Cause
 from rrfp_jax.trace.records import Part

@@ -10,7 +10,7 @@ from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.json_files import Unreadable
 from rrfp_jax.report import store
-from rrfp_jax.report.figures import read_latest
+from rrfp_jax.report.look import read_latest
 from rrfp_jax.report.run_folder import read_run
 from rrfp_jax.report.store import LATEST, STEPS, StepFile, read_lines, read_steps, write_steps
 from rrfp_jax.sim.engine import simulate

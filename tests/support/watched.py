@@ -6,8 +6,7 @@ from pathlib import Path
 from rrfp_jax.core.hints import BF
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Placement
-from rrfp_jax.report.figures import read_latest
-from rrfp_jax.report.look import Seen, State
+from rrfp_jax.report.look import Seen, State, read_latest
 from rrfp_jax.report.store import LATEST, StepFile, StepLine
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.trace.costs import WorkloadCosts, log_normal

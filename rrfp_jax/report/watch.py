@@ -1,4 +1,4 @@
-"""A frame: what a look at a run has found, as lines of a terminal, none longer than it is wide.
+"""A run in a terminal: what a look at it has found, as lines that are not longer than the terminal is wide.
 
 A stage is a bar, whose letters say why it is idle. Frames follow one another until the run has ended, or
 somebody has seen enough.
@@ -10,42 +10,45 @@ import math
 import signal
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from textwrap import wrap
 from time import monotonic, sleep
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
 from rrfp_jax.fields import printable
-from rrfp_jax.report.figures import (
-    COMPUTE,
-    DELAYED,
-    Edge,
-    LatestStep,
-    Slowest,
-    StageRow,
-    rows_of,
-    slowest_of,
-    summarised,
-)
-from rrfp_jax.report.look import ALIVE_SECONDS, Looker, Seen, State
+from rrfp_jax.report.look import ALIVE_SECONDS, Edge, LatestStep, Looker, Seen, State
 from rrfp_jax.report.store import StepLine
 from rrfp_jax.runtime.run.recorder import ENDED, RunPhase
 from rrfp_jax.trace.idleness import CAUSES
 
+COMPUTE, DELAYED = "compute", "delayed"
+"""Of `StageTime.seconds`, in both of which a device is busy."""
 
-@dataclass(frozen=True)
-class BarCells:
-    """The characters that bars are made of.
+SLOWER = 1.05
+"""So many times the others' time is worth a name: less is the clocks'."""
 
-    Attributes:
-        full, empty: a cell of a bar that is filled, and one that is not.
-        levels: cells of a curve, the lowest first.
-    """
+LEAST = 0.005
+"""A smaller share has no letter in any bar that fits a screen; it is not in the legend."""
+
+LONG_SECONDS, LONG_STEPS = 10.0, 5.0
+"""A step that takes so many seconds, and so many times as long as usual, is worth a word."""
+
+SETTLED_SECONDS = 10.0
+"""A run that has ended for so long is not started again by its launcher."""
+
+GAP, COMPUTING = "  ", "green"
+MEMORY_CELLS, SIZE_CELLS, NARROWEST_BAR, FEWEST_ROWS, EDGE_LINES = 6, 15, 10, 3, 2
+EDGE_CELLS, RANGE_CELLS = 26, 22
+"""Of an edge, and of the values between which a curve runs."""
+
+
+class BarCells(NamedTuple):
+    """The characters of bars: a cell that is filled, one that is not, those of a curve, the lowest first."""
 
     full: str
     empty: str
@@ -57,8 +60,7 @@ ASCII = BarCells(full="#", empty=".", levels="_.-~=+*#")
 """For terminals that show nothing else."""
 
 
-@dataclass(frozen=True)
-class Mark:
+class Mark(NamedTuple):
     """A use of time: its letter in a bar, its style where there are colours, and what the legend says."""
 
     letter: str
@@ -72,81 +74,135 @@ MARKS: Mapping[str, Mark] = {
 }
 """Whatever is not computing, which is drawn as full cells."""
 
-COMPUTING = "green"
 
-LEAST = 0.005
-"""A smaller share has no letter in any bar that fits a screen; it is not in the legend."""
+class Window(NamedTuple):
+    """Where a frame is shown; `height` is None where lines may go on for ever."""
 
-MEMORY_CELLS, SIZE_CELLS, NARROWEST_BAR = 6, 15, 10
-
-GAP = "  "
-
-
-@dataclass(frozen=True)
-class StageTable:
-    """Rows of stages, laid out for a width.
-
-    Args:
-        rows: at least one.
-        width: of the terminal.
-        glyphs: that it shows.
-    """
-
-    rows: Sequence[StageRow]
     width: int
+    height: int | None
     glyphs: BarCells
 
-    def lines(self, step: int) -> list[Text]:
-        """A heading and a line for each row.
 
-        Args:
-            step: that the rows are of.
-        """
-        heads = [f"{'stage':>{self._name}}", f"{'rank':<{self._rank}}", self._of_bar(f"step {step}"), "busy"]
-        if self._has_memory:
-            limited = any(row.budget is not None for row in self.rows)
-            heads.append("memory of its limit" if limited else "memory")
-        return [Text(GAP.join(heads).rstrip(), style="bold"), *map(self._row, self.rows)]
+class StageRow(NamedTuple):
+    """A stage, or the mean of several: busy seconds, shares of the step, and bytes, None if not known.
 
-    def _row(self, row: StageRow) -> Text:
-        ranks = ranks_text(row.ranks)
-        line = Text(f"{row.name:>{self._name}}{GAP}{ranks:<{self._rank}}{GAP}")
-        for name, cells in cells_of(row.shares, self._bar):
-            mark = Mark(self.glyphs.full, COMPUTING, "") if name == COMPUTE else MARKS[name]
-            line.append(cells * mark.letter, mark.style)
-        line.append(f"{GAP}{row.busy:>4.0%}")
-        if self._has_memory:
-            line.append(GAP).append_text(self._memory(row))
-        return line
+    `peak` is the most that it held for microbatches, of any replica, `budget` how much that may be.
+    """
 
-    def _memory(self, row: StageRow) -> Text:
-        if row.peak is None:
-            return Text()
-        most = row.budget or max(own.peak or 0 for own in self.rows) or 1
-        full = min(round(MEMORY_CELLS * row.peak / most), MEMORY_CELLS)
-        bar, rest = self.glyphs.full * full, self.glyphs.empty * (MEMORY_CELLS - full)
-        return Text.assemble((bar, "magenta"), (rest, "dim"), f" {size_text(row.peak, row.budget)}")
+    name: str
+    ranks: Sequence[int]
+    seconds: float
+    shares: Mapping[str, float]
+    peak: float | None = None
+    budget: float | None = None
 
-    @property
-    def _has_memory(self) -> bool:
-        return any(row.peak is not None for row in self.rows)
 
-    @property
-    def _name(self) -> int:
-        return max(len("stage"), *(len(row.name) for row in self.rows))
+def rows_of(latest: LatestStep, line: StepLine | None) -> list[StageRow]:
+    """The stages of the replica that ended last, in order; `line` is of the latest step, for its bytes."""
+    stages = latest.trace.stages
+    ranks = latest.ranks[latest.trace.replica * stages :]
+    peaks, budgets = (
+        own if own is not None and len(own) == stages else [None] * stages
+        for own in (line and line.peak_bytes, line and line.budget_bytes)
+    )
+    return [
+        StageRow(
+            name=str(stage),
+            ranks=ranks[stage],
+            seconds=time.compute + time.delayed,
+            shares={n: own / time.total if time.total else 0.0 for n, own in time.seconds.items()},
+            peak=peaks[stage],
+            budget=budgets[stage],
+        )
+        for stage, time in enumerate(latest.times)
+    ]
 
-    @property
-    def _rank(self) -> int:
-        return max(len("rank"), *(len(ranks_text(row.ranks)) for row in self.rows))
 
-    @property
-    def _bar(self) -> int:
-        memory = len(GAP) + MEMORY_CELLS + 1 + SIZE_CELLS if self._has_memory else 0
-        taken = self._name + self._rank + 3 * len(GAP) + len("busy") + memory
-        return max(self.width - taken, NARROWEST_BAR)
+def summarised(rows: Sequence[StageRow], most: int) -> list[StageRow]:
+    """At most so many rows, at least two: the stages that are busy longest, in order; the others' mean."""
+    if len(rows) <= most:
+        return list(rows)
+    slowest = sorted(range(len(rows)), key=lambda at: (-rows[at].seconds, at))[: most - 1]
+    others = [row for at, row in enumerate(rows) if at not in slowest]
+    peaks, budgets = (
+        [size for size in own if size is not None]
+        for own in ([row.peak for row in others], [row.budget for row in others])
+    )
+    mean = StageRow(
+        name=f"{len(others)} more",
+        ranks=(),
+        seconds=fmean(row.seconds for row in others),
+        shares={name: fmean(row.shares[name] for row in others) for name in rows[0].shares},
+        peak=fmean(peaks) if peaks else None,
+        budget=fmean(budgets) if budgets else None,
+    )
+    return [rows[at] for at in sorted(slowest)] + [mean]
 
-    def _of_bar(self, text: str) -> str:
-        return f"{text[: self._bar]:<{self._bar}}"
+
+class Slowest(NamedTuple):
+    """The stage replica that was busy longest in some steps, and how many times as long as others.
+
+    `beside` is against the same stage in other replicas, None if there are none.
+    """
+
+    stage: int
+    replica: int
+    replicas: int
+    ranks: Sequence[int]
+    steps: int
+    ratio: float
+    beside: float | None
+
+
+def slowest_of(latest: LatestStep, busy: Sequence[Sequence[Sequence[float]]]) -> Slowest | None:
+    """The stage replica that was busy longest; None if it is alone, or no more than a little slower.
+
+    Args:
+        latest: the latest step.
+        busy: of it and of steps before it, per replica and stage (s); of other numbers of them: passed over.
+    """
+    replicas, stages = len(latest.trace.busy_seconds), latest.trace.stages
+    like = [step for step in busy if [len(row) for row in step] == [stages] * replicas]
+    flat = [fmean(step[n // stages][n % stages] for step in like) for n in range(replicas * stages)]
+    at = flat.index(max(flat))
+    others = flat[:at] + flat[at + 1 :]
+    if not others or not median(others) or flat[at] < SLOWER * median(others):
+        return None
+    replica, stage = divmod(at, stages)
+    alike = [seconds for n, seconds in enumerate(flat) if n % stages == stage and n != at]
+    beside = flat[at] / median(alike) if alike and median(alike) else None
+    ratio = flat[at] / median(others)
+    return Slowest(stage, replica, replicas, latest.ranks[at], len(like), ratio, beside)
+
+
+def stage_table(rows: Sequence[StageRow], step: int, width: int, glyphs: BarCells) -> list[Text]:
+    """A heading and a line for each row, at least one, of a step."""
+    has_memory = any(row.peak is not None for row in rows)
+    name = max(len("stage"), *(len(row.name) for row in rows))
+    rank = max(len("rank"), *(len(ranks_text(row.ranks)) for row in rows))
+    memory = len(GAP) + MEMORY_CELLS + 1 + SIZE_CELLS if has_memory else 0
+    cells = max(width - (name + rank + 3 * len(GAP) + len("busy") + memory), NARROWEST_BAR)
+    heads = [f"{'stage':>{name}}", f"{'rank':<{rank}}", f"{f'step {step}'[:cells]:<{cells}}", "busy"]
+    if has_memory:
+        limited = any(row.budget is not None for row in rows)
+        heads.append("memory of its limit" if limited else "memory")
+    lines = [Text(GAP.join(heads).rstrip(), style="bold")]
+    most = max(row.peak or 0 for row in rows) or 1
+    for row in rows:
+        line = Text(f"{row.name:>{name}}{GAP}{ranks_text(row.ranks):<{rank}}{GAP}")
+        for use, count in cells_of(row.shares, cells):
+            mark = Mark(glyphs.full, COMPUTING, "") if use == COMPUTE else MARKS[use]
+            line.append(count * mark.letter, mark.style)
+        line.append(f"{GAP}{row.shares[COMPUTE] + row.shares[DELAYED]:>4.0%}")
+        if row.peak is not None:
+            full = min(round(MEMORY_CELLS * row.peak / (row.budget or most)), MEMORY_CELLS)
+            bar, rest = glyphs.full * full, glyphs.empty * (MEMORY_CELLS - full)
+            line.append(GAP).append(bar, "magenta").append(rest, "dim")
+            line.append(f" {size_text(row.peak, row.budget)}")
+        elif has_memory:
+            line.append(GAP)
+        lines.append(line)
+    return lines
 
 
 def legend(rows: Sequence[StageRow], glyphs: BarCells, width: int) -> list[Text]:
@@ -191,24 +247,6 @@ def size_text(size: float, limit: float | None) -> str:
     digits = 2 if largest < 10 * unit else 1 if largest < 100 * unit else 0
     of = "" if limit is None else f"/{limit / unit:.{digits}f}"
     return f"{size / unit:.{digits}f}{of} {name}"
-
-
-LONG_SECONDS, LONG_STEPS = 10.0, 5.0
-"""A step that takes so many seconds, and so many times as long as usual, is worth a word."""
-
-FEWEST_ROWS, EDGE_LINES = 3, 2
-
-EDGE_CELLS, RANGE_CELLS = 26, 22
-"""Of an edge, and of the values between which a curve runs."""
-
-
-@dataclass(frozen=True)
-class Window:
-    """Where a frame is shown; `height` is None where lines may go on for ever."""
-
-    width: int
-    height: int | None
-    glyphs: BarCells
 
 
 def frame(seen: Seen, screen: Window) -> list[Text]:
@@ -337,8 +375,8 @@ def _step(seen: Seen, latest: LatestStep, screen: Window, used: int) -> list[Tex
     below = [*explained, *([Text(), *_edges(edges, screen)] if edges else [])]
     if screen.height is not None:
         rows = summarised(rows, max(screen.height - used - len(above) - len(below) - 2, FEWEST_ROWS))
-    table = StageTable(rows, screen.width, screen.glyphs)
-    return [*above, Text(), *table.lines(latest.trace.step), *below]
+    table = stage_table(rows, latest.trace.step, screen.width, screen.glyphs)
+    return [*above, Text(), *table, *below]
 
 
 def _sentence(slowest: Slowest) -> str:
@@ -379,10 +417,6 @@ def _seconds(seconds: float) -> str:
         return f"{seconds * 1e6:.0f} us"
     milliseconds = f"{seconds * 1e3:.{2 if seconds < 0.01 else 1}f} ms"
     return milliseconds if seconds < 10 else f"{seconds:.1f} s"
-
-
-SETTLED_SECONDS = 10.0
-"""A run that has ended for so long is not started again by its launcher."""
 
 
 def shown(seen: Seen, console: Console, endless: bool) -> Text:
