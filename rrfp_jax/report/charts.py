@@ -61,6 +61,16 @@ def coloured(colours: Mapping[str, str]) -> alt.Scale:
     return alt.Scale(domain=list(colours), range=list(colours.values()))
 
 
+def _by_stage(name: str, stages: int, width: Any) -> alt.Chart:
+    return alt.Chart(alt.NamedData(name), width=width, height=alt.Step(row_height(stages)))
+
+
+def _tips(titles: Mapping[str, str]) -> list[alt.Tooltip]:
+    return [alt.Tooltip(field, title=title) for field, title in titles.items()]
+
+
+STAGE = alt.Y("s:O", title="stage", axis=thinned())
+
 # A step, stage by time.
 
 MOST_TASKS = 40_000
@@ -118,12 +128,9 @@ def timeline(step: RecordedStep) -> Plot:
         for part in critical_path(step.trace, step.grouped)
         if part.cause is None and part.stage in stages
     ]
-    outlined = (
-        alt.Chart(alt.NamedData("critical"))
-        .mark_rect(fillOpacity=0, stroke="black", strokeWidth=1.2)
-        .encode(x="a:Q", x2="b:Q", y="s:O")
-        .add_params(alt.selection_interval(bind="scales", encodings=["x"]))
-    )
+    outlined = alt.Chart(alt.NamedData("critical")).mark_rect(fillOpacity=0, stroke="black", strokeWidth=1.2)
+    zoom = alt.selection_interval(bind="scales", encodings=["x"])
+    outlined = outlined.encode(x="a:Q", x2="b:Q", y="s:O").add_params(zoom)
     chart = alt.layer(*layers, outlined)
     return Plot(chart.properties(width=WIDTH, height=alt.Step(row_height(len(stages)))), rows)
 
@@ -218,29 +225,21 @@ def _brightness(colour: str) -> float:
 def stages(step: RecordedStep) -> Plot:
     """How each stage spent the step."""
     span = step.trace.makespan or 1.0
-    rows = []
-    for stage, time in enumerate(stage_times(step.trace, step.fixed_order, step.grouped)):
-        for order, (name, own) in enumerate(time.seconds.items()):
-            if own:
-                what = {"stage": stage, "name": SHARES[name].words, "share": own / span, "order": order}
-                rows.append(what | {"ms": milliseconds(own)})
+    rows = [
+        {"s": stage, "n": SHARES[name].words, "x": own / span, "o": order, "ms": milliseconds(own)}
+        for stage, time in enumerate(stage_times(step.trace, step.fixed_order, step.grouped))
+        for order, (name, own) in enumerate(time.seconds.items())
+        if own
+    ]
     legend = alt.Legend(title=None, orient="bottom", columns=3, labelLimit=320)
     scale = coloured(dict(SHARES[name] for name in ("compute", "delayed", *Cause)))
-    chart = (
-        alt.Chart(alt.NamedData("stages"), width=WIDTH, height=alt.Step(row_height(step.trace.stages)))
-        .mark_bar()
-        .encode(
-            y=alt.Y("stage:O", title="stage", axis=thinned()),
-            x=alt.X("ms:Q", title="ms", scale=alt.Scale(domain=[0, milliseconds(span)])),
-            color=alt.Color("name:N", scale=scale, legend=legend),
-            order="order:Q",
-            tooltip=[
-                "stage:O",
-                alt.Tooltip("name:N", title="what"),
-                "ms:Q",
-                alt.Tooltip("share:Q", format=".1%"),
-            ],
-        )
+    bars = _by_stage("stages", step.trace.stages, WIDTH).mark_bar()
+    chart = bars.encode(
+        y=STAGE,
+        x=alt.X("ms:Q", title="ms", scale=alt.Scale(domain=[0, milliseconds(span)])),
+        color=alt.Color("n:N", scale=scale, legend=legend),
+        order="o:Q",
+        tooltip=_tips({"s:O": "stage", "n:N": "what", "ms:Q": "ms", "x:Q": "share"}),
     )
     return Plot(chart, {"stages": rows})
 
@@ -255,24 +254,16 @@ class Cell(NamedTuple):
 
 
 def slowdowns(traces: Sequence[StepTrace]) -> tuple[str, list[Cell]]:
-    """What the columns are, "replica" or "step", and the cells.
-
-    Args:
-        traces: of steps, the latest last; with replicas, those count that have as many as the last one.
-    """
-    replicas = len(traces[-1].busy_by_replica)
-    stages = range(traces[-1].stages)
+    """What the columns are, "replica" or "step", and the cells; with replicas of steps with as many."""
+    replicas, stages = len(traces[-1].busy_by_replica), range(traces[-1].stages)
+    columns = {trace.step: [trace.busy(stage) for stage in stages] for trace in traces}
     if replicas:
         alike = [trace.busy_by_replica for trace in traces if len(trace.busy_by_replica) == replicas]
-        columns = [
-            (r, [fmean(busy[r][stage] for busy in alike) for stage in stages]) for r in range(replicas)
-        ]
-    else:
-        columns = [(trace.step, [trace.busy(stage) for stage in stages]) for trace in traces]
-    mean = fmean(seconds for _, column in columns for seconds in column) or 1.0
+        columns = {r: [fmean(busy[r][stage] for busy in alike) for stage in stages] for r in range(replicas)}
+    mean = fmean(seconds for column in columns.values() for seconds in column) or 1.0
     cells = [
         Cell(stage, number, seconds, seconds / mean)
-        for number, column in columns
+        for number, column in columns.items()
         for stage, seconds in enumerate(column)
     ]
     return ("replica" if replicas else "step"), cells
@@ -283,29 +274,18 @@ def heatmap(traces: Sequence[StepTrace]) -> Plot:
     what, cells = slowdowns(traces)
     columns = len({cell.column for cell in cells})
     rows = [
-        {"s": cell.stage, "c": cell.column, "x": round(cell.slowdown, 4), "ms": milliseconds(cell.seconds)}
+        {"s": cell.stage, "c": cell.column, "x": round(cell.slowdown, 3), "ms": milliseconds(cell.seconds)}
         for cell in cells
     ]
     most = max(0.1, *(abs(cell.slowdown - 1) for cell in cells))  # small differences stay pale
     scale = alt.Scale(scheme="redblue", reverse=True, domain=[1 - min(most, 1), 1 + most], domainMid=1)
-    chart = (
-        alt.Chart(
-            alt.NamedData("heatmap"),
-            width=alt.Step(min(40, (WIDTH - 160) / columns)),
-            height=alt.Step(row_height(traces[-1].stages)),
-        )
-        .mark_rect()
-        .encode(
-            x=alt.X("c:O", title=what, axis=thinned()),
-            y=alt.Y("s:O", title="stage", axis=thinned()),
-            color=alt.Color("x:Q", title="times the mean", scale=scale),
-            tooltip=[
-                alt.Tooltip("s:O", title="stage"),
-                alt.Tooltip("c:O", title=what),
-                alt.Tooltip("x:Q", title="times the mean", format=".2f"),
-                alt.Tooltip("ms:Q", title="ms busy"),
-            ],
-        )
+    width = alt.Step(min(40, (WIDTH - 160) / columns))
+    chart = _by_stage("heatmap", traces[-1].stages, width).mark_rect()
+    chart = chart.encode(
+        x=alt.X("c:O", title=what, axis=thinned()),
+        y=STAGE,
+        color=alt.Color("x:Q", title="times the mean", scale=scale),
+        tooltip=_tips({"s:O": "stage", "c:O": what, "x:Q": "times the mean", "ms:Q": "ms busy"}),
     )
     return Plot(chart, {"heatmap": rows})
 
@@ -362,24 +342,15 @@ def memory(step: RecordedStep) -> Plot:
     most = max(own.peak for own in stages) or 1
     times = max(1, min(MOST_TIMES, MOST_CELLS // len(stages)))
     rows = [row for own in stages for row in _held_rows(step, own, most, times)]
-    span = milliseconds(step.trace.makespan)
     title = "of its limit" if stages[0].limit is not None else "of the most"
     scale = alt.Scale(scheme="yelloworangered", domain=[0, 1])
-    chart = (
-        alt.Chart(alt.NamedData("memory"), width=WIDTH - 120, height=alt.Step(row_height(len(stages))))
-        .mark_rect()
-        .encode(
-            x=alt.X("a:Q", title="ms", scale=alt.Scale(domain=[0, span])),
-            x2="b:Q",
-            y=alt.Y("s:O", title="stage", axis=thinned()),
-            color=alt.Color("x:Q", title=title, scale=scale, legend=alt.Legend(format="%")),
-            tooltip=[
-                alt.Tooltip("s:O", title="stage"),
-                alt.Tooltip("t:N", title="at most"),
-                alt.Tooltip("a:Q", title="from ms"),
-                alt.Tooltip("b:Q", title="to ms"),
-            ],
-        )
+    chart = _by_stage("memory", len(stages), WIDTH - 120).mark_rect()
+    chart = chart.encode(
+        x=alt.X("a:Q", title="ms", scale=alt.Scale(domain=[0, milliseconds(step.trace.makespan)])),
+        x2="b:Q",
+        y=STAGE,
+        color=alt.Color("x:Q", title=title, scale=scale, legend=alt.Legend(format="%")),
+        tooltip=_tips({"s:O": "stage", "t:N": "at most", "a:Q": "from ms", "b:Q": "to ms"}),
     )
     return Plot(chart, {"memory": rows})
 
@@ -399,31 +370,19 @@ def said_of_memory(step: RecordedStep) -> str:
 
 
 def _held_rows(step: RecordedStep, own: Held, most: int, times: int) -> Iterator[Row]:
-    """Equal neighbours as one."""
-    start, span = step.trace.start, step.trace.makespan
-    amounts = _largest(own.since, start, span / times, times)
-    at = 0
-    for amount, equal in groupby(amounts):
-        count = len(list(equal))
-        limit = own.limit or most
-        yield {
-            "s": own.stage,
-            "a": milliseconds(at * span / times),
-            "b": milliseconds((at + count) * span / times),
-            "x": round(amount / limit, 4),
-            "t": _of_limit(own, amount),
-        }
-        at += count
-
-
-def _largest(since: list[tuple[float, int]], start: float, width: float, times: int) -> list[int]:
-    """The most in each of so many times of a width (s) from the start on."""
-    found = [0] * times
-    for (begin, amount), (end, _) in pairwise([*since, (start + width * times, 0)]):
+    """The most in each of so many parts of the step, equal neighbours as one."""
+    start, width = step.trace.start, step.trace.makespan / times
+    largest = [0] * times
+    for (begin, amount), (end, _) in pairwise([*own.since, (start + width * times, 0)]):
         first, last = (min(int((at - start) / width), times - 1) if width else 0 for at in (begin, end))
         for at in range(first, last + 1):
-            found[at] = max(found[at], amount)
-    return found
+            largest[at] = max(largest[at], amount)
+    at = 0
+    for amount, equal in groupby(largest):
+        a, at = at, at + len(list(equal))
+        share = round(amount / (own.limit or most), 4)
+        times_of = {"a": milliseconds(a * width), "b": milliseconds(at * width)}
+        yield {"s": own.stage, **times_of, "x": share, "t": _of_limit(own, amount)}
 
 
 def _of_limit(own: Held, amount: int) -> str:
@@ -456,13 +415,13 @@ class LinkMessages(NamedTuple):
     slack: list[float]
 
     @property
-    def name(self) -> str:
-        """From where to where."""
-        return f"{self.sender} to {self.receiver}"
+    def medians(self) -> tuple[float, float]:
+        """What a message takes, and how long it is there before the stage begins with it."""
+        return quantile(self.took, 0.5), quantile(self.slack, 0.5)
 
 
 def links_of(traces: Sequence[StepTrace]) -> list[LinkMessages]:
-    """All links that had messages, by direction, then by stages."""
+    """All links that had messages, by direction, then by stages; seconds in order."""
     found: dict[tuple[Direction, int, int], list[tuple[float, float]]] = defaultdict(list)
     for trace in traces:
         for message in trace.transfers():
@@ -470,7 +429,7 @@ def links_of(traces: Sequence[StepTrace]) -> list[LinkMessages]:
             key = sender.task.kind.direction, sender.stage, receiver.stage
             found[key].append((message.seconds, max(receiver.start - receiver.ready, 0.0)))
     return [
-        LinkMessages(a, b, direction, *(list(own) for own in zip(*messages, strict=True)))
+        LinkMessages(a, b, direction, *(sorted(own) for own in zip(*messages, strict=True)))
         for (direction, a, b), messages in sorted(found.items())
     ]
 
@@ -480,33 +439,28 @@ def links(traces: Sequence[StepTrace]) -> Plot:
     rows = []
     for link in links_of(traces):
         carries = "activations" if link.direction is Direction.FORWARD else "gradients"
-        took, slack = sorted(link.took), sorted(link.slack)
-        seconds = (quantile(took, 0.5), quantile(took, 0.95), quantile(slack, 0.5))
-        for what, own in zip(FIGURES, seconds, strict=True):
-            rows.append({"link": link.name, "carries": carries, "what": what, "ms": milliseconds(own)})
-    chart = (
-        alt.Chart(alt.NamedData("links"), width=WIDTH - 160, height=120)
-        .mark_point(filled=True, size=40)
-        .encode(
-            x=alt.X("link:N", sort=None, title=None, axis=thinned()),
-            y=alt.Y("ms:Q"),
-            color=alt.Color("what:N", title=None, scale=coloured(FIGURES)),
-            tooltip=["link:N", "carries:N", "what:N", "ms:Q"],
-        )
-        .facet(row=alt.Row("carries:N", title=None))
-        .resolve_scale(x="independent")
+        took, slack = link.medians
+        for what, own in zip(FIGURES, (took, quantile(link.took, 0.95), slack), strict=True):
+            between = f"{link.sender} to {link.receiver}"
+            rows.append({"link": between, "carries": carries, "what": what, "ms": milliseconds(own)})
+    points = alt.Chart(alt.NamedData("links"), width=WIDTH - 160, height=120).mark_point(filled=True, size=40)
+    chart = points.encode(
+        x=alt.X("link:N", sort=None, title=None, axis=thinned()),
+        y=alt.Y("ms:Q"),
+        color=alt.Color("what:N", title=None, scale=coloured(FIGURES)),
+        tooltip=["link:N", "carries:N", "what:N", "ms:Q"],
     )
+    chart = chart.facet(row=alt.Row("carries:N", title=None)).resolve_scale(x="independent")
     return Plot(chart, {"links": rows})
 
 
 def tightest(traces: Sequence[StepTrace]) -> str:
     """The link whose messages have least slack beyond what they take, in words."""
-    found = links_of(traces)
-    link = min(found, key=lambda link: quantile(sorted(link.slack), 0.5) - quantile(sorted(link.took), 0.5))
-    took, slack = (quantile(sorted(own), 0.5) * 1e3 for own in (link.took, link.slack))
+    link = min(links_of(traces), key=lambda link: link.medians[1] - link.medians[0])
+    took, slack = link.medians
     return (
         f"Least slack: the link from stage {link.sender} to {link.receiver}, where a message takes "
-        f"{took:.2f} ms and is there {slack:.2f} ms before the stage begins with it (medians)."
+        f"{took * 1e3:.2f} ms and is there {slack * 1e3:.2f} ms before the stage begins with it (medians)."
     )
 
 
@@ -533,22 +487,16 @@ def history(lines: Sequence[StepLine]) -> Plot:
     top = milliseconds(min(max(seconds), MOST_MEDIANS * median(seconds)))
     last = alt.Scale(domain=[0, max(lines[-1].step, 1)], nice=False)
     x = alt.X("step:Q", scale=last, axis=alt.Axis(tickMinStep=1))
-    curves = (
-        alt.Chart(alt.NamedData("history"))
-        .mark_line(point=len(rows) <= 120)
-        .encode(
-            x=x,
-            y=alt.Y("ms:Q", title="ms", scale=alt.Scale(domain=[0, top], clamp=True)),
-            color=alt.Color("what:N", title=None, sort=None),
-            tooltip=["step:Q", "what:N", "ms:Q"],
-        )
+    curves = alt.Chart(alt.NamedData("history")).mark_line(point=len(rows) <= 120)
+    curves = curves.encode(
+        x=x,
+        y=alt.Y("ms:Q", title="ms", scale=alt.Scale(domain=[0, top], clamp=True)),
+        color=alt.Color("what:N", title=None, sort=None),
+        tooltip=["step:Q", "what:N", "ms:Q"],
     )
-    rules = (
-        alt.Chart(alt.NamedData("changes"))
-        .mark_rule(strokeDash=[4, 3], color="#555555", strokeWidth=2)
-        .encode(x=x, tooltip=["step:Q", alt.Tooltip("what:N", title="changed")])
-    )
-    chart = alt.layer(rules, curves).properties(width=WIDTH - 160, height=200)
+    dashed = alt.Chart(alt.NamedData("changes")).mark_rule(strokeDash=[4, 3], color="#555555", strokeWidth=2)
+    dashed = dashed.encode(x=x, tooltip=_tips({"step:Q": "step", "what:N": "changed"}))
+    chart = alt.layer(dashed, curves).properties(width=WIDTH - 160, height=200)
     return Plot(chart, {"history": rows, "changes": marks})
 
 

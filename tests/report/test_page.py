@@ -67,7 +67,7 @@ def test_it_shows_all_that_there_is(run, html):
     assert list(ends) == [pytest.approx(run.steps[0].recorded.trace.makespan * 1e3)]
     assert rows["critical"] and rows["idle"] and rows["memory"]
     assert [row["step"] for row in rows["history"]] == [0, 0, 1, 1]
-    by_stage = [sum(row["share"] for row in rows["stages"] if row["stage"] == s) for s in range(STAGES)]
+    by_stage = [sum(row["x"] for row in rows["stages"] if row["s"] == s) for s in range(STAGES)]
     assert by_stage == pytest.approx([1.0] * STAGES)
     assert max(rows["heatmap"], key=lambda row: row["x"])["s"] == 2
     assert "Stage 2 computes 1.60 times as long as the others" in html
