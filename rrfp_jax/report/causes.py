@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from rrfp_jax.sim.splits import Layers, Recut
 from rrfp_jax.sim.what_if import Link
@@ -33,11 +33,26 @@ WHOLES: Mapping[str, tuple[str, Hashable]] = {
 MOSTLY = 0.7
 """Of what all of them cause, the share of one that is named instead."""
 
+NOTEWORTHY = 0.03
+"""A smaller share of the time is not worth a sentence."""
+
+UNDONE_IN_PART: Mapping[tuple[str, Hashable], str] = {
+    ("links", 0.5): "if they took half as long",
+    ("in flight", 1): "with one more",
+    ("bytes", 1.5): "with 1.5 times as many",
+}
+"""By a change's kind and subject: how much of a cause it undoes, if not all of it."""
+
 Saved: TypeAlias = tuple[str, Hashable, float]
 """Kind and subject of a change (`sim.what_if.Variant`), and the share of the whole time that it saves."""
 
-Cause: TypeAlias = tuple[float, str, Hashable]
-"""The share of the whole time that would be saved without it, and the kind and subject of that change."""
+
+class Cause(NamedTuple):
+    """The share of the whole time that would be saved without it, and kind and subject of that change."""
+
+    share: float
+    kind: str
+    subject: Hashable
 
 
 @dataclass(frozen=True)
@@ -71,142 +86,77 @@ def main_cause(
         saved: by changes, the largest first; empty if that is not known.
         layers: of their model; None if what they have to do is not known.
     """
-    causes: list[Cause] = [
-        (share, kind, subject)
-        for kind, subject, share in saved
-        if kind in UNDONE and (kind, subject) != ("links", 0.0)
-    ]
-    causes = _on_purpose(_without_limit(_recut(_sharpened(_one_way(causes))), shares))
-    causes += [(shares[name], name, None) for name in OUTSIDE]
-    share, kind, subject = max(causes, key=lambda cause: cause[0])
-    if not saved and (idle := _idle(shares)).share > share:
-        return idle
-    if share < NOTEWORTHY:
-        return Finding("nothing", None, share, _say_nothing(shares))
-    if kind in OUTSIDE:
-        said = _say_outside(kind, share)
+    causes = [*_candidates(saved, shares), *(Cause(shares[name], name, None) for name in OUTSIDE)]
+    share, kind, subject = max(causes, key=lambda cause: cause.share)
+    most = max(Idleness, key=lambda cause: shares[cause])
+    if not saved and shares[most] > share:  # what stages mostly wait for, where nothing can be predicted
+        kind, subject, share = "idle", most, shares[most]
+        said = (
+            f"Stages compute {shares['compute']:.0%} of the time. The largest other part is "
+            f"{SHARES[most].words.removeprefix('idle: ')}: {share:.0%}."
+        )
+    elif share < NOTEWORTHY:
+        kind, subject = "nothing", None
+        said = (
+            f"No single cause stands out: stages compute {shares['compute']:.0%} of the time, and "
+            f"{shares['begin'] + shares['end']:.0%} is filling and draining the pipeline."
+        )
+    elif kind in OUTSIDE:
+        what = "for their data" if kind == "data" else "until their order is planned"
+        said = f"Steps wait {what}: {share:.0%} of the time."
     elif kind in ("split", "uneven"):
         assert layers is not None
-        splits = [(part, recut) for k, recut, part in saved if k == "split"]
-        said = _say_uneven(steps, layers, splits, share)
+        said = _uneven(steps, layers, [(part, recut) for k, recut, part in saved if k == "split"], share)
     else:
-        said = _say_undone(kind, subject, share, steps, layers)
+        without = UNDONE_IN_PART.get((kind, subject), "without that")
+        cause = _in_words(kind, subject, steps, layers)
+        said = f"{cause}: {share:.0%} of the time would be saved {without}."
     return Finding(kind, subject, share, said)
 
 
-def _idle(shares: Mapping[str, float]) -> Finding:
-    """What stages mostly wait for, where no change can be predicted."""
-    most = max(Idleness, key=lambda cause: shares[cause])
-    return Finding("idle", most, shares[most], _say_idle(shares, most))
-
-
-def _one_way(causes: Sequence[Cause]) -> list[Cause]:
-    """Without a link there and back where one way explains most of it."""
-    single = {subject: share for share, kind, subject in causes if kind == "link"}
-
-    def explained(share: float, subject: Hashable) -> bool:
-        return any(single.get(way, 0.0) >= MOSTLY * share for way in ways_of(subject))
-
+def _candidates(saved: Sequence[Saved], shares: Mapping[str, float]) -> list[Cause]:
+    """Causes that changes would undo, but for those that others explain."""
+    undone = [Cause(share, kind, subject) for kind, subject, share in saved if kind in UNDONE]
+    one_way = {cause.subject: cause.share for cause in undone if cause.kind == "link"}
+    causes = [  # without a link there and back where one way explains most of it
+        cause
+        for cause in undone
+        if cause[1:] != ("links", 0.0)
+        and (
+            cause.kind != "link"
+            or len(ways := ways_of(cause.subject)) == 1
+            or all(one_way.get(way, 0.0) < MOSTLY * cause.share for way in ways)
+        )
+    ]
+    for one, of_all in WHOLES.items():
+        whole = [cause for cause in causes if cause[1:] == of_all]
+        single = [cause for cause in causes if cause.kind == one and cause[1:] != of_all]
+        explained = _most(single) >= MOSTLY * _most(whole)
+        causes = [cause for cause in causes if cause not in (whole if explained else single)]
+    # Where one stage has more to do than others, what counts is the best that another split can do.
+    best = _most([cause for cause in causes if cause.kind == "split"])
+    left_out = ["uneven" if best >= NOTEWORTHY else "split"]
+    if shares["memory"] < NOTEWORTHY:  # with more in flight nearly all goes faster, also where no limit holds
+        left_out += ["in flight", "bytes"]
+    injected = _most(
+        [cause for cause in causes if cause.kind == "injected"]
+    )  # explains jitter and slow links
     return [
         cause
         for cause in causes
-        if cause[1] != "link" or len(ways_of(cause[2])) == 1 or not explained(cause[0], cause[2])
+        if cause.kind not in left_out
+        and (cause.kind not in ("jitter", "link", "links") or injected < MOSTLY * cause.share)
     ]
 
 
-def _recut(causes: Sequence[Cause]) -> list[Cause]:
-    """Where one stage has more to do than others, what counts is the best that another split can do."""
-    best = max((cause for cause in causes if cause[1] == "split"), key=lambda c: c[0], default=None)
-    kept = [cause for cause in causes if cause[1] not in ("split", "uneven")]
-    if best is not None and best[0] >= NOTEWORTHY:
-        return [*kept, best]
-    return [*kept, *(cause for cause in causes if cause[1] == "uneven")]
+def _most(causes: Sequence[Cause]) -> float:
+    return max((cause.share for cause in causes), default=0.0)
 
 
-def _on_purpose(causes: Sequence[Cause]) -> list[Cause]:
-    """Without what delays that were injected explain: the jitter and the slow links are those."""
-    injected = max((share for share, kind, _ in causes if kind == "injected"), default=0.0)
-    return [
-        cause
-        for cause in causes
-        if cause[1] not in ("jitter", "link", "links") or injected < MOSTLY * cause[0]
-    ]
-
-
-def _without_limit(causes: Sequence[Cause], shares: Mapping[str, float]) -> list[Cause]:
-    """With more in flight nearly all goes faster: a limit is a cause only where it held forwards back."""
-    held = shares["memory"] >= NOTEWORTHY
-    return [cause for cause in causes if cause[1] not in ("in flight", "bytes") or held]
-
-
-def _sharpened(causes: Sequence[Cause]) -> list[Cause]:
-    """Without a cause of all stages or links where one of them explains most of it; else without those."""
-    kept = list(causes)
-    for one, (kind, subject) in WHOLES.items():
-        whole = max((share for share, *of in causes if of == [kind, subject]), default=0.0)
-        single = [cause for cause in causes if cause[1] == one and cause[2] != subject]
-        if max((share for share, *_ in single), default=0.0) >= MOSTLY * whole:
-            kept = [cause for cause in kept if cause[1:] != (kind, subject)]
-        else:
-            kept = [cause for cause in kept if cause not in single]
-    return kept
-
-
-NOTEWORTHY = 0.03
-"""A smaller share of the time is not worth a sentence."""
-
-UNDONE_IN_PART: Mapping[tuple[str, Hashable], str] = {
-    ("links", 0.5): "if they took half as long",
-    ("in flight", 1): "with one more",
-    ("bytes", 1.5): "with 1.5 times as many",
-}
-"""By a change's kind and subject: how much of a cause it undoes, if not all of it."""
-
-
-def _say_nothing(shares: Mapping[str, float]) -> str:
-    """No cause is worth a sentence."""
-    return (
-        f"No single cause stands out: stages compute {shares['compute']:.0%} of the time, and "
-        f"{shares['begin'] + shares['end']:.0%} is filling and draining the pipeline."
-    )
-
-
-def _say_idle(shares: Mapping[str, float], most: Idleness) -> str:
-    """Nothing can be predicted, and stages are idle mostly for this cause."""
-    return (
-        f"Stages compute {shares['compute']:.0%} of the time. The largest other part is "
-        f"{SHARES[most].words.removeprefix('idle: ')}: {shares[most]:.0%}."
-    )
-
-
-def _say_outside(kind: str, share: float) -> str:
-    """Steps wait before their tasks."""
-    what = "for their data" if kind == "data" else "until their order is planned"
-    return f"Steps wait {what}: {share:.0%} of the time."
-
-
-def _say_undone(
-    kind: str, subject: Hashable, share: float, steps: Sequence[RecordedStep], layers: Layers | None
+def _uneven(
+    steps: Sequence[RecordedStep], layers: Layers, saved: Sequence[tuple[float, Hashable]], share: float
 ) -> str:
-    """A cause, and what its undoing would save; arguments as for `main_cause`."""
-    without = UNDONE_IN_PART.get((kind, subject), "without that")
-    return f"{_in_words(kind, subject, steps, layers)}: {share:.0%} of the time would be saved {without}."
-
-
-def _say_uneven(
-    steps: Sequence[RecordedStep],
-    layers: Layers,
-    saved: Sequence[tuple[float, Hashable]],
-    share: float,
-) -> str:
-    """One stage has more to do than the others.
-
-    Args:
-        steps: at least one.
-        layers: of their model.
-        saved: by other splits, the largest first.
-        share: that the stage costs.
-    """
+    """Says that one stage has more to do; `saved` by other splits, the largest first."""
     work = [own / slow for own, slow in zip(_busy(steps), layers.shares.slowness, strict=True)]
     stage = work.index(max(work))
     own = [
