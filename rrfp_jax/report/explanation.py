@@ -6,6 +6,7 @@ import io
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from statistics import fmean
 from typing import TypeAlias
 
@@ -138,7 +139,11 @@ def explain(steps: Sequence[TimedStep]) -> Explanation:
     found = _time_shares(steps)
     recorded = [step.recorded for step in steps]
     layers = Layers.of(recorded)
-    replays = [_replay(step.recorded, layers) for step in _replayed(steps)]
+    placement = None if layers is None else layers.placement
+    replays = [
+        what_ifs(step, layers=layers if step.rules.placement == placement else None)
+        for step in _replayed(recorded)
+    ]
     error = fmean(replay.error for replay in replays)
     tasks = 1.0 - found["data"] - found["planning"] - found["between"]
     savings = _savings(replays, tasks) if error <= TRUSTED_ERROR else []
@@ -171,30 +176,15 @@ def _time_shares(steps: Sequence[TimedStep]) -> dict[str, float]:
     return {name: seconds[name] / whole if whole else 0.0 for name in SHARES}
 
 
-def _replay(step: RecordedStep, layers: Layers | None) -> WhatIfs:
-    as_found = layers is not None and layers.placement == step.rules.placement
-    return what_ifs(step, layers=layers if as_found else None)
-
-
-def _replayed(steps: Sequence[TimedStep]) -> list[TimedStep]:
-    """The latest steps, as many as are simulated in some seconds; at least one."""
-    found: list[TimedStep] = []
-    tasks = 0
-    for step in reversed(steps):
-        tasks += len(step.recorded.trace.records)
-        if found and tasks > MOST_TASKS:
-            break
-        found.append(step)
-    return found
+def _replayed(steps: Sequence[RecordedStep]) -> Sequence[RecordedStep]:
+    """The latest steps, as many as are simulated in some seconds, at least one; the latest first."""
+    latest = steps[::-1]
+    tasks = accumulate(len(step.trace.records) for step in latest)
+    return latest[: max(1, sum(count <= MOST_TASKS for count in tasks))]
 
 
 def _savings(replays: Sequence[WhatIfs], tasks: float) -> list[Saving]:
-    """Of all replayed steps together; where a step has no such change, it would save nothing there.
-
-    Args:
-        replays: of tasks alone.
-        tasks: the share of the whole time that these are.
-    """
+    """Of all replayed steps, whose tasks have this share; a change that a step lacks saves nothing there."""
     whole = sum(replay.replayed for replay in replays)
     saved: dict[tuple[str, str, Hashable], float] = defaultdict(float)
     for replay in replays:

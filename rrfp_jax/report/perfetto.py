@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rrfp_jax.json_files import write_json
 from rrfp_jax.report.store import write_steps
 from rrfp_jax.trace.idleness import DELAY
-from rrfp_jax.trace.records import RecordedStep, StepTrace, TaskRecord
+from rrfp_jax.trace.records import RecordedStep, StepTrace
 
 SHORTEST_GAP = 50e-6
 """Idle times below this (s) are left out of the file."""
@@ -48,85 +48,55 @@ def _group(name: str, steps: Sequence[StepTrace]) -> list[dict[str, Any]]:
         title = {"name": f"stage {stage}"}
         events.append({"ph": "M", "name": "thread_name", "tid": stage, "args": title})
     for step in steps:
-        events += _tasks(step, origin)
-        events += _delays(step, origin)
-        events += _gaps(step, origin)
+        events += _slices(step, origin)
         events += _arrows(step, origin, f"{name}.{step.step}")
     return events
 
 
-def _tasks(step: StepTrace, origin: float) -> list[dict[str, Any]]:
-    return [
-        _event(
+def _slices(step: StepTrace, origin: float) -> Iterator[dict[str, Any]]:
+    """Tasks, the ends of tasks that injected delays are, and idle times."""
+
+    def slice_of(name: str, stage: int, start: float, end: float, /, **args: Any) -> dict[str, Any]:
+        times = {"ts": _microseconds(start - origin), "dur": _microseconds(end - start)}
+        about = {"name": name, "cat": "task", "tid": stage, "args": args | {"step": step.step}}
+        return {"ph": "X", **about, **times}
+
+    for record in step.records:
+        injected = {"delayed": record.delayed, "late": record.late}
+        yield slice_of(
             str(record.task),
             record.stage,
-            record.start - origin,
-            record.end - record.start,
-            {
-                "kind": record.task.kind.letter,
-                "stage": record.stage,
-                "chunk": record.task.chunk,
-                "microbatch": record.task.microbatch,
-                "bucket": record.bucket,
-                "step": step.step,
-                "ready": _microseconds(record.ready - origin),
-                "dispatched": _microseconds(record.dispatched - origin),
-                **_injected(record),
-                **({} if record.held is None else {"held": record.held}),
-            },
+            record.start,
+            record.end,
+            kind=record.task.kind.letter,
+            stage=record.stage,
+            chunk=record.task.chunk,
+            microbatch=record.task.microbatch,
+            bucket=record.bucket,
+            ready=_microseconds(record.ready - origin),
+            dispatched=_microseconds(record.dispatched - origin),
+            **{name: _microseconds(seconds) for name, seconds in injected.items() if seconds},
+            **({} if record.held is None else {"held": record.held}),
         )
-        for record in step.records
-    ]
+        if record.delayed:
+            yield slice_of(DELAY, record.stage, record.computed, record.end, of=str(record.task))
+    for stage in range(step.stages):
+        for gap in step.gaps(stage, SHORTEST_GAP):
+            ready = _microseconds(gap.ready - origin)
+            yield slice_of("idle", stage, gap.start, gap.end, awaited=str(gap.awaited), ready=ready)
 
 
-def _injected(record: TaskRecord) -> dict[str, float]:
-    """What was injected, where something was."""
-    found = {"delayed": record.delayed, "late": record.late}
-    return {name: _microseconds(seconds) for name, seconds in found.items() if seconds}
-
-
-def _delays(step: StepTrace, origin: float) -> list[dict[str, Any]]:
-    """The ends of tasks that injected delays are."""
-    return [
-        _event(DELAY, r.stage, r.computed - origin, r.delayed, {"of": str(r.task), "step": step.step})
-        for r in step.records
-        if r.delayed
-    ]
-
-
-def _gaps(step: StepTrace, origin: float) -> list[dict[str, Any]]:
-    return [
-        _event(
-            "idle",
-            gap.stage,
-            gap.start - origin,
-            gap.end - gap.start,
-            {"awaited": str(gap.awaited), "ready": _microseconds(gap.ready - origin), "step": step.step},
-        )
-        for stage in range(step.stages)
-        for gap in step.gaps(stage, SHORTEST_GAP)
-    ]
-
-
-def _arrows(step: StepTrace, origin: float, mark: str) -> list[dict[str, Any]]:
+def _arrows(step: StepTrace, origin: float, mark: str) -> Iterator[dict[str, Any]]:
     """From the end of every task to the task on another stage that its output made ready; named by a mark."""
-    arrows = []
     for number, sender in enumerate(step.records):
-        receiver = step.receiver(sender)
-        if receiver is not None:
+        if (receiver := step.receiver(sender)) is not None:
             same = {"name": "transfer", "cat": "transfer", "id": f"{mark}.{number}"}
             # An arrow belongs to the slice that it begins in: at its very end the next one may begin.
-            leaves, comes = max(sender.start, sender.end - 1e-6) - origin, receiver.start - origin
-            arrows.append({"ph": "s", "tid": sender.stage, "ts": _microseconds(leaves), **same})
+            leaves = max(sender.start, sender.end - 1e-6) - origin
+            yield {"ph": "s", "tid": sender.stage, "ts": _microseconds(leaves), **same}
             # An end before its beginning, by the clocks' imprecision, would not be drawn.
-            comes = _microseconds(max(leaves, comes))
-            arrows.append({"ph": "f", "bp": "e", "tid": receiver.stage, "ts": comes, **same})
-    return arrows
-
-
-def _event(name: str, stage: int, start: float, seconds: float, args: dict[str, Any]) -> dict[str, Any]:
-    times = {"ts": _microseconds(start), "dur": _microseconds(seconds)}
-    return {"ph": "X", "name": name, "cat": "task", "tid": stage, **times, "args": args}
+            comes = _microseconds(max(leaves, receiver.start - origin))
+            yield {"ph": "f", "bp": "e", "tid": receiver.stage, "ts": comes, **same}
 
 
 def _microseconds(seconds: float) -> float:

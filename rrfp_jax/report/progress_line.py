@@ -55,14 +55,20 @@ class Lasting:
     def __call__(self, doing: Doing) -> None:
         """Take in what is being done."""
         with self._lock:
-            begun = self._begun.get(doing.what)
+            begun, now = self._begun.get(doing.what), monotonic()
             if begun is None:
-                begun = self._begun[doing.what] = self._begin(doing)
+                timer = threading.Timer(self._after, self._show_if_due, [doing.what])
+                timer.daemon = True
+                timer.start()
+                begun = self._begun[doing.what] = _Begun(now, doing, timer)
             begun.latest = doing
             if doing.done >= doing.total:
-                self._finish(begun)
-            elif monotonic() - begun.since >= self._after:
-                self._show_if_due(begun)
+                begun.timer.cancel()
+                del self._begun[doing.what]
+                if begun.shown_at is not None:
+                    self._end(text_of(doing), monotonic() - begun.since)
+            elif now - begun.since >= self._after:
+                self._show_if_due(doing.what)
 
     def close(self) -> None:
         """Forget what is under way."""
@@ -71,29 +77,13 @@ class Lasting:
                 begun.timer.cancel()
             self._begun.clear()
 
-    def _begin(self, doing: Doing) -> _Begun:
-        timer = threading.Timer(self._after, self._look, [doing.what])
-        timer.daemon = True
-        timer.start()
-        return _Begun(monotonic(), doing, timer)
-
-    def _look(self, what: str) -> None:
-        """In the timer's thread."""
+    def _show_if_due(self, what: str) -> None:
+        """Also in the timer's thread."""
         with self._lock:
-            if (begun := self._begun.get(what)) is not None:
-                self._show_if_due(begun)
-
-    def _show_if_due(self, begun: _Begun) -> None:
-        now = monotonic()
-        if begun.shown_at is None or now - begun.shown_at >= self._every:
-            begun.shown_at = now
-            self._show(text_of(begun.latest))
-
-    def _finish(self, begun: _Begun) -> None:
-        begun.timer.cancel()
-        del self._begun[begun.latest.what]
-        if begun.shown_at is not None:
-            self._end(text_of(begun.latest), monotonic() - begun.since)
+            begun, now = self._begun.get(what), monotonic()
+            if begun is not None and (begun.shown_at is None or now - begun.shown_at >= self._every):
+                begun.shown_at = now
+                self._show(text_of(begun.latest))
 
 
 def text_of(doing: Doing) -> str:
@@ -119,20 +109,17 @@ def shown_progress() -> Progress:
 def printed_lines(say: Callable[[str], None]) -> Lasting:
     """Lines by `say`: plain ones, or a live one if a launcher shows such."""
     if not ENVIRONMENT.get(LIVE):
-        return plain_lines(say)
+        return Lasting(say, lambda text, seconds: say(_done(text, seconds)), LINE_AFTER, LINE_EVERY)
 
     def end(text: str, seconds: float) -> None:
         say(MARK)
-        say(f"{text}: done after {seconds:.1f} s")
+        say(_done(text, seconds))
 
     return Lasting(lambda text: say(f"{MARK}{text}"), end, LIVE_AFTER, LIVE_EVERY)
 
 
-def plain_lines(say: Callable[[str], None]) -> Lasting:
-    """Plain lines, `say(line)` each: once it has lasted for a second, every ten seconds, and at its end."""
-    return Lasting(
-        say, lambda text, seconds: say(f"{text}: done after {seconds:.1f} s"), LINE_AFTER, LINE_EVERY
-    )
+def _done(text: str, seconds: float) -> str:
+    return f"{text}: done after {seconds:.1f} s"
 
 
 def _on_terminal() -> Lasting:
@@ -151,7 +138,7 @@ def _on_terminal() -> Lasting:
         if status is not None:
             status.stop()
         status = None
-        printing.say(f"{text}: done after {seconds:.1f} s")
+        printing.say(_done(text, seconds))
 
     return Lasting(show, end, LIVE_AFTER, LIVE_EVERY)
 
@@ -170,7 +157,7 @@ def _in_cell(display: Any) -> Lasting:
 
     def end(text: str, seconds: float) -> None:
         nonlocal handle
-        show(f"{text}: done after {seconds:.1f} s")
+        show(_done(text, seconds))
         handle = None
 
     return Lasting(show, end, LIVE_AFTER, LIVE_EVERY)
@@ -179,8 +166,7 @@ def _in_cell(display: Any) -> Lasting:
 def _display_of_cell() -> Any:
     """IPython's `display` if this runs in a notebook's kernel; None elsewhere."""
     ipython = sys.modules.get("IPython")
-    shell = None if ipython is None else ipython.get_ipython()
-    if not hasattr(shell, "kernel"):
+    if ipython is None or not hasattr(ipython.get_ipython(), "kernel"):
         return None
     from IPython.display import display
 

@@ -12,7 +12,6 @@ from rrfp_jax.json_files import Unreadable, as_kind, load_json
 from rrfp_jax.report.explanation import LEAST, Explanation, TimedStep, as_text
 from rrfp_jax.report.store import METRICS, OLDER, STEPS, StepLine, read_lines, read_steps
 from rrfp_jax.trace.idleness import SHARES
-from rrfp_jax.trace.records import RecordedStep
 
 READ = (STEPS, METRICS, "config.json")
 """Files of a run that are read."""
@@ -60,22 +59,17 @@ def read_run(given: Path) -> Run:
     if wrong:
         raise Unreadable(f"{given / METRICS}: {wrong}")
     lines = {line.step: line for line, _ in sorted(found, key=lambda pair: pair[0].step)}
+    timed = []
+    for step in steps:
+        line = lines.get(step.trace.step, StepLine(step.trace.step))
+        wall = max(line.wall_seconds, step.trace.makespan)
+        beside = {"load_seconds": line.load_seconds, "planning_seconds": line.planning_seconds}
+        timed.append(TimedStep(recorded=step, wall_seconds=wall, **beside))
     return Run(
         name=(folder or given.absolute().parent).resolve().name,
-        steps=[_timed(step, lines.get(step.trace.step)) for step in steps],
+        steps=timed,
         history=list(lines.values()),
         settings=_settings(given / "config.json") if folder else {},
-    )
-
-
-def _timed(step: RecordedStep, line: StepLine | None) -> TimedStep:
-    if line is None:
-        return TimedStep(recorded=step, wall_seconds=step.trace.makespan)
-    return TimedStep(
-        recorded=step,
-        wall_seconds=max(line.wall_seconds, step.trace.makespan),
-        load_seconds=line.load_seconds,
-        planning_seconds=line.planning_seconds,
     )
 
 
@@ -102,9 +96,6 @@ def _flat(fields: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, st
 
 ABSENT = "-"
 
-SAME = 0.0005
-"""A smaller difference, as a share, is none."""
-
 
 @dataclass(frozen=True)
 class TwoRuns:
@@ -128,7 +119,7 @@ class TwoRuns:
             f"A step of {self.names[faster]} takes {share:.1%} less time: {min(one, two) * 1e3:.1f} ms "
             f"instead of {max(one, two) * 1e3:.1f} ms (means of the traced steps)."
         )
-        if share < SAME:
+        if share < LEAST:
             compared = f"Steps of both take equally long: {one * 1e3:.1f} ms (means of the traced steps)."
         causes = zip(self.names, self.explanations, strict=True)
         return [compared, *(f"{name}: {explanation.sentence}" for name, explanation in causes)]
@@ -139,27 +130,22 @@ class TwoRuns:
 
     def seconds(self) -> list[list[str]]:
         """Of a step, by cause: in each run, and how much more in the second; the first row is the head."""
-        rows = [["where a step's time went", *self.names, "difference"]]
         one, two = self.explanations
-        wholes = [explanation.seconds for explanation in self.explanations]
-        rows.append(["all", *_two_times(*wholes)])
+        rows = [["where a step's time went", *self.names, "difference"]]
+        rows.append(["all", *_two_times(one.seconds, two.seconds)])
         for name, row in SHARES.items():
-            a, b = one.shares[name] * wholes[0], two.shares[name] * wholes[1]
-            if max(one.shares[name], two.shares[name]) >= LEAST:
-                shares = [f" ({of.shares[name]:.1%})" for of in (one, two)]
-                first, second, difference = _two_times(a, b)
-                rows.append([row.words, first + shares[0], second + shares[1], difference])
+            a, b = one.shares[name], two.shares[name]
+            if max(a, b) >= LEAST:
+                first, second, difference = _two_times(a * one.seconds, b * two.seconds)
+                rows.append([row.words, f"{first} ({a:.1%})", f"{second} ({b:.1%})", difference])
         return rows
 
     def savings(self) -> list[list[str]]:
         """What changes would save in each run; the first row is the head."""
         found = [{saving.change: saving.share for saving in of.savings} for of in self.explanations]
-        changes = sorted(
-            dict.fromkeys([*found[0], *found[1]]),
-            key=lambda change: -max(own.get(change, 0.0) for own in found),
-        )
+        most = {change: max(own.get(change, 0.0) for own in found) for own in found for change in own}
         rows = [["what if", *self.names]]
-        for change in changes:
+        for change in sorted(most, key=lambda change: -most[change]):
             rows.append([change, *(f"{own[change]:.1%}" if change in own else ABSENT for own in found)])
         return rows
 

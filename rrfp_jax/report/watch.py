@@ -60,19 +60,11 @@ ASCII = BarCells(full="#", empty=".", levels="_.-~=+*#")
 """For terminals that show nothing else."""
 
 
-class Mark(NamedTuple):
-    """A use of time: its letter in a bar, its style where there are colours, and what the legend says."""
-
-    letter: str
-    style: str
-    meaning: str
-
-
-MARKS: Mapping[str, Mark] = {
-    DELAYED: Mark("+", "green dim", "kept busy by a delay that was injected"),
-    **{cause: Mark(row.letter, row.style, row.legend) for cause, row in CAUSES.items()},
+MARKS: Mapping[str, tuple[str, str, str]] = {
+    DELAYED: ("+", "green dim", "kept busy by a delay that was injected"),
+    **{cause: (row.letter, row.style, row.legend) for cause, row in CAUSES.items()},
 }
-"""Whatever is not computing, which is drawn as full cells."""
+"""Whatever is not computing, which is drawn as full cells: letter, style and what the legend says."""
 
 
 class Window(NamedTuple):
@@ -191,8 +183,8 @@ def stage_table(rows: Sequence[StageRow], step: int, width: int, glyphs: BarCell
     for row in rows:
         line = Text(f"{row.name:>{name}}{GAP}{ranks_text(row.ranks):<{rank}}{GAP}")
         for use, count in cells_of(row.shares, cells):
-            mark = Mark(glyphs.full, COMPUTING, "") if use == COMPUTE else MARKS[use]
-            line.append(count * mark.letter, mark.style)
+            letter, style, _ = (glyphs.full, COMPUTING, "") if use == COMPUTE else MARKS[use]
+            line.append(count * letter, style)
         line.append(f"{GAP}{row.shares[COMPUTE] + row.shares[DELAYED]:>4.0%}")
         if row.peak is not None:
             full = min(round(MEMORY_CELLS * row.peak / (row.budget or most)), MEMORY_CELLS)
@@ -208,9 +200,9 @@ def stage_table(rows: Sequence[StageRow], step: int, width: int, glyphs: BarCell
 def legend(rows: Sequence[StageRow], glyphs: BarCells, width: int) -> list[Text]:
     """What the letters in these rows' bars mean, in as many lines as that takes."""
     lines = [Text.assemble((glyphs.full, COMPUTING), " computes")]
-    for name, mark in MARKS.items():
+    for name, (letter, style, meaning) in MARKS.items():
         if any(row.shares.get(name, 0.0) >= LEAST for row in rows):
-            item = Text.assemble((mark.letter, mark.style), f" {mark.meaning}")
+            item = Text.assemble((letter, style), f" {meaning}")
             if len(lines[-1]) + len(GAP) + len(item) > width:
                 lines.append(item)
             else:
@@ -268,19 +260,14 @@ def frame(seen: Seen, screen: Window) -> list[Text]:
 
 
 def _title(seen: Seen) -> Text:
-    title, last = [str(seen.state)], seen.last
+    """The run, and how far it is; its first step is 0, as in `metrics.jsonl`."""
+    title, last, steps = [str(seen.state)], seen.last, seen.steps
     if last is not None:
-        title.append(_progress(last.step, seen.steps))
-    if last is not None and last.schedule:
-        title.append(f"schedule {printable(last.schedule)}")
+        of = "" if steps is None else f" of {steps}"
+        is_last = steps is not None and last.step + 1 >= steps
+        title.append(f"all {steps} steps" if is_last else f"step {last.step}{of}")
+        title += [f"schedule {printable(last.schedule)}"] if last.schedule else []
     return Text.assemble((seen.folder.name, "bold"), GAP, GAP.join(title))
-
-
-def _progress(step: int, steps: int | None) -> str:
-    """How far the run is; its first step is 0, as in `metrics.jsonl`."""
-    if steps is None:
-        return f"step {step}"
-    return f"step {step} of {steps}" if step + 1 < steps else f"all {steps} steps"
 
 
 def _figures(lines: Sequence[StepLine]) -> list[str]:
@@ -427,27 +414,21 @@ def shown(seen: Seen, console: Console, endless: bool) -> Text:
 
 
 def watch(folder: Path, every: float, console: Console) -> None:
-    """Show a run until it has ended, and leave the last frame on the terminal; Ctrl-C or SIGTERM end it, too.
+    """Show a run every so many seconds until it has ended, and leave the last frame on the terminal.
 
-    Args:
-        folder: of the run, which need not have begun.
-        every: seconds between two looks.
-        console: of a terminal.
+    The run need not have begun. Ctrl-C or SIGTERM end it, too.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the terminal is left in order
     looker = Looker(folder)
     seen = looker.look()
-    ended_at = None if seen.state is not State.ENDED else monotonic() - SETTLED_SECONDS
+    ended_at = -math.inf if seen.state is State.ENDED else math.inf
     try:
         with Live(console=console, screen=True, auto_refresh=False) as live:
-            while ended_at is None or monotonic() - ended_at < SETTLED_SECONDS:
+            while monotonic() - ended_at < SETTLED_SECONDS:
                 live.update(shown(seen, console, endless=False), refresh=True)
                 sleep(every)
                 seen = looker.look()
-                if seen.state is not State.ENDED:
-                    ended_at = None
-                elif ended_at is None:
-                    ended_at = monotonic()
+                ended_at = min(ended_at, monotonic()) if seen.state is State.ENDED else math.inf
     except KeyboardInterrupt:
         pass
     console.print(shown(seen, console, endless=False))

@@ -141,7 +141,7 @@ def test_shares_are_those_of_the_step(tmp_path):
 
 def test_everything_that_a_stage_can_do_has_its_letter():
     assert MARKS.keys() == {*Cause, DELAYED}
-    assert len({mark.letter for mark in MARKS.values()} - {BLOCKS.full, ASCII.full}) == len(MARKS)
+    assert len({letter for letter, _, _ in MARKS.values()} - {BLOCKS.full, ASCII.full}) == len(MARKS)
 
 
 def test_a_stage_that_is_kept_busy_does_not_compute(tmp_path):
