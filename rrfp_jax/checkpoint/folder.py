@@ -34,8 +34,8 @@ from rrfp_jax.checkpoint.format import (
     Sealed,
     content_of,
     files_of,
+    read_file,
     read_leaf,
-    read_small,
     run_state,
     tree_metadata,
     unknown_keys,
@@ -179,9 +179,9 @@ class CheckpointFolder:
             raise Damaged(f"{manifest} is not as it was written")
         with _damaged_if_wrong(manifest):
             content = content_of(sealed)
-        stored = read_small(metadata, content.files.metadata)
+        stored = read_file(metadata, content.files.metadata)
         with _damaged_if_wrong(metadata):
-            state = as_kind(parse_json(stored), Metadata).custom_metadata
+            state = as_kind(parse_json(bytes(stored)), Metadata).custom_metadata
         if unknown := unknown_keys(state):
             raise UsageError(
                 f"{self.final(step)} has {printable(', '.join(unknown))}, which this version of rrfp_jax "

@@ -89,23 +89,16 @@ def write_file(path: Path, content: bytes) -> Written:
     return len(content), zlib.crc32(content)
 
 
-def read_file(path: Path, checksum: int, into: memoryview) -> None:
-    """Read a file that fills the buffer; `Damaged` if it has other bytes, or as `of_size` does."""
-    with of_size(path, len(into)) as descriptor:
-        at = 0
-        while at < len(into) and (count := os.readv(descriptor, [into[at:]])):
-            at += count
-    if zlib.crc32(into) != checksum:
-        raise Damaged(f"{path} has other bytes than were written")
-
-
-def read_small(path: Path, written: Written) -> bytes:
-    """A file of known size and checksum; memory is taken once it is known to have that size."""
+def read_file(path: Path, written: Written) -> bytearray:
+    """A file of known size and checksum, or `Damaged`; memory is taken once its size is seen to be right."""
     size, checksum = written
-    with of_size(path, size):
-        content = bytearray(size)
-    read_file(path, checksum, memoryview(content))
-    return bytes(content)
+    with of_size(path, size) as descriptor:
+        content, at = bytearray(size), 0
+        while at < size and (count := os.readv(descriptor, [memoryview(content)[at:]])):
+            at += count
+    if zlib.crc32(content) != checksum:
+        raise Damaged(f"{path} has other bytes than were written")
+    return content
 
 
 @contextmanager
@@ -357,7 +350,7 @@ def read_leaf(
         return _read_first(folder, leaf, part, places)
     dtype, header = np.dtype(leaf.dtype), _header(leaf)
     cuts = {place: slices_of(place, part) for place in places}
-    read_small(folder / leaf.folder / HEADER, (len(header), zlib.crc32(header)))
+    read_file(folder / leaf.folder / HEADER, (len(header), zlib.crc32(header)))
     for path, size in files_of(leaf, cuts.values()):  # tensorstore would wait for pipes
         with of_size(folder / path, size):
             pass
@@ -507,13 +500,13 @@ def _read_first(folder: Path, leaf: LeafRecord, part: Sequence[int], places: Seq
     """See `read_leaf`."""
     dtype, header = np.dtype(leaf.dtype), f"{leaf.folder}/{FIRST_HEADER}"
     found = {place: np.empty(part, dtype) for place in places}
-    read_small(folder / header, leaf.files[header])
+    read_file(folder / header, leaf.files[header])
     for there in leaf.places:
         cuts = {place: _overlap(place, part, there, leaf.stored_part) for place in places}
         if any(cuts.values()) or not leaf.shape:
-            array = np.empty(leaf.stored_part, dtype)
             path = f"{leaf.folder}/{file_of(there)}"
-            read_file(folder / path, leaf.files[path][1], array.reshape(-1).view(np.uint8).data)
+            content = read_file(folder / path, leaf.files[path])
+            array = np.frombuffer(content, dtype).reshape(leaf.stored_part)
             for place, cut in cuts.items():
                 if cut is not None:
                     found[place][cut[0]] = array[cut[1]]

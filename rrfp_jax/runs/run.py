@@ -369,7 +369,8 @@ class _Run:
         return table
 
     def _say_validation(self, found: Evaluation, validation: Any) -> None:
-        is_text = isinstance(validation, (ByteText, Documents))
+        documents = isinstance(validation, Documents) and not validation.corpus.patches
+        is_text = documents or isinstance(validation, ByteText)
         unit, counted = (" nats per token", " tokens") if is_text else ("", "")
         metrics = "".join(f"  {name} {value:.4f}" for name, value in found.metrics.items())
         over = f"{'' if is_text else 'a weight of '}{found.weight:,.0f}{counted}"

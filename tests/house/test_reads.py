@@ -23,7 +23,7 @@ READERS = {
         "read_text",
         "read_bytes",
     ),
-    *("read_json", "load_json", "read_small", "open_memmap", "memmap", "fromfile", "loadtxt", "genfromtxt"),
+    *("read_json", "load_json", "read_file", "open_memmap", "memmap", "fromfile", "loadtxt", "genfromtxt"),
     *("safe_open", "from_file", "SentencePieceProcessor", "load_from_disk", "spec_from_file_location"),
 }
 """Functions and methods that open a file, wherever they are from."""
