@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from benchmarks.runtime.glyphs import edits, fields_of
+from benchmarks.glyphs import edits, fields_of
 from configs.glyphs import get_config
 
 

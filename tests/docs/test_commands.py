@@ -174,7 +174,7 @@ def test_commands_that_are_not_there_are_found(text):
         ("rrfp sim --family=log-normal --speed=3", "sim --speed"),
         ("srun -n 4 rrfp doctor --nothing", "doctor --nothing"),
         ("python -m rrfp_jax top runs/x --slow", "top --slow"),
-        ("python -m benchmarks.runtime.padding --fast --check", "benchmarks.runtime.padding --fast"),
+        ("python -m benchmarks padding --fast --check", "benchmarks padding --fast"),
         ("rrfp launch -n 4 --name=x --slow train.py --fast", "launch --slow"),
     ],
 )

@@ -1,12 +1,8 @@
-"""One of the four processes that `benchmarks.runtime.lengths` starts; rank 0 writes what all of them found.
-
-rrfp launch -n 4 -m benchmarks.runtime.lengths_rank FILE ROUNDS [COSTS]
-"""
+"""Documents of natural length in four processes: 1F1B, planned orders, balanced microbatches, and BFW."""
 
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,17 +12,18 @@ from statistics import fmean, median
 from typing import Any
 
 import rrfp_jax as rrfp
+from benchmarks.harness import Aim, Found, bench, on_ranks, percent_longer, say
 from benchmarks.paced_run import Pace, PacedRun
+from benchmarks.steps import simulated
 from configs import gpt_lengths
 from rrfp_jax.core.orders import ListedOrder
-from rrfp_jax.core.step_rules import StepRules, bucket_name
+from rrfp_jax.core.step_rules import bucket_name
 from rrfp_jax.data.contract import Arrays, Microbatch, buckets_of
 from rrfp_jax.runtime.run.join import join
 from rrfp_jax.sim.choice import Auto
-from rrfp_jax.sim.engine import simulate
 from rrfp_jax.sim.planned import Planned
-from rrfp_jax.trace.costs import CostTable, Workload, WorkloadCosts, measured
-from rrfp_jax.train.named import read_costs, read_schedule
+from rrfp_jax.trace.costs import CostTable, Workload, measured
+from rrfp_jax.train.named import read_schedule
 
 EVALUATIONS = 100
 """Simulations for a planned order."""
@@ -83,23 +80,21 @@ class Turns:
         return [bucket_name(bucket) for bucket in buckets_of(self.plan(0))]
 
 
-def main(file: str, rounds: int, costs: str | None = None) -> None:
+def all_lengths(rounds: int, costs: dict[str, Any] | None) -> dict[str, Any]:
     """Measure; all ranks do the same. With a cost table of an earlier time nothing is trained."""
     config = gpt_lengths.get_config()
     data = Turns(config.train_data(), replace(config, balance=True).train_data())
     if costs is None:
-        table, rows = trained(config, data, rounds)
+        known, rows = trained(config, data, rounds)
     else:
-        table, rows = read_costs(Path(costs), costs), []
-    for step in steps_known(table, data, rounds):
+        known, rows = CostTable.from_json_object(costs), []
+    for step in steps_known(known, data, rounds):
         for case in CASES:
             data.turn = case.balanced, step
             found = {"case": case.name, "step": step, "tokens": data.tokens()}
-            rows.append(found | paced(config, case, table.workload(data.names())))
-            say(rows[-1])
-    if join().rank == 0:
-        result = {"costs": table.as_json_object(), "rows": rows}
-        Path(file).write_text(json.dumps(result), encoding="utf-8")
+            rows.append(found | paced(config, case, known.workload(data.names())))
+            told(rows[-1])
+    return {"costs": known.as_json_object(), "rows": rows}
 
 
 def trained(config: gpt_lengths.Lengths, data: Turns, rounds: int) -> tuple[CostTable, list[dict[str, Any]]]:
@@ -123,14 +118,14 @@ def trained(config: gpt_lengths.Lengths, data: Turns, rounds: int) -> tuple[Cost
             (report,) = trainer.steps(1)
             found = {"case": case.name, "step": step, "tokens": report.weight, "real": report.step_seconds}
             rows.append(found | {"planning": report.planning_seconds, "predicted": report.predicted_seconds})
-            say(rows[-1])
+            told(rows[-1])
     return table, rows
 
 
-def say(row: Mapping[str, Any]) -> None:
+def told(row: Mapping[str, Any]) -> None:
     """On rank 0, so that a long run can be watched."""
     if join().rank == 0:
-        print(row, flush=True)
+        say(row)
 
 
 def steps_known(table: CostTable, data: Turns, rounds: int) -> list[int]:
@@ -183,20 +178,55 @@ def paced(config: gpt_lengths.Lengths, case: Case, workload: Workload) -> dict[s
         path.write_text(json.dumps(scaled.as_json_object()), encoding="utf-8")
         run = PacedRun(replace(config, schedule=case.schedule), Pace(workload=str(path)))
         reports = list(run.steps(PACED_STEPS))
-    placement, schedule = reports[0].trace.placement, read_schedule(case.schedule)
+    schedule = read_schedule(case.schedule)
     if isinstance(schedule, Planned):
+        placement = reports[0].trace.placement
         rows = tuple(tuple(reports[0].trace.order(stage)) for stage in range(placement.stages))
         schedule = ListedOrder(placement, workload.microbatches, rows)
     assert not isinstance(schedule, Auto), "no case has it"
-    rules = StepRules(
-        placement=placement,
-        microbatches=workload.microbatches,
-        schedule=schedule,
-        limit=2 * placement.stages,
+    expected = simulated(schedule, scaled, limit=2 * workload.stages).makespan
+    return {"paced": median(report.step_seconds for report in reports), "simulated": expected}
+
+
+LIMIT_SECONDS, REFERENCE, TIMES = 3000.0, "bfw", ("real", "paced", "simulated")
+
+
+@bench(
+    "Documents of natural length: which schedule is fastest?",
+    minutes="-",
+    aims="paced steps 5 % off the simulated ones, median",
+)
+def lengths(rounds: int = 6, costs: str = "") -> Found:
+    """`configs/gpt_lengths.py`, one stage a process. A few steps give its cost table (medians by bucket).
+    Then all cases take turns, round by round, on the same documents of the same step: on real compute; then
+    on paced devices whose tasks last as the table says, times a common factor that makes a mean forward 100
+    ms, and simulated with the same durations. Planned orders know the table.
+
+    Balanced microbatches hold other numbers of documents, so times are compared per token: each case's over
+    BFW's in the same round, medians over the rounds. `--costs=FILE` takes the table of an earlier `--json`,
+    trains nothing."""
+    known = json.loads(Path(costs).read_text(encoding="utf-8"))["figures"]["costs"] if costs else None
+    found = on_ranks(4, all_lengths, rounds, known, seconds=LIMIT_SECONDS, env={})
+    cases = [summary(case.name, found["rows"]) for case in CASES]
+    for case in cases:
+        say(case)
+    off = median(
+        abs(percent_longer(row["paced"], row["simulated"])) for row in found["rows"] if "paced" in row
     )
-    simulated = simulate(rules, WorkloadCosts(scaled, placement)).makespan
-    return {"paced": median(report.step_seconds for report in reports), "simulated": simulated}
+    return Found({"cases": cases} | found, [Aim("paced steps off the simulated ones, median", off, 5.0, "%")])
 
 
-if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])
+def summary(name: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A case: medians of its step times (s), and of its times per token over BFW's in the same round."""
+    found: dict[str, Any] = {"case": name}
+    for kind in TIMES:
+        measured = [row for row in rows if kind in row]
+        reference = {row["step"]: row[kind] / row["tokens"] for row in measured if row["case"] == REFERENCE}
+        own = [row for row in measured if row["case"] == name]
+        if own:
+            found[kind] = median(row[kind] for row in own)
+            found[f"{kind} over {REFERENCE}"] = median(
+                row[kind] / row["tokens"] / reference[row["step"]] for row in own
+            )
+    planning = [row["planning"] for row in rows if row["case"] == name and row.get("planning") is not None]
+    return found | ({"planning": median(planning)} if planning else {})

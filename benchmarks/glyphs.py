@@ -1,16 +1,4 @@
-"""A run that learns to read: `configs/glyphs.py` in 4 processes, and the same run with blank pictures.
-
-    python -m benchmarks.runtime.glyphs [--steps=N] [--frozen] [--json=FILE] [--check]
-
-Both validate on characters that neither has seen. Of their names is reported:
-
-- the loss, in nats per character, and the share of characters that are predicted right when the name's true
-  beginning is given: all, and those that do not follow from that beginning (`configs/open_characters.py`);
-- what greedy decoding reads from the picture alone, by plain JAX with the exported parameters: characters
-  read (1 - edits / length, no less than 0 each), and whole names.
-
-With --frozen also a run whose encoder keeps its random values.
-"""
+"""A run that learns to read: `configs/glyphs.py`, beside the same run with blank pictures."""
 
 from __future__ import annotations
 
@@ -27,7 +15,7 @@ import jax
 import numpy as np
 
 import rrfp_jax as rrfp
-from benchmarks.harness import Aim, finish, output_of, parse
+from benchmarks.harness import Aim, Found, bench, output_of, say
 from configs.characters import END
 from configs.glyphs import Reading, get_config
 from models import vlm
@@ -38,23 +26,36 @@ LIMIT_SECONDS, LONGEST_NAME = 3600, 80
 RUNS: Mapping[str, Sequence[str]] = {"sees": (), "blank": ("--config.blank=True",)}
 
 
-def main() -> int:
-    """Train, read, print."""
-    parser = parse(__doc__)
-    parser.add_argument("--steps", type=int, default=get_config().steps, help="of each run")
-    parser.add_argument("--frozen", action="store_true", help="also a run with a frozen encoder")
-    options = parser.parse_args()
-    runs = {**RUNS, "frozen": ("--config.frozen=True",)} if options.frozen else RUNS
+@bench(
+    "Does an encoder with a decoder learn to read in 4 processes, and what would it tell without seeing?",
+    minutes="10",
+    aims="8 min; a loss of 0.9 of the blind one's; 60 % of characters right, also where they are open",
+)
+def glyphs(steps: int = get_config().steps, frozen: bool = False) -> Found:
+    """`configs/glyphs.py` in 4 processes, and the same run with blank pictures; with `--frozen` also one
+    whose encoder keeps its random values. All validate on characters that none has seen. Of their names is
+    reported:
+
+    - the loss, in nats per character, and the share of characters that are predicted right when the name's
+    true
+      beginning is given: all, and those that do not follow from that beginning
+      (`configs/open_characters.py`);
+    - what greedy decoding reads from the picture alone, by plain JAX with the exported parameters: characters
+    read
+      (1 - edits / length, no less than 0 each), and whole names."""
+    runs = {**RUNS, "frozen": ("--config.frozen=True",)} if frozen else RUNS
     with tempfile.TemporaryDirectory() as folder:
-        found = {name: measure(Path(folder), name, options.steps, flags) for name, flags in runs.items()}
+        found = {name: measure(Path(folder), name, steps, flags) for name, flags in runs.items()}
     sees, blank = found["sees"], found["blank"]
-    aims = [
-        Aim("minutes to train in 4 processes, with compiling", sees["minutes"], 8, "min"),
-        Aim("validation loss, of that with blank pictures", sees["loss"] / blank["loss"], 0.9, ""),
-        Aim("characters right", 100 * sees["right"], 60, "%", at_least=True),
-        Aim("characters right that do not follow", 100 * sees["right_open"], 60, "%", at_least=True),
-    ]
-    return finish(options, found, aims)
+    return Found(
+        found,
+        [
+            Aim("minutes to train in 4 processes, with compiling", sees["minutes"], 8, "min"),
+            Aim("validation loss, of that with blank pictures", sees["loss"] / blank["loss"], 0.9, ""),
+            Aim("characters right", 100 * sees["right"], 60, "%", at_least=True),
+            Aim("characters right that do not follow", 100 * sees["right_open"], 60, "%", at_least=True),
+        ],
+    )
 
 
 def measure(folder: Path, name: str, steps: int, flags: Sequence[str]) -> dict[str, float]:
@@ -70,12 +71,7 @@ def measure(folder: Path, name: str, steps: int, flags: Sequence[str]) -> dict[s
     config = dataclasses.replace(get_config(), blank=name == "blank")
     read = reading(config, folder / f"{name}.checkpoints")
     figures = {key: last[f"validation_{key}"] for key in ("loss", "right", "right_open")}
-    print(
-        f"{name:6}  {minutes:4.1f} min  validation loss {figures['loss']:.3f}  "
-        f"right {100 * figures['right']:.1f} %, where open {100 * figures['right_open']:.1f} %  "
-        f"greedy: characters {100 * read['characters']:.1f} %, whole names {100 * read['names']:.1f} %",
-        flush=True,
-    )
+    say(f"{name}: {minutes:.1f} min, {figures}, greedy: {read}")
     return {"minutes": minutes, **figures, **{f"greedy_{key}": value for key, value in read.items()}}
 
 
@@ -160,7 +156,3 @@ def edits(one: str, other: str) -> int:
         for j, wanted in enumerate(other, 1):
             before, least[j] = least[j], min(before + (letter != wanted), least[j] + 1, least[j - 1] + 1)
     return least[-1]
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,16 +1,4 @@
-"""What `rrfp plan` costs for published models, and how its step time for the quickstart compares.
-
-    python -m benchmarks.runtime.plan [--quick] [--json=FILE] [--check]
-
-Part 1, all of `--quick`: time and largest resident size of the command for each model, in a process of its
-own; and the stages that get an encoder's layers, if it has one.
-Part 2: bytes moved and temporaries of the programs of single layers, counted without compiling, over what XLA
-says of the same programs compiled for CPU.
-Part 3: the quickstart as `make train` runs it, 4 processes that share this machine's cores. Predicted with
-`--card=measured`, once before and once after the run: no step is shorter than the stages' compute divided by
-the cores. Real: the median and the fastest step after the first ones; and the processes' own CPU time of a
-step divided by the cores, which others on the machine do not lengthen (from two runs of different length).
-"""
+"""What `rrfp plan` costs for published models, and how its step time for the quickstart compares."""
 
 from __future__ import annotations
 
@@ -18,17 +6,17 @@ import importlib
 import json
 import os
 import resource
-import statistics
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from statistics import median
 from time import perf_counter
 from typing import Any
 
 import jax
 
-from benchmarks.harness import REPOSITORY, Aim, finish, output_of, parse
+from benchmarks.harness import REPOSITORY, Aim, Found, bench, output_of, say
 from configs.gpt3_large import get_config as gpt3_config
 from configs.quickstart import get_config as quickstart_config
 from rrfp_jax import RunConfig
@@ -136,56 +124,47 @@ def quickstart() -> dict[str, float]:
     return {
         "predicted_before": before,
         "predicted_after": after,
-        "median": statistics.median(steps[FIRST:]),
+        "median": median(steps[FIRST:]),
         "fastest": min(steps[FIRST:]),
         "cpu_by_cores": (long - short) / (LONG - SHORT) / len(os.sched_getaffinity(0)),
         "load": os.getloadavg()[1],
     }
 
 
-def main() -> int:
-    """Measure, print, write."""
-    parser = parse(__doc__)
-    parser.add_argument("--quick", action="store_true", help="part 1 alone")
-    options = parser.parse_args()
-    figures, aims = _part_1()
-    if not options.quick:
-        _parts_2_and_3(figures)
-    return finish(options, figures, aims)
+@bench(
+    "What does `rrfp plan` cost for published models, and how close is it?",
+    minutes="5 *, 2 with --quick",
+    aims=f"{SECONDS} s and {GIB} GiB for each model",
+)
+def plan(quick: bool = False, models: tuple[str, ...] = (*DECODERS, *WITH_ENCODER)) -> Found:
+    """Part 1, all of `--quick`: time and largest resident size of the command for each model, in a process of
+    its own; and the stages that get an encoder's layers, if it has one.
 
+    Part 2: bytes moved and temporaries of the programs of single layers, counted without compiling, over what
+    XLA says of the same programs compiled for CPU.
 
-def _part_1() -> tuple[dict[str, Any], list[Aim]]:
+    Part 3: the quickstart as `make train` runs it, 4 processes that share this machine's cores. Predicted
+    with `--card=measured`, once before and once after the run: no step is shorter than the stages' compute
+    divided by the cores. Real: the median and the fastest step after the first ones; and the processes' own
+    CPU time of a step divided by the cores, which others on the machine do not lengthen (from two runs of
+    different length)."""
     figures: dict[str, Any] = {"models": {}}
     aims = []
-    for name in (*DECODERS, *WITH_ENCODER):
+    for name in models:
         found = figures["models"][name] = cost_of_planning(name)
-        cost = f"{found['seconds']:.1f} s ({found['cpu_seconds']:.1f} s of CPU), {found['gib']:.2f} GiB"
-        predicted = f"step {found['predicted_step_seconds']:.2f} s, {found['peak_gib']:.1f} GiB a device"
-        print(f"{name}: {cost}; {predicted}", *filter(None, [found["does_not_fit"]]), sep="\n  ", flush=True)
         if name in WITH_ENCODER:
             found["encoder"] = stages_of_encoder(name, found["split"])
-            print(f"  the encoder takes {found['encoder']} stages")
+        say(f"{name}: {found}")
         aims.append(Aim(f"rrfp plan on {name}", found["seconds"], SECONDS, "s"))
         aims.append(Aim(f"rrfp plan on {name}, resident", found["gib"], GIB, "GiB"))
-    return figures, aims
-
-
-def _parts_2_and_3(figures: dict[str, Any]) -> None:
-    for config in (quickstart_config(), gpt3_config()):
-        figures[f"{config.name}, counted over compiled"] = ratios = counted_over_compiled(config)
+    for config in () if quick else (quickstart_config(), gpt3_config()):
+        ratios = figures[f"{config.name}, counted over compiled"] = counted_over_compiled(config)
         for name, ratio in ratios.items():
-            moved, held, mib = ratio["bytes"], ratio["temporaries"], ratio["temporary_mib"]
-            print(f"{config.name}, {name}, counted over compiled: bytes {moved:.2f}, ", end="")
-            print(f"temporaries {held:.2f} of {mib:,.1f} MiB", flush=True)
-    found = figures["quickstart"] = quickstart()
-    predicted = (found["predicted_before"] + found["predicted_after"]) / 2
-    print(
-        f"quickstart, 4 processes: predicted {found['predicted_before'] * 1e3:.0f} ms before and "
-        f"{found['predicted_after'] * 1e3:.0f} ms after; load average {found['load']:.1f}"
-    )
-    for what in ("median", "fastest", "cpu_by_cores"):
-        print(f"  real, {what}: {found[what] * 1e3:.0f} ms; predicted / real = {predicted / found[what]:.2f}")
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+            say(f"{config.name}, {name}, counted over compiled: {ratio}")
+    if not quick:
+        found = figures["quickstart"] = quickstart()
+        predicted = (found["predicted_before"] + found["predicted_after"]) / 2
+        for what in ("median", "fastest", "cpu_by_cores"):
+            real = found[what]
+            say(f"quickstart, {what}: {real * 1e3:.0f} ms; predicted / real = {predicted / real:.2f}")
+    return Found(figures, aims)
