@@ -1,9 +1,8 @@
-"""A cell of `python -m tests.verification.moves`: a rank dies while layers move; the next start."""
+"""A cell of `tests.verification.failures --moves`: a rank dies while layers move; the next start."""
 
 import pytest
 
-from tests.verification.failures import END_SECONDS, Cell, faults_of
-from tests.verification.moves import failed_and_resumed, undisturbed
+from tests.verification.failures import END_SECONDS, Cell, failed_and_resumed, faults_of, undisturbed
 
 
 @pytest.mark.slow

@@ -26,8 +26,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from benchmarks.harness import Aim, finish, parse
-from tests.support.kept import FAST_COMPILING
-from tests.verification.failures import LAUNCHED, ROOT, processes_with
+from tests.verification.failures import LAUNCHED, ROOT, processes_with, started
 
 SCRIPTS = ROOT / "tests" / "scripts"
 START_SECONDS = 240.0
@@ -97,16 +96,12 @@ def run_cell(cell: Cell, folder: Path) -> Answer:
 
 def start(cell: Cell, mark: str, folder: Path) -> subprocess.Popen[bytes]:
     """Start the launcher of a cell; its ranks have the mark among their arguments."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith("RRFP_")}
-    env |= {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"}
-    env |= {"XLA_FLAGS": FAST_COMPILING}
-    env |= {"HUNG_AT": f"{folder}/hung-at", "FAILED_AT": f"{folder}/hung-at"}
+    env = {"HUNG_AT": f"{folder}/hung-at", "FAILED_AT": f"{folder}/hung-at"}
     env |= {"STALL_SECONDS": str(STALL_SECONDS)} | dict(cell.env)
     command = [sys.executable, "-m", "rrfp_jax", "launch", "-n", str(cell.count)]
     script, *arguments = cell.script
     command += [f"--directory={folder}/runs", str(SCRIPTS / script), *arguments, mark]
-    with (folder / "launcher").open("wb") as out:
-        return subprocess.Popen(command, env=env, cwd=ROOT, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
+    return started(command, folder, "launcher", env)
 
 
 def ask(folder: Path, cell: Cell) -> tuple[str, int]:

@@ -34,8 +34,7 @@ from benchmarks.harness import Aim, finish, parse
 from rrfp_jax.checkpoint.folder import CheckpointFolder
 from rrfp_jax.checkpoint.format import read_leaf
 from rrfp_jax.errors import DONE, FAILED
-from tests.support.kept import FAST_COMPILING
-from tests.verification.failures import ROOT, processes_with
+from tests.verification.failures import ROOT, processes_with, started
 
 NAME = "trial"
 MOMENTS = {"start": 0.2, "step": 0.4, "saving": 0.4}
@@ -68,16 +67,9 @@ class Run:
 
     def launch(self, *more: str) -> None:
         """Start the launcher, with further arguments; what it prints is added to `said`."""
-        env = {name: value for name, value in os.environ.items() if not name.startswith("RRFP_")}
-        env |= {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-        env |= {"XLA_FLAGS": FAST_COMPILING}
-        self.folder.mkdir(parents=True, exist_ok=True)
-        command = [*self.command, *more]
-        with (self.folder / "said").open("ab") as out:
-            self.said_before = out.tell()
-            self.launcher = subprocess.Popen(
-                command, env=env, cwd=ROOT, stdout=out, stderr=out, stdin=subprocess.DEVNULL
-            )
+        said = self.folder / "said"
+        self.said_before = said.stat().st_size if said.exists() else 0
+        self.launcher = started([*self.command, *more], self.folder, "said", {})
         self.launches += 1
 
     def said_since_launch(self) -> bytes:
