@@ -93,10 +93,8 @@ def rows_of(latest: LatestStep, line: StepLine | None) -> list[StageRow]:
     """The stages of the replica that ended last, in order; `line` is of the latest step, for its bytes."""
     stages = latest.trace.stages
     ranks = latest.ranks[latest.trace.replica * stages :]
-    peaks, budgets = (
-        own if own is not None and len(own) == stages else [None] * stages
-        for own in (line and line.peak_bytes, line and line.budget_bytes)
-    )
+    given = ([], []) if line is None else (line.peak_bytes, line.budget_bytes)
+    peaks, budgets = (own if len(own) == stages else [None] * stages for own in given)
     return [
         StageRow(
             name=str(stage),
