@@ -13,6 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
+import rrfp_jax
 from rrfp_jax.commands.command_line import exit_status, interruptible, leave
 from rrfp_jax.commands.config_line import FLAG, joined, read_config_line
 from rrfp_jax.commands.flags import Flag, Verb
@@ -200,9 +201,7 @@ def _function(where: str) -> Callable[[argparse.Namespace], int]:
 
 
 def _print_version() -> int:
-    from importlib.metadata import version
-
-    print(f"rrfp_jax {version('rrfp_jax')}")
+    print(f"rrfp_jax {rrfp_jax.__version__}")
     return DONE
 
 

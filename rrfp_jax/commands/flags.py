@@ -58,7 +58,11 @@ class Flag(NamedTuple):
             UsageError: there is none.
         """
         if self.choices and not self.free and text not in self.choices:
-            raise UsageError(f"{given(self.name, text)}: choose one of {', '.join(self.choices)}")
+            from difflib import get_close_matches
+
+            near = get_close_matches(text.lower(), self.choices, 1)
+            hint = f"did you mean {near[0]}? It is" if near else "choose"
+            raise UsageError(f"{given(self.name, text)}: {hint} one of {', '.join(self.choices)}")
         return self.read(self.name, text)
 
 

@@ -11,6 +11,7 @@ import csv
 import io
 import re
 from collections.abc import Collection, Sequence
+from difflib import get_close_matches
 from typing import TypeAlias
 
 from rrfp_jax.core.hints import BF, BFW, FB, BPriority, FPriority, Hint, Ranked
@@ -48,7 +49,11 @@ def by_name(name: str) -> Schedule:
     order = name.removeprefix(RANKED) if isinstance(name, str) else ""
     if order not in NAMED:
         known = ", ".join(sorted(NAMED))
-        raise ValueError(f"schedule={name!r}: no such schedule or hint; choose one of {known}, {RANKED}ORDER")
+        near = get_close_matches(order.lower(), NAMED, 1)
+        meant = f" (did you mean {near[0]}?)" if near else ""
+        raise ValueError(
+            f"schedule={name!r}: no such schedule or hint{meant}; choose one of {known}, {RANKED}ORDER"
+        )
     found = NAMED[order]
     if order == name:
         return found

@@ -77,7 +77,10 @@ class InMemory:
         """See `Data.plan`; the source is the position in the step."""
         if self._source is not None and step != self._step:
             # Each is copied before the next is asked for, which may be in the same buffers.
-            self._current, self._step = [_arrays(mb, copied=True) for mb in self._source(step)], step
+            made = self._source(step)
+            if isinstance(made, Mapping):
+                raise UsageError(f"data({step}) returned one dict: return a list of microbatches, [{{...}}]")
+            self._current, self._step = [_arrays(mb, copied=True) for mb in made], step
         return [
             Microbatch({k: jax.ShapeDtypeStruct(v.shape, v.dtype) for k, v in mb.items()}, source=(step, j))
             for j, mb in enumerate(self._current)
@@ -172,6 +175,12 @@ def as_data(data: Any) -> Data:
         return data
     if callable(data) or isinstance(data, Sequence):
         return InMemory(data)
+    if isinstance(data, Iterator):
+        raise UsageError(
+            f"data={type(data).__name__}: an iterator cannot begin anew, as a resumed run must; give a "
+            "function of the step, or rrfp.data.Stream(elements, microbatches) of what can be iterated over "
+            "again"
+        )
     raise UsageError(
         f"data={type(data).__name__}(...): give an object with plan(step) and load(microbatch, fields), "
         "a function of the step that returns microbatches, or a list of microbatches (dicts of arrays)"
@@ -189,7 +198,10 @@ def plan_step(data: Data, step: int) -> Sequence[Microbatch]:
     with called(f"step {step}: the data's plan({step})", TrainingError):
         plan = list(data.plan(step))
     if not plan:
-        raise UsageError(f"step {step}: the data plans 0 microbatches; a step needs at least one")
+        raise UsageError(
+            f"step {step}: the data plans 0 microbatches; a step needs at least one. Where data ends, train "
+            f"that many steps, or begin anew in data({step})"
+        )
     for j, mb in enumerate(plan):
         if not isinstance(mb, Microbatch):
             raise UsageError(

@@ -191,6 +191,8 @@ class Pipeline:
 
         def traced(params: Params, carry: Any, fields: Specs, ids: Any) -> tuple[Any, Any]:
             out, term = self.apply_layer(index, params, carry, MicrobatchView(fields, ids, index))
+            if out is None:
+                raise UsageError("returned None: is a `return` missing?")
             _check_carry(out)
             if term is None:
                 return out, None
