@@ -1,11 +1,11 @@
-"""Refuses what would train silently wrong, before anything is compiled, and steps that are not finite."""
+"""Finds, before anything is compiled, what would train silently wrong."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,9 @@ from rrfp_jax.checkpoint.leaves import keyed
 from rrfp_jax.data.contract import Data, Microbatch, buckets_of, load_repeatedly
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.fields import LARGEST, path_of, shown
-from rrfp_jax.json_files import Count
 from rrfp_jax.runtime._jax import cast_like
 from rrfp_jax.runtime.engine.engine import Engine
-from rrfp_jax.runtime.engine.settings import LossScale, OnNonfinite, Settings, is_whole
+from rrfp_jax.runtime.engine.settings import Settings, is_whole
 from rrfp_jax.runtime.mesh.topology import Mesh
 from rrfp_jax.runtime.model.gradient_flow import refuse_untrained
 from rrfp_jax.runtime.model.layers import MicrobatchView, zeros
@@ -35,7 +34,6 @@ from rrfp_jax.runtime.programs.initial import ModelCheckedInit
 from rrfp_jax.runtime.programs.library import specs_of
 from rrfp_jax.runtime.sizes import as_sent, nbytes
 from rrfp_jax.runtime.stages.optimizer import check_transformation
-from rrfp_jax.runtime.stages.step import Sums
 from rrfp_jax.train.report import REPORTED, VALIDATION
 
 SUM_TOLERANCE = 0.02
@@ -131,14 +129,21 @@ def check_metrics(pipe: Pipeline, shapes: Sequence[LayerShapes], fields: Specs) 
         )
 
 
-def check_losses(totals: Sequence[float], step: int, consequence: str) -> None:
-    """Refuse summed losses of microbatches that are not finite."""
+def loss_trouble(totals: Sequence[float], consequence: str) -> str | None:
+    """Which summed loss of a microbatch is not finite, with a remedy; None if all are."""
     for j, total in enumerate(totals):
         if not math.isfinite(total):
-            raise TrainingError(
-                f"step {step}: the loss of microbatch {j} is {total}{consequence}. Look at that "
-                f"microbatch's data, lower the learning rate, or set clip_norm=1.0"
+            return (
+                f"the loss of microbatch {j} is {total}{consequence}. Look at that microbatch's data, lower "
+                f"the learning rate, or set clip_norm=1.0"
             )
+    return None
+
+
+def check_losses(totals: Sequence[float], step: int, consequence: str) -> None:
+    """Refuse summed losses of microbatches that are not finite, with a TrainingError."""
+    if trouble := loss_trouble(totals, consequence):
+        raise TrainingError(f"step {step}: {trouble}")
 
 
 def check_loss_is_a_sum(
@@ -224,64 +229,3 @@ def _losses_of_rows(pipe: Pipeline, carry: Any, fields: Mapping[str, Any], rows:
 
 def _has_rows(leaf: Any, rows: int) -> bool:
     return len(leaf.shape) > 0 and leaf.shape[0] == rows
-
-
-MOST_IN_VAIN = 20
-"""So many steps may be left out in a row without a loss scale that could still be lowered."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingState:
-    """How training stands after some steps, equal on all processes.
-
-    Attributes:
-        loss_scale: of the next step.
-        skipped: steps that were left out so far.
-        in_vain: of them, those in a row up to now for which the loss scale could not be lowered.
-    """
-
-    loss_scale: LossScale
-    skipped: Count = 0
-    in_vain: Count = 0
-
-    def after(self, finite: bool) -> TrainingState:
-        """After one more step."""
-        scale = self.loss_scale
-        if scale.dynamic:
-            scale = scale.after(finite)
-        if finite:
-            return replace(self, loss_scale=scale, in_vain=0)
-        in_vain = self.in_vain + 1 if scale.value == self.loss_scale.value else 0
-        return TrainingState(loss_scale=scale, skipped=self.skipped + 1, in_vain=in_vain)
-
-
-def is_finite(sums: Sums) -> bool:
-    """Whether a step can be applied."""
-    return sums.norms.finite and all(map(math.isfinite, [*sums.totals, sums.weight]))
-
-
-def skip_or_stop(
-    standing: TrainingState, policy: OnNonfinite, step: int, sums: Sums, where: Callable[[], str]
-) -> TrainingState:
-    """How training stands after a step that cannot be applied."""
-    after = standing.after(finite=False)
-    if after.in_vain == 0 or (policy == "skip" and after.in_vain < MOST_IN_VAIN):
-        return after
-    many = "" if policy == "stop" else f" It is the {after.in_vain}th step in a row that is left out."
-    raise TrainingError(f"step {step}: {_what(sums, where)}{many}")
-
-
-def _what(sums: Sums, where: Callable[[], str]) -> str:
-    for j, total in enumerate(sums.totals):
-        if not math.isfinite(total):
-            return (
-                f"the loss of microbatch {j} is {total}; the step is not applied. Look at that microbatch's "
-                f"data, lower the learning rate, or set clip_norm=1.0"
-            )
-    if not math.isfinite(sums.weight):
-        return f"the summed loss weight is {sums.weight}; the step is not applied. Look at the step's data"
-    return (
-        f"the gradient of {where()} is not finite although every loss is; the step is not applied. Look for "
-        f"a division by zero or a root at zero in the model's backward, lower the learning rate, or for "
-        f"float16 set loss_scale='dynamic'"
-    )

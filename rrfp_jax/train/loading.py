@@ -31,15 +31,19 @@ class Loader:
     def plan(self, data: Data, step: int) -> Sequence[Microbatch]:
         """The checked plan of a step; raises as `plan_step` and `settle` do."""
         with self._world.waits_for(self._request.awaited):
-            ahead = self._of(data, step)
-            return self._request.plan(data, step) if ahead is None or ahead.plan is None else ahead.plan
+            if (ahead := self._ahead) is not None:
+                self.settle()
+                if ahead.data is data and ahead.step == step and ahead.plan is not None:
+                    return ahead.plan
+            return self._request.plan(data, step)
 
     def load(
         self, data: Data, step: int, plan: Sequence[Microbatch], fields: Sequence[Set[str]]
     ) -> Sequence[Arrays]:
         """These fields of each microbatch of a step; raises as `load_checked` and `settle` do."""
         with self._world.waits_for(self._request.awaited):
-            ahead = self._of(data, step)
+            if (ahead := self._ahead) is not None:
+                self.settle()
             known = {} if ahead is None or ahead.plan is not plan else ahead.arrays
             found = []
             for j, names in enumerate(fields):
@@ -65,11 +69,6 @@ class Loader:
                         f"{self._world.waits.given_up(*self._request.awaited())}: look at what the data does "
                         f"there, or allow more with stall_seconds, now {limit:g}"
                     )
-
-    def _of(self, data: Data, step: int) -> _Ahead | None:
-        self.settle()
-        ahead = self._ahead
-        return ahead if ahead is not None and ahead.data is data and ahead.step == step else None
 
 
 class _Request:

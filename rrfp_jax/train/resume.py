@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,39 @@ from rrfp_jax.checkpoint.leaves import OPTIMIZER, PARAMETERS, Key, Parts, filled
 from rrfp_jax.checkpoint.saving import Checkpoints, LeafSelection, OnError, mismatch_reason
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import printable
-from rrfp_jax.json_files import as_kind
+from rrfp_jax.json_files import Count, as_kind
 from rrfp_jax.printing import say
 from rrfp_jax.runtime.engine.engine import Engine
+from rrfp_jax.runtime.engine.settings import LossScale
 from rrfp_jax.runtime.model.roles import leaf_paths
 from rrfp_jax.runtime.run.world import START_SECONDS, World
 from rrfp_jax.runtime.stages.optimizer import Optimizer
 from rrfp_jax.runtime.stages.stage import Stage
-from rrfp_jax.train.checks import TrainingState
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingState:
+    """How training stands after some steps, equal on all processes.
+
+    Attributes:
+        loss_scale: of the next step.
+        skipped: steps that were left out so far.
+        in_vain: of them, those in a row up to now for which the loss scale could not be lowered.
+    """
+
+    loss_scale: LossScale
+    skipped: Count = 0
+    in_vain: Count = 0
+
+    def after(self, finite: bool) -> TrainingState:
+        """After one more step."""
+        scale = self.loss_scale
+        if scale.dynamic:
+            scale = scale.after(finite)
+        if finite:
+            return replace(self, loss_scale=scale, in_vain=0)
+        in_vain = self.in_vain + 1 if scale.value == self.loss_scale.value else 0
+        return TrainingState(loss_scale=scale, skipped=self.skipped + 1, in_vain=in_vain)
 
 
 def leaves_of(stages: Iterable[Stage], optimizers: Iterable[Optimizer]) -> list[tuple[Key, jax.Array]]:
@@ -68,7 +93,7 @@ class CheckpointWriter:
 
     def __init__(self, engine: Callable[[], Engine], world: World, seed: int) -> None:
         self._present, self._world, self._seed = engine, world, seed
-        self._latest: Checkpoints | None = None  # the folder that was last written to
+        self.latest: Checkpoints | None = None  # the folder that was last written to
         self._held: Checkpoints | None = None  # in the host's memory
 
     @property
@@ -78,8 +103,8 @@ class CheckpointWriter:
     def save(self, folder: Path, keep: int, on_error: OnError, run: RunState) -> None:
         """Begin to write a checkpoint, once an earlier one is complete."""
         self.finish()
-        self._latest = Checkpoints(folder, self._world, keep=keep, on_error=on_error)
-        self._latest.save(run, self._leaves())
+        self.latest = Checkpoints(folder, self._world, keep=keep, on_error=on_error)
+        self.latest.save(run, self._leaves())
 
     def hold(self, folder: Path, run: RunState) -> bool:
         """Write a checkpoint in place of the one before; whether it is complete, equal on all processes.
@@ -102,20 +127,10 @@ class CheckpointWriter:
 
     def finish(self) -> bool:
         """Wait for the one under way; whether the latest is complete."""
-        if self._latest is None:
+        if self.latest is None:
             return False
-        self._latest.advance(to_the_end=True)
-        return self._latest.complete is not None
-
-    def step_begins(self) -> None:
-        """Go on with the one under way."""
-        if self._latest is not None:
-            self._latest.advance()
-
-    def update_begins(self) -> None:
-        """Wait until what is being saved has been copied: the update donates it."""
-        if self._latest is not None:
-            self._latest.copied()
+        self.latest.advance(to_the_end=True)
+        return self.latest.complete is not None
 
     def restore(self, folder: Path, step: int | None) -> tuple[RunState, TrainingState] | None:
         """Put back the latest intact checkpoint, or that of a step; None if there is none."""

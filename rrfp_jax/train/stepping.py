@@ -21,7 +21,7 @@ from rrfp_jax.forecast.costs import layer_work
 from rrfp_jax.report.store import TRACED_STEPS
 from rrfp_jax.runtime.engine.engine import Engine, as_text
 from rrfp_jax.runtime.engine.resplit import Ready
-from rrfp_jax.runtime.engine.settings import Settings, check_order, loss_scale_of
+from rrfp_jax.runtime.engine.settings import OnNonfinite, Settings, check_order, loss_scale_of
 from rrfp_jax.runtime.programs.library import Phase
 from rrfp_jax.runtime.run.recorder import RunPhase
 from rrfp_jax.runtime.run.signals import interrupts_held
@@ -32,10 +32,10 @@ from rrfp_jax.sim.planned import Planned, base_of
 from rrfp_jax.trace.costs import CostTable, WorkloadCosts, measured
 from rrfp_jax.trace.layers import Work
 from rrfp_jax.trace.records import RecordedStep
-from rrfp_jax.train.checks import TrainingState, is_finite, skip_or_stop
+from rrfp_jax.train.checks import loss_trouble
 from rrfp_jax.train.loading import Loader
 from rrfp_jax.train.report import Report
-from rrfp_jax.train.resume import CheckpointWriter, stored_layers
+from rrfp_jax.train.resume import CheckpointWriter, TrainingState, stored_layers
 from rrfp_jax.train.tuning import HintExchange, Rebalancing, check_whole, repartition
 
 
@@ -106,6 +106,38 @@ def check_costs(planned: Planned, placement: Placement, buckets: Iterable[Bucket
             raise UsageError(f"planned orders: {error}") from None
 
 
+MOST_IN_VAIN = 20
+"""So many steps may be left out in a row without a loss scale that could still be lowered."""
+
+
+def is_finite(sums: Sums) -> bool:
+    """Whether a step can be applied."""
+    return sums.norms.finite and all(map(math.isfinite, [*sums.totals, sums.weight]))
+
+
+def skip_or_stop(
+    standing: TrainingState, policy: OnNonfinite, step: int, sums: Sums, where: Callable[[], str]
+) -> TrainingState:
+    """How training stands after a step that cannot be applied."""
+    after = standing.after(finite=False)
+    if after.in_vain == 0 or (policy == "skip" and after.in_vain < MOST_IN_VAIN):
+        return after
+    many = "" if policy == "stop" else f" It is the {after.in_vain}th step in a row that is left out."
+    raise TrainingError(f"step {step}: {_not_finite(sums, where)}{many}")
+
+
+def _not_finite(sums: Sums, where: Callable[[], str]) -> str:
+    if trouble := loss_trouble(sums.totals, "; the step is not applied"):
+        return trouble
+    if not math.isfinite(sums.weight):
+        return f"the summed loss weight is {sums.weight}; the step is not applied. Look at the step's data"
+    return (
+        f"the gradient of {where()} is not finite although every loss is; the step is not applied. Look for "
+        f"a division by zero or a root at zero in the model's backward, lower the learning rate, or for "
+        f"float16 set loss_scale='dynamic'"
+    )
+
+
 class Stepper:
     """The steps of a Trainer, whose all processes call every method at the same point.
 
@@ -174,9 +206,10 @@ class Stepper:
             TrainingError: see `Trainer.steps`.
         """
         began, step, scale = perf_counter(), self.steps_done, self.standing.loss_scale.value
-        self._rebalance(step, left)
-        self._exchange_hint(step)
-        self.saves.step_begins()
+        if self.recorded:  # equal on all processes
+            self._tune(step, left)
+        if self.saves.latest is not None:
+            self.saves.latest.advance()
         ran = self.run("train", data, step, more=bool(left))
         recorded = replace(ran.sums.recorded, work=self._work)
         sums = replace(ran.sums, recorded=recorded)
@@ -281,7 +314,8 @@ class Stepper:
         From then on it computes, to the bit, what a run does that goes on with this split from a checkpoint.
         """
         self.loader.settle()  # which asks what is read here
-        self.saves.update_begins()  # what is being saved is copied first
+        if self.saves.latest is not None:
+            self.saves.latest.copied()  # what is being saved, as this donates it
         before = self.engine
         repartition(before, split, [*self._rules.values()], self._take_engine, ready)
         if self.engine is not before and self._latest_plan:
@@ -291,23 +325,21 @@ class Stepper:
         self.engine, self._work = engine, self._work_of(engine.split)
         self.recorded.clear()  # what it tells of stages is of other layers
 
-    def _rebalance(self, step: int, left: int | None) -> None:
-        """Go on with the split that measured costs choose, if it is time; equal on all processes."""
-        if self._rebalancing is not None and self.recorded:
+    def _tune(self, step: int, left: int | None) -> None:
+        """Go on with the split and the hint that measured costs choose, if it is time to look."""
+        if self._rebalancing is not None:
             count = self.steps_done if left is None else left + 1  # as many again, if nobody says
             rules = [*self._rules.values()]
             self._rebalancing.before_step(step, count, self.engine, rules, self.recorded, self.recut)
-
-    def _exchange_hint(self, step: int) -> None:
-        """Take the hint that measured costs choose, if it is time to look; equal on all processes."""
-        if self.exchange is None or not self.recorded or not self.exchange.due():
-            return
-        rules, buckets = self.rules(len(self._latest_plan), "train"), buckets_of(self._latest_plan)
-        self.schedule = self.exchange.chosen(step, rules, buckets, self.recorded, self.engine)
+        if self.exchange is not None and self.recorded and self.exchange.due():
+            known, buckets = self.rules(len(self._latest_plan), "train"), buckets_of(self._latest_plan)
+            self.schedule = self.exchange.chosen(step, known, buckets, self.recorded, self.engine)
 
     def rules(self, microbatches: int, phase: Phase) -> StepRules:
         """The rules of a step by the present schedule, or by its base if orders are planned."""
-        layout, base = self.engine.layout, base_of(self.schedule)
+        layout, base = self.engine.layout, self.schedule
+        if isinstance(base, Planned):
+            base = base.base
         share, known = layout.count_of(microbatches), self._rules.get(phase)
         if known is not None and known.schedule is base and known.microbatches == share:
             return known
@@ -347,7 +379,8 @@ class Stepper:
         """Apply the gradient, whose norm is known; the sums over `unit` are the gradient."""
         clip = self._settings.clip_norm
         shrink = 1.0 if clip is None else min(1.0, clip / max(norm, 1e-30))
-        self.saves.update_begins()
+        if self.saves.latest is not None:
+            self.saves.latest.copied()  # what is being saved, as this donates it
         with interrupts_held():  # all stages, or none
             self.engine.update(shrink / unit)
             self.standing = self.standing.after(finite=True)

@@ -290,7 +290,8 @@ class Trainer:
         """One training step on these microbatches (dicts of arrays). Raises as `steps` does."""
         self._require_optimizer()
         data = InMemory(microbatches)
-        self._start(data)
+        if not self._stepper.engine.stages:
+            self._start(data)
         return self._train(data)
 
     @one_thread("value_and_grad")

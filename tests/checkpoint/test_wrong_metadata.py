@@ -21,8 +21,7 @@ from rrfp_jax.checkpoint.format import Damaged, RunState
 from rrfp_jax.checkpoint.saving import Checkpoints
 from rrfp_jax.runtime.engine.settings import LossScale
 from rrfp_jax.runtime.run.world import World
-from rrfp_jax.train.checks import TrainingState
-from rrfp_jax.train.resume import state_of
+from rrfp_jax.train.resume import TrainingState, state_of
 from tests.support.mutations import changed_bytes, changed_trees
 from tests.support.stored import rewrite
 from tests.support.wrong_metadata import (

@@ -147,7 +147,7 @@ def the_loss_scale_stays(original: Any) -> Any:
     return lambda self, norm, unit: original(self, norm, unit / self.standing.loss_scale.value)
 
 
-@changes("train.checks:is_finite")
+@changes("train.stepping:is_finite")
 def an_overflow_is_applied(original: Any) -> Any:
     import math
 
