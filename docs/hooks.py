@@ -2,19 +2,19 @@
 
 Pages that lie beside the code they are about (`launch/README.md`) are pages of the site at the same path. The
 notebook becomes one, too. A link to any other file of the repository becomes plain text: readers of the site
-need not have a checkout. Where a page says `<!-- help: COMMAND -->` stands what that command's --help prints.
+need not have a checkout. Where a page says `<!-- help: rrfp VERB -->` stands that command's help.
 """
 
 import contextlib
-import importlib
 import io
 import json
 import posixpath
 import re
-import tomllib
 from pathlib import Path
 
 from mkdocs.structure.files import File
+
+from rrfp_jax.commands.cli import main
 
 REPOSITORY = Path(__file__).parents[1]
 NOTEBOOK = "notebooks/quickstart.ipynb"
@@ -30,7 +30,7 @@ PLACES = {
 SOURCES = {place: source for source, place in PLACES.items()}
 
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
-HELP = re.compile(r"<!-- help: ([\w-]+) -->")
+HELP = re.compile(r"<!-- help: rrfp (\w+) -->")
 FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 
@@ -54,13 +54,11 @@ def on_page_markdown(markdown, page, config, files):
     return HELP.sub(lambda match: f"```text\n{help_of(match[1])}```", whole)
 
 
-def help_of(command):
+def help_of(verb):
     """What a command of ours prints when it is asked for help."""
-    with open(REPOSITORY / "pyproject.toml", "rb") as file:
-        module = tomllib.load(file)["project"]["scripts"][command].partition(":")[0]
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
-        importlib.import_module(module).main(["--help"])
+        main([verb, "--help"])
     return said.getvalue()
 
 
