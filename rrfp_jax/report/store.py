@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import inf, isfinite
 from pathlib import Path
 from time import monotonic
-from typing import Annotated, NamedTuple, Protocol, TypeAlias
+from typing import Annotated, Any, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
@@ -99,7 +99,7 @@ def read_lines(path: Path, latest: int | None = None) -> tuple[list[tuple[StepLi
     return found, wrong
 
 
-class _Budget(NamedTuple):
+class _Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """As `Budget`."""
 
     costs: list[list[Count]]
@@ -144,46 +144,36 @@ class ReadStep(NamedTuple):
     ranks: Sequence[Sequence[int]]
 
 
-def _stored(step: RecordedStep, work: Work | None, ranks: Sequence[Sequence[int]] = ()) -> StoredStep:
+RULES = ("microbatches", "limit", "accumulation", "spare_gradients", "forward_only")
+PLACE = ("stages", "chunks", "shape")
+"""Fields of `StepRules` and of `Placement` that are stored by their names."""
+
+
+def _stored(step: RecordedStep, work: Work | None, ranks: Sequence[Sequence[int]] = ()) -> dict[str, Any]:
+    """A step as `StoredStep` reads it."""
     trace, rules = step.trace, step.rules
-    budgets = None
-    if step.budgets is not None:
-        budgets = [
-            None if own is None else _Budget([*map(list, own.costs)], own.limit, own.most)
-            for own in step.budgets
-        ]
-    return StoredStep(
-        form=RECORD.format,
-        step=trace.step,
-        stages=trace.stages,
-        chunks=trace.placement.chunks,
-        shape=trace.placement.shape,
-        replica=trace.replica,
-        busy_by_replica=[list(row) for row in trace.busy_by_replica],
-        records=b"".join(part.packed for part in trace.parts),
-        ranks=[list(own) for own in ranks],
-        schedule=rules.name if rules.name.removeprefix(RANKED) in NAMED else RECORDED,
-        microbatches=rules.microbatches,
-        limit=rules.limit,
-        accumulation=rules.accumulation,
-        spare_gradients=rules.spare_gradients,
-        forward_only=rules.forward_only,
-        budgets=budgets,
-        buckets=list(step.buckets),
-        fixed_order=step.fixed_order,
-        grouped=step.grouped,
-        lead=step.lead,
-        layers=None if work is None else [tuple(layer) for layer in work.layers],  # type: ignore[misc]
-        split=[] if work is None else list(work.split),
-    )
+    return {
+        "form": RECORD.format,
+        "step": trace.step,
+        **{name: getattr(trace.placement, name) for name in PLACE},
+        "replica": trace.replica,
+        "busy_by_replica": trace.busy_by_replica,
+        "records": b"".join(part.packed for part in trace.parts),
+        "ranks": ranks,
+        "schedule": rules.name if rules.name.removeprefix(RANKED) in NAMED else RECORDED,
+        **{name: getattr(rules, name) for name in RULES},
+        "budgets": step.budgets,
+        "buckets": step.buckets,
+        "fixed_order": step.fixed_order,
+        "grouped": step.grouped,
+        "lead": step.lead,
+        "layers": work and work.layers,
+        "split": [] if work is None else work.split,
+    }
 
 
 def write_steps(path: str | Path, groups: Mapping[str, Iterable[RecordedStep]]) -> None:
-    """Write groups of steps for `read_steps`.
-
-    Raises:
-        UsageError: the file cannot be written.
-    """
+    """Write groups of steps for `read_steps`; `UsageError` if the file cannot be written."""
     stored = {name: [_stored(step, step.work()) for step in steps] for name, steps in groups.items()}
     try:
         with written_whole(path_of("path", path)) as part:
@@ -196,12 +186,10 @@ class Reported(Protocol):
     """What is written of a step's report; see `train.report.Report`."""
 
     @property
-    def recorded(self) -> RecordedStep:
-        """The tasks with their times."""
+    def recorded(self) -> RecordedStep: ...
 
     @property
-    def ranks(self) -> Sequence[Sequence[int]]:
-        """Per replica and stage, one after the other, the ranks of its processes."""
+    def ranks(self) -> Sequence[Sequence[int]]: ...
 
 
 class StepFile:
@@ -229,11 +217,7 @@ class StepFile:
 
 
 def read_steps(path: Path) -> dict[str, list[ReadStep]]:
-    """The groups of steps in a file that `write_steps` or `StepFile` wrote.
-
-    Raises:
-        Unreadable: there is no such file, or it is something else.
-    """
+    """The groups of steps in a file that `write_steps` or `StepFile` wrote; `Unreadable` if it is another."""
     try:
         content = read_whole(path, LARGEST)
         found = msgspec.msgpack.decode(content, type=dict[str, list[StoredStep]])
@@ -258,6 +242,9 @@ def _read(step: StoredStep) -> ReadStep:
         or any(own and [*map(len, own.costs)] != [microbatches] * chunks for own in step.budgets)
     ):
         raise ValueError(f"budgets not of {stages} stages, {chunks} chunks and {microbatches} microbatches")
+    budgets: list[Budget | None] | None = None
+    if step.budgets is not None:
+        budgets = [None if b is None else Budget(b.costs, b.limit, b.most) for b in step.budgets]
     work = None
     if step.layers is not None:
         if len(step.split) != trace.placement.last + 1 or sum(step.split) != len(step.layers):
@@ -267,19 +254,13 @@ def _read(step: StoredStep) -> ReadStep:
     named = step.schedule != RECORDED
     rules = StepRules(
         placement=trace.placement,
-        microbatches=microbatches,
         schedule=by_name(step.schedule) if named else ListedOrder(trace.placement, microbatches, rows),
-        limit=step.limit,
-        accumulation=step.accumulation,
-        spare_gradients=step.spare_gradients,
-        forward_only=step.forward_only,
+        **{name: getattr(step, name) for name in RULES},
     )
     recorded = RecordedStep(
         trace=trace,
         rules=rules,
-        budgets=None
-        if step.budgets is None
-        else [None if own is None else Budget(*own) for own in step.budgets],
+        budgets=budgets,
         buckets=step.buckets,
         grouped=step.grouped,
         lead=step.lead,
