@@ -3,7 +3,6 @@
 import pytest
 
 from rrfp_jax.commands import why
-from rrfp_jax.launcher import snapshot
 from tests.support.commands import why as main
 from tests.verification.hangs import CELLS, faults_of, run_cell
 
@@ -29,7 +28,8 @@ def test_refuses_what_does_not_live(tmp_path, capsys):
 
 def test_a_run_lives_in_its_folder_or_where_a_launcher_prepares_it(tmp_path, monkeypatch, capsys):
     living = []
-    monkeypatch.setattr(snapshot, "living_ranks", lambda folder: [0, 1] if folder in living else [])
+    ranks = lambda folder: [0, 1] if folder in living else []  # noqa: E731
+    monkeypatch.setattr("rrfp_jax.commands.why.living_ranks", ranks)
     run, left, staged = tmp_path / "run", tmp_path / ".run.starting-3", tmp_path / ".run.starting-21"
     for folder in (run, left, staged):
         folder.mkdir()

@@ -383,11 +383,15 @@ def in_thread(act, name):
     return found[0]
 
 
+@pytest.fixture(scope="module")
+def twins():
+    """Two that are alike, one of which nobody disturbs."""
+    return toy.trainer(2), toy.trainer(2)
+
+
 @pytest.mark.parametrize("method", CALLS)
-def test_a_second_thread_is_refused_by_name_and_the_trainer_stays_whole(trainer, method):
-    undisturbed = toy.trainer(2, data=trainer._data)
-    list(undisturbed.steps(trainer.steps_done))
-    refused = []
+def test_a_second_thread_is_refused_by_name_and_the_trainer_stays_whole(twins, method):
+    (trainer, undisturbed), refused = twins, []
     trainer._on_step = lambda report: refused.append(in_thread(lambda: CALLS[method](trainer), "the second"))
     in_thread(lambda: list(trainer.steps(2)), "the first")
     trainer._on_step = None
