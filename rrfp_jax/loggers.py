@@ -18,7 +18,7 @@ from rrfp_jax.fields import path_of
 from rrfp_jax.runtime.run.join import join
 from rrfp_jax.train.report import Evaluation, Report
 
-__all__ = ["Logger", "figures_of", "tensorboard", "wandb"]
+__all__ = ["Logger", "Sink", "figures_of", "tensorboard", "wandb"]
 
 FLUSH_SECONDS = 10
 """After so long a figure is in TensorBoard's file, so that a run can be watched."""

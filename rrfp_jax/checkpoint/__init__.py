@@ -1,4 +1,4 @@
 """Checkpoints on disk: complete or invisible, each process writes its own part, plain orbax reads them.
 
-Begin with `saving`, then `folder`.
+Begin with `saving`; `folder` makes a checkpoint valid, in `commit`.
 """
