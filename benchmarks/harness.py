@@ -20,6 +20,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from rrfp_jax.errors import UsageError
+
 REPOSITORY = Path(__file__).parent.parent
 RESULTS = REPOSITORY / "benchmarks" / "results"
 LAUNCH = "rrfp_jax", "launch"
@@ -146,7 +148,11 @@ def run(name: str, arguments: Sequence[str]) -> int:
     own = load(name)
     options = own.parser().parse_args(arguments)
     flags = {flag: value for flag, value in vars(options).items() if flag not in ("json", "check", "write")}
-    found = own.run(**flags)
+    try:
+        found = own.run(**flags)
+    except UsageError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return 2
     for place, text in found.tables.items():
         print(f"\n{text}\n", flush=True)
         if options.write:
@@ -321,39 +327,3 @@ def _driver() -> str | None:
         return subprocess.run(query, capture_output=True, text=True, check=True, timeout=20).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
-
-
-# What is left of the frame before: for commands that are not yet in the registry.
-
-SIMULATED = RESULTS / "simulated.md"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Compared:
-    """What was measured, and the same simulated, in one unit."""
-
-    real: float
-    simulated: float
-
-    @property
-    def percent(self) -> float:
-        """By which the real one is longer."""
-        return percent_longer(self.real, self.simulated)
-
-
-def parts_flag(parser: argparse.ArgumentParser, parts: Iterable[str]) -> None:
-    """Add `--part` of a command that has parts; None stands for all."""
-    parser.add_argument(
-        "--part", choices=tuple(parts), action="append", help="only this; may be repeated (all)"
-    )
-
-
-def found_by_ranks(
-    count: int, module: str, *arguments: object, seconds: float, env: Mapping[str, str] | None = None
-) -> Any:
-    """What the ranks of a module found, started by the launcher in a folder that is gone afterwards."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "found.json"
-        command = [sys.executable, "-m", *LAUNCH, "-n", str(count), "--directory", folder]
-        output_of([*command, "-m", module, str(file), *map(str, arguments)], seconds, env)
-        return json.loads(file.read_text(encoding="utf-8"))

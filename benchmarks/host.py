@@ -355,7 +355,10 @@ RUN_SECONDS = 600.0
     aims="scheduling 20 us, all 1.5 times bare; 4 processes: pick-up 100 us, idle 3 %; tax of one stage 2 %",
 )
 def overhead(
-    part: tuple[str, ...] = ("host", "processes", "tax"), rounds: int = 25, steps: int = STEPS
+    part: tuple[str, ...] = ("host", "processes", "tax"),
+    rounds: int = 25,
+    steps: int = STEPS,
+    share: bool = False,
 ) -> Found:
     """*host*: an empty pipeline, 4 stages on 4 devices of this process; the time between two dispatches in
     which the driver works is split into scheduling (the core), dispatch (calling programs) and transfer
@@ -369,7 +372,7 @@ def overhead(
 
     *tax*: a step of a GPT on one device, against hand-written jitted loops; see `Tax`."""
     parts: dict[str, Callable[[], Part]] = {
-        "host": lambda: _host(steps),
+        "host": lambda: _host(steps, share),
         "processes": _processes,
         "tax": lambda: _tax(rounds),
     }
@@ -382,11 +385,11 @@ def overhead(
 Part = tuple[Any, list[Aim]]
 
 
-def _host(steps: int) -> Part:
+def _host(steps: int, share: bool) -> Part:
     rows, aims = [], []
     for leaves in (8, 30, 200):
         for microbatches in (8, 32):
-            cost = host_cost(leaves, microbatches, steps=steps)
+            cost = host_cost(leaves, microbatches, share, steps)
             rows.append({"leaves": leaves, "microbatches": microbatches, **cost})
             label = f"{leaves} leaves, {microbatches} microbatches"
             say(f"{label}, us per task: {_shown(cost)}")

@@ -15,8 +15,8 @@ from typing import Any, Literal
 import jax
 
 import rrfp_jax as rrfp
+from benchmarks.gpu.check import Findings, write_json
 from benchmarks.gpu.configurations import DECODERS, ENCODERS, TINY_DECODER, TINY_ENCODER, Published
-from benchmarks.gpu.findings import Findings, write_json
 from benchmarks.gpu.onestage import OneStage, side_by_side
 from benchmarks.gpu.work import has_nvidia_gpu
 from benchmarks.harness import machine

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import rrfp_jax as rrfp
-from benchmarks.gpu.findings import Unavailable
+from benchmarks.gpu.check import Unavailable
 from benchmarks.gpu.work import median_seconds
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind, Task
 from rrfp_jax.runtime.mesh.stage_mesh import StageMesh

@@ -1,17 +1,11 @@
 """Two processes with a device each, or one between them, over the runtime's own transport.
 
-    rrfp launch -n 2 -m benchmarks.gpu.pair FILE full|quick
-
-Both ranks do the same steps; rank 0 writes what was found. Between two processes of one machine
+Both ranks do the same steps. Between two processes of one machine
 `time.perf_counter` is one clock.
 """
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Callable
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -191,24 +185,12 @@ def by_nixl(world: World, sizes: dict[str, int], rounds: int) -> dict[str, Any]:
     return by_size(line, sizes, rounds)
 
 
-def main(file: str, size: str) -> None:
+def pair(quick: bool) -> dict[str, Any]:
     """Measure on both ranks; the one that received knows."""
     world = join()
-    quick = size == "quick"
-    sizes = QUICK_SIZES if quick else SIZES
-    bench, line = Bench.of(quick), Line(world)
-    steps: dict[str, Callable[[], dict[str, Any]]] = {
-        "socket": lambda: by_size(line, sizes, bench.rounds),
-        "nixl": lambda: by_nixl(world, sizes, bench.rounds),
-        "overlap": lambda: overlap(line, bench),
-        "offered_early": lambda: offered_early(line, bench),
-    }
-    found = {name: world.gather(name, step()) for name, step in steps.items()}
-    if world.rank == 0:
-        kept = {"socket": found["socket"][0], "nixl": found["nixl"][0], "overlap": found["overlap"][1]}
-        kept["offered_early"] = found["offered_early"][0]
-        Path(file).write_text(json.dumps(kept), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    sizes, bench, line = QUICK_SIZES if quick else SIZES, Bench.of(quick), Line(world)
+    socket = world.gather("socket", by_size(line, sizes, bench.rounds))[0]
+    nixl = world.gather("nixl", by_nixl(world, sizes, bench.rounds))[0]
+    both = world.gather("overlap", overlap(line, bench))[1]
+    early = world.gather("offered early", offered_early(line, bench))[0]
+    return {"socket": socket, "nixl": nixl, "overlap": both, "offered_early": early}

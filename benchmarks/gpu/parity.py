@@ -11,10 +11,8 @@ bitwise             gradients of the schedules, and of the same schedule twice, 
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,7 +20,8 @@ import jax
 import jax.numpy as jnp
 
 import rrfp_jax as rrfp
-from benchmarks.gpu.findings import Findings, Unavailable
+from benchmarks.gpu.check import Findings, Unavailable
+from benchmarks.harness import on_ranks
 from configs.decoders import RandomTokens
 from configs.quickstart import pipeline
 from models import gpt
@@ -122,20 +121,9 @@ def check(precision: str, quick: bool, figures: dict[str, Any]) -> dict[str, lis
     return differing(runs)
 
 
-def deterministically(
-    precisions: Sequence[str], quick: bool, seconds: float
-) -> dict[str, dict[str, list[str]]]:
-    """What differs, by precision, in a process with deterministic operations."""
-    flags = f"{os.environ.get('XLA_FLAGS', '')} {DETERMINISTIC}".strip()
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu.parity", "quick" if quick else "full", *precisions],
-        env={**os.environ, "XLA_FLAGS": flags},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-        timeout=seconds,
-    )
-    return json.loads(done.stdout)  # type: ignore[no-any-return]
+def differences(precisions: Sequence[str], quick: bool) -> dict[str, dict[str, list[str]]]:
+    """What differs, by precision, in this process."""
+    return {precision: differing(Case.of(precision, quick).gradients()) for precision in precisions}
 
 
 def measure(found: Findings) -> None:
@@ -156,20 +144,12 @@ def measure(found: Findings) -> None:
             return
         found.headline += f"not equal to the bit without {DETERMINISTIC}: {', '.join(suspects)}"
         try:
-            again = deterministically(suspects, found.quick, found.seconds_left)
+            flags = f"{os.environ.get('XLA_FLAGS', '')} {DETERMINISTIC}".strip()
+            left, env = found.seconds_left, {"XLA_FLAGS": flags}
+            again = on_ranks(0, differences, suspects, found.quick, seconds=left, env=env)
         except subprocess.TimeoutExpired:
             found.too_late(f"bits with {DETERMINISTIC}")
             return
         figures["leaves_that_differ_with_deterministic_ops"] = again
         if any(leaves for pairs in again.values() for leaves in pairs.values()):
             raise RuntimeError(f"schedules differ in some bits although {DETERMINISTIC}")
-
-
-def main(size: str, *precisions: str) -> None:
-    """Print what differs, by precision."""
-    cases = {precision: Case.of(precision, size == "quick") for precision in precisions}
-    print(json.dumps({precision: differing(case.gradients()) for precision, case in cases.items()}))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

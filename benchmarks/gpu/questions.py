@@ -9,18 +9,12 @@ copies      host to device, device to host, on the device, and to another device
 socket      the runtime's transport between two processes, by size (`pair.py`)
 nixl        the same from device to device, or why that cannot be
 overlap     does a pull go on while the receiver computes; does an offer wait for the sender's later programs
-ipc         device memory shared between two processes by CUDA IPC (`ipc.py`)
 """
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -28,20 +22,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.gpu import ipc
-from benchmarks.gpu.findings import Findings, Unavailable
+from benchmarks.gpu.check import Findings
+from benchmarks.gpu.pair import pair
 from benchmarks.gpu.work import (
     QUICK_SIZES,
     SIZES,
     Bench,
-    has_nvidia_gpu,
     median_seconds,
     milliseconds,
     seconds_until_ready,
 )
-
-IPC_SECONDS = 20.0
-"""Left for the last section."""
+from benchmarks.harness import on_ranks
 
 
 def readiness(bench: Bench) -> dict[str, Any]:
@@ -214,23 +205,6 @@ def _speed(size: int, seconds: float) -> dict[str, float]:
     return {"us": round(1e6 * seconds, 1), "GB_per_s": round(size / seconds / 1e9, 3)}
 
 
-def in_two_processes(quick: bool, seconds: float) -> dict[str, Any]:
-    """What `pair.py` finds, started by the launcher as a user would."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "pair.json"
-        command = [sys.executable, "-m", "rrfp_jax", "launch", "-n", "2", "--directory", folder]
-        command += ["-m", "benchmarks.gpu.pair", str(file), "quick" if quick else "full"]
-        with subprocess.Popen(command, stdout=sys.stderr) as launcher:
-            try:
-                status = launcher.wait(seconds)
-            except subprocess.TimeoutExpired:
-                launcher.terminate()  # it ends its ranks, too
-                raise
-        if status:
-            raise RuntimeError(f"two processes on one device: exit status {status}, see the log")
-        return json.loads(file.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
-
-
 def measure(found: Findings) -> None:
     """See the module's text."""
     quick, sizes = found.quick, QUICK_SIZES if found.quick else SIZES
@@ -245,10 +219,6 @@ def measure(found: Findings) -> None:
     with found.section("copies") as figures:
         figures.update(copies(sizes, bench.rounds))
     with found.section("two_processes") as figures:
-        figures.update(in_two_processes(quick, found.seconds_left - IPC_SECONDS))
+        figures.update(on_ranks(2, pair, quick, seconds=found.seconds_left, env={}))
         overlap = figures["overlap"]["share_of_the_shorter_one_hidden"]
         found.headline += f"; of a pull, {overlap:.0%} overlaps with compute"
-    with found.section("ipc") as figures:
-        if not has_nvidia_gpu():
-            raise Unavailable(f"CUDA IPC needs an NVIDIA GPU; this is {jax.devices()[0].platform}")
-        figures.update(ipc.measure(sizes, bench.rounds))

@@ -1,6 +1,6 @@
 """Part 3: what the runtime costs on one device, where four stages cannot wait for each other.
 
-tokens      tokens/s of the pipeline and of three other ways to do the same step (benchmarks/runtime/tax.py);
+tokens      tokens/s of the pipeline and of three other ways to do the same step (benchmarks/host.py);
             aim: at least 0.97 of the faster hand-written loop, with 1 B parameters and 4096 tokens a
             microbatch, bfloat16 with float32 parameters, AdamW
 gaps        from the traces of the same steps: the share of a step in which the device had nothing to do,
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import rrfp_jax as rrfp
-from benchmarks.gpu.findings import Findings
+from benchmarks.gpu.check import Findings
 from benchmarks.harness import Aim
 from benchmarks.host import Tax, TaxCase
 from models import gpt

@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from benchmarks.gpu.compiled_cases import CASES, read_record, stages_of
-from benchmarks.gpu.foreseen_bytes import BELOW, Pair, main, pairs_of, pairs_table
+from benchmarks import harness
+from benchmarks.gpu.bytes import BELOW, CASES, Pair, pairs_of, pairs_table, read_record, stages_of
 
 MIB = 2**20
 
@@ -49,5 +49,6 @@ def test_chunks_of_a_stage_are_added_up_and_their_programs_are_not():
 
 
 def test_unknown_runs_are_refused(capsys):
-    assert main(["--cases=gpt3,gpt4"]) == 2
+    with pytest.raises(SystemExit, match="2"):
+        harness.run("gpu_bytes", ["--cases=gpt3,gpt4"])
     assert "'gpt4' is none of quickstart" in capsys.readouterr().err

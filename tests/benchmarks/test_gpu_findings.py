@@ -2,7 +2,7 @@
 
 import json
 
-from benchmarks.gpu.findings import Findings, Unavailable
+from benchmarks.gpu.check import Findings, Unavailable
 from benchmarks.harness import Aim
 
 

@@ -9,17 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-import rrfp_jax as rrfp
-from benchmarks.gpu import (
-    block,
-    configurations,
-    costs,
-    onestage,
-    parity,
-    room,
-    throughput,
-)
-from models import gpt
+from benchmarks.gpu import configurations, costs, parity, throughput
 from models.decoder import Block
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, Task
 from rrfp_jax.trace.records import Part as TracePart
@@ -59,47 +49,6 @@ class TestJudgement:
         found = throughput.gaps([StepTrace(0, 2, [TracePart.of(records)])])
         assert found["idle_percent_of_step"] == pytest.approx(100 * 0.50001 / 4, abs=1e-3)
         assert found["long_gaps_per_step"] == 1 and found["longest_gap_us"] == 5e5
-
-    def test_the_smallest_lead_as_good_as_the_best(self):
-        assert room.smallest_as_good_as_best({0.0: 1.2, 1e-3: 1.009, 2e-3: 1.0, 1.0: 1.0}) == 1e-3
-
-    def test_the_shortest_task_without_loss(self):
-        rows = [
-            {"task_us": us, "over_plain_loop": {"1 ms": r}}
-            for us, r in ((9, 1.0), (20, 1.2), (50, 1.01), (90, 1))
-        ]
-        assert room.shortest_without_loss(rows, "1 ms") == 50
-        assert room.shortest_without_loss(rows[:2], "1 ms") is None
-
-    def test_operations_are_those_of_the_compiled_block(self):
-        model = gpt.GPTConfig(d_model=64, n_heads=4, d_ff=128, n_layers=1)
-        layer = rrfp.layer(gpt.Block, model)
-        stage = onestage.OneStage.compile(layer, jax.ShapeDtypeStruct((1, 256, 64), jnp.float32))
-        flops = stage.programs.tasks[FORWARD].program.cost_analysis()["flops"]
-        assert block.forward_operations(model, 256) == pytest.approx(flops, rel=0.15)
-
-    def test_bytes_held_are_those_predicted(self, monkeypatch):
-        """By JAX's live arrays, since a CPU does not count."""
-        peak = 0
-
-        def live(what):
-            nonlocal peak
-            now = sum(array.nbytes for array in jax.live_arrays())
-            peak = max(peak, now)
-            return now if what == "bytes_in_use" else peak
-
-        def mlp(params, x, mb):
-            return x + jnp.tanh(x @ params["up"]) @ params["down"]
-
-        def init(key):
-            return {"up": jnp.zeros((64, 128)), "down": jnp.zeros((128, 64))}
-
-        monkeypatch.setattr(block, "allocated", live)
-        carry = jax.ShapeDtypeStruct((1, 32, 64), jnp.float32)
-        stage = onestage.OneStage.compile(rrfp.layer(mlp, init=init), carry)
-        found = block.memory(stage, stage.begin())
-        assert found["allocated"]["held"] == found["predicted"]["held"] >= 32 * (64 + 128) * 4
-        assert found["predicted"]["peak"] > found["predicted"]["held"]
 
 
 PUBLISHED = {  # parameters of all layers: of the whole model, less embeddings where they count

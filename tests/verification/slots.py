@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import sys
 
-from benchmarks.harness import Aim, finish, found_by_ranks, parse
+from benchmarks.harness import Aim, finish, on_ranks, parse
+from tests.verification.slots_rank import memory_of_ranks
 
 RUN_SECONDS = 1200.0
 MOST_OFF = 5.0
@@ -29,8 +30,7 @@ def main() -> int:
     parser = parse(__doc__)
     parser.add_argument("--steps", type=int, default=2000, help="of the training (default: 2000)")
     options = parser.parse_args()
-    module, on_the_cpu = "tests.verification.slots_rank", {"JAX_PLATFORMS": "cpu"}
-    found = found_by_ranks(2, module, options.steps, seconds=RUN_SECONDS, env=on_the_cpu)
+    found = on_ranks(2, memory_of_ranks, options.steps, seconds=RUN_SECONDS)
     aims = []
     for rank, own in enumerate(found["in_flight"]):
         print(f"rank {rank}: NIXL's libraries and an agent take {own['library'] / 2**20:.0f} MiB")

@@ -1,14 +1,8 @@
-"""One of two ranks whose memory `slots.py` looks at.
-
-rrfp launch -n 2 -m tests.verification.slots_rank FILE STEPS
-"""
+"""What each of two ranks does whose memory `slots.py` looks at."""
 
 from __future__ import annotations
 
 import gc
-import json
-import sys
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -85,14 +79,8 @@ def soak(steps: int) -> dict[str, Any]:
     return {"steps": steps, "grown": resident() - start, "arrays": len(jax.live_arrays()) - arrays}
 
 
-def main(file: str, steps: str) -> None:
-    """Both, on both ranks; rank 0 writes what each found."""
+def memory_of_ranks(steps: int) -> dict[str, Any]:
+    """Both, on both ranks: what each found."""
     world = join()
     found = world.gather("memory in flight", in_flight(world))
-    soaked = world.gather("memory of a soak", soak(int(steps)))
-    if world.rank == 0:
-        Path(file).write_text(json.dumps({"in_flight": found, "soak": soaked}), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    return {"in_flight": found, "soak": world.gather("memory of a soak", soak(steps))}
