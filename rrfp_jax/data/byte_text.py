@@ -20,15 +20,15 @@ from numpy.typing import NDArray
 
 from rrfp_jax.data.contract import MOST_TOKENS, Arrays, Microbatch
 from rrfp_jax.data.documents import TEXT_FIELDS
-from rrfp_jax.data.sampling import Split, check_counts, check_sampling, shuffled
-from rrfp_jax.data.sources import TEXT_SUFFIXES, Span, find_files, size_of
+from rrfp_jax.data.images import BadDocument
+from rrfp_jax.data.sampling import Split, check_counts, check_sampling, planned, shuffled
+from rrfp_jax.data.sources import TEXT_SUFFIXES, FileSpans, Span, find_files, size_of
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import check_fields
-from rrfp_jax.files import opened_binary
 
 
 @dataclass(frozen=True, kw_only=True)
-class ByteText:
+class ByteText(FileSpans):
     """Windows of bytes out of text files: a `Data` for language models with a vocabulary of 256.
 
     Fields: `tokens` int32[batch, T], `labels` int32[batch, T] and `mask` float32[batch, T], where T is
@@ -81,29 +81,22 @@ class ByteText:
     @functools.cached_property
     def fingerprint(self) -> int:
         """56 bits that change with the names and the sizes of the split's files; contents are not read."""
-        names = "".join(f"{name}\0{first}\0{first + size}\0" for name, _, first, size in self._pieces)
+        names = "".join(f"{name}\0{first}\0{first + size}\0" for name, _, first, size in self._spans)
         return int.from_bytes(hashlib.blake2b(os.fsencode(names), digest_size=7).digest())
 
     @functools.cached_property
     def data(self) -> NDArray[np.uint8]:
         """The bytes of the split, uint8[N], read at first use; `UsageError` if a file has shrunk since."""
-        data = np.empty(self._size, np.uint8)
-        end = 0
-        for _, path, first, size in self._pieces:
-            begin, end = end, end + size
+        parts = []
+        for number, span in enumerate(self._spans):
             try:
-                with opened_binary(path) as file:
-                    file.seek(first)
-                    read, found = file.readinto(data[begin:end].data), "shorter than"
-            except OSError as error:
-                read, found = 0, f"cannot be read ({error.strerror}), unlike"
-            if read < size:
+                parts.append(self._bytes(number))
+            except BadDocument as error:
                 raise UsageError(
-                    f"{path}: {found} the {first + size} bytes it had when planned, so it was "
-                    "changed during the run; leave the data alone and start again"
-                )
-        data.flags.writeable = False
-        return data
+                    f"{span.path}: {error}; the data was changed during the run: leave it alone and "
+                    f"start again"
+                ) from error
+        return np.frombuffer(b"".join(parts), np.uint8)
 
     def plan(self, step: int) -> list[Microbatch]:
         """The microbatches of `step` >= 0, a function of (seed, step, split) and the files.
@@ -129,16 +122,7 @@ class ByteText:
 
     def load(self, microbatch: Microbatch, fields: Collection[str]) -> Arrays:
         """The arrays of `fields`; `UsageError` for an unknown field and for a plan made from other files."""
-        if unknown := sorted(set(fields) - set(TEXT_FIELDS)):
-            raise UsageError(
-                f"fields {unknown}: bytes of text have none of these; read from {list(TEXT_FIELDS)}"
-            )
-        fingerprint, *starts = microbatch.source
-        if fingerprint != self.fingerprint:
-            raise UsageError(
-                f"fingerprint {fingerprint:#x}: the microbatch was planned from other files than these of "
-                f"path={self.path!r} ({self.fingerprint:#x}); give every process the same files"
-            )
+        starts = planned(microbatch, self.fingerprint, fields, TEXT_FIELDS, "files")
         position = np.array(starts)[:, None] + np.arange(self.sequence_length)
         real = position < self._size - 1  # the last byte has no next one
         position *= real
@@ -149,7 +133,7 @@ class ByteText:
         return {name: array(name).astype(TEXT_FIELDS[name]) for name in fields}
 
     @functools.cached_property
-    def _pieces(self) -> list[Span]:
+    def _spans(self) -> list[Span]:
         """The parts of files that this split joins, in order; at least one window long together."""
         every = [Span(name, file, 0, size_of(file)) for name, file in find_files(self.path)]
         if unreadable := [file.path for file in every if file.size < 0]:
@@ -180,7 +164,7 @@ class ByteText:
 
     @functools.cached_property
     def _size(self) -> int:
-        return sum(piece.size for piece in self._pieces)
+        return sum(piece.size for piece in self._spans)
 
     @property
     def _windows(self) -> int:

@@ -168,7 +168,7 @@ class Documents:
         Raises:
             UsageError: an unknown field, a plan of other documents, or documents that have changed.
         """
-        bucket, rows = planned(microbatch, self.fingerprint, fields, self._dtypes)
+        bucket, *rows = planned(microbatch, self.fingerprint, fields, self._dtypes, "documents")
         specs = self._fields[bucket]
         arrays = empty({name: specs[name] for name in fields})
         for r, row in enumerate(rows):

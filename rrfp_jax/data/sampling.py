@@ -88,18 +88,19 @@ class BatchSampler:
 
 
 def planned(
-    microbatch: Microbatch, fingerprint: int, fields: Collection[str], known: Collection[str]
-) -> tuple[int, list[int]]:
-    """The bucket and the rows of a microbatch; `UsageError` if other data planned it, or for other fields."""
+    microbatch: Microbatch, fingerprint: int, fields: Collection[str], known: Collection[str], what: str
+) -> list[int]:
+    """The source of a microbatch; `UsageError` for fields that are not known, or if other data planned it."""
     if unknown := sorted(set(fields) - set(known)):
-        raise UsageError(f"fields {unknown}: documents have none of these; read from {list(known)}")
-    planned_from, bucket, *rows = microbatch.source
+        raise UsageError(f"fields {unknown}: {what} have none of these; read from {list(known)}")
+    source: list[int]
+    planned_from, *source = microbatch.source
     if planned_from != fingerprint:
         raise UsageError(
-            f"fingerprint {planned_from:#x}: the microbatch was planned from other documents than these "
-            f"({fingerprint:#x}); give every process the same"
+            f"fingerprint {planned_from:#x}: the microbatch was planned from other {what} than these "
+            f"({fingerprint:#x}); give every process the same {what}"
         )
-    return bucket, rows
+    return source
 
 
 @dataclass(frozen=True)

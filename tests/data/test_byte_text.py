@@ -189,13 +189,13 @@ def test_files_that_do_not_do_are_refused(tmp_path):
 
 def test_the_standard_library():
     data = ByteText(sequence_length=128, batch=4, microbatches=16)
-    names = [piece.name for piece in data._pieces]
+    names = [piece.name for piece in data._spans]
     assert 5e6 < data._size < 40e6 and len(names) > 300
     assert not any(part in name.split("/") for name in names for part in ("test", "tests", "site-packages"))
     assert names == sorted(names) and all(name.endswith(".py") for name in names)
     held = replace(data, split="validation")
     assert 0.01 * data._size < held._size < 0.2 * data._size
-    assert not set(names) & {piece.name for piece in held._pieces}
+    assert not set(names) & {piece.name for piece in held._spans}
 
 
 def test_bigram_loss_against_counting_by_hand(tmp_path):
