@@ -144,98 +144,6 @@ class Followed:
     stops: bool
 
 
-@dataclass(frozen=True, kw_only=True)
-class Loop:
-    """Trains a run; all its processes do so together.
-
-    Attributes:
-        config, world: of the run.
-        trainer: that makes the steps.
-        validation: its data; None for none.
-        saver, files, display: told of every step.
-        memory: of the host, whose launcher may ask for it back; None if none was lent.
-    """
-
-    config: RunConfig
-    world: World
-    trainer: Trainer
-    validation: Any
-    saver: Saver
-    files: RunFiles
-    display: Display
-    memory: HostMemory | None = None
-
-    def run(self) -> Followed:
-        """Train until a step ends the run or it stops; that step. There must be one left."""
-        for report in self.trainer.steps(self.config.steps - self.trainer.steps_done):
-            followed = self._follow(report)
-            if followed.ends or followed.stops:
-                return followed
-        raise AssertionError("the last step ends the run")
-
-    def _follow(self, report: Report) -> Followed:
-        ends = self._wants_end("on_step", report) or report.step == self.config.steps - 1
-        found = None
-        try:
-            if self._is_due(report, ends):
-                found = self._validated(ends)
-        finally:  # a step's line is written even if its validation is broken off
-            self.files.add(report, report.as_dict() | _line_of(found))
-        self.display.show(report, found)
-        if found is not None:
-            ends |= self._wants_end("on_validation", report, found)
-        stops = self._is_stopped and not ends
-        hands_over = stops and self.world.stop.agreed is StopReason.HANDS_OVER
-        self.saver.after_step(report, ends=ends or (stops and not hands_over))
-        if hands_over:
-            stops = self._hands_over()
-        elif self.memory is not None and self.memory.is_asked_for:
-            self.world.stop.request(StopReason.HANDS_OVER)  # which all know at the end of the next step
-        return Followed(report=report, validation=found, ends=ends, stops=stops)
-
-    def _hands_over(self) -> bool:
-        """Whether it stops here: its state must be somewhere to go on from. A signal may have come, too."""
-        if (self._is_pressed or not self.saver.keeps) and not self.saver.rescue():
-            return self._is_pressed
-        self.trainer.finish_saving()
-        return True
-
-    @property
-    def _is_stopped(self) -> bool:
-        return self.world.stop.agreed > StopReason.ASKED
-
-    @property
-    def _is_pressed(self) -> bool:
-        """Whether it stops because a signal came, and validates no more."""
-        return self.world.stop.agreed > StopReason.HANDS_OVER
-
-    def _is_due(self, report: Report, ends: bool) -> bool:
-        every = self.config.validate_every
-        due = ends or (every > 0 and (report.step + 1) % every == 0)
-        return due and self.validation is not None and (ends or not self._is_pressed)
-
-    def _validated(self, ends: bool) -> Evaluation | None:
-        """The validation; None if the run stops during it. The one at the end is always finished."""
-        found, count = [], self.config.validation_steps or None
-        with closing(self.trainer._evaluating(self.validation, count)) as steps:
-            for sums in steps:
-                found.append(sums)
-                if self._is_pressed and not ends:
-                    return None
-        return Evaluation.of(found)
-
-    def _wants_end(self, name: str, *about: Any) -> bool:
-        """Call a method of the config; whether the run is to end here, as all processes then know."""
-        if getattr(type(self.config), name) is getattr(RunConfig, name):
-            return False  # nobody need be asked
-        with called(f"{type(self.config).__name__}.{name}()", TrainingError):
-            wants = bool(getattr(self.config, name)(*about))
-        if wants:
-            self.world.stop.request(StopReason.ASKED)
-        told = self.world.gather(f"whether {name} ends the run", wants)
-        return any(told) and not self._is_pressed
-
-
 def _line_of(found: Evaluation | None) -> dict[str, float | None]:
     """What a step's line of `metrics.jsonl` tells of the validation that followed it."""
     if found is None:
@@ -288,9 +196,9 @@ class _Run:
     def train(self, signals: StopSignals) -> int:
         """See `train`."""
         config, world = self._config, self._world
-        trainer, validation = self._made()
+        self._trainer, self._validation = trainer, validation = self._made()
         folder, say = checkpoints_of(config), self._display.say
-        saver = Saver(trainer, world, config.checkpoint, folder, say, self._memory)
+        self._saver = saver = Saver(trainer, world, config.checkpoint, folder, say, self._memory)
         there = saver.look_ahead(as_json(config))
         if there >= config.steps:
             self._display.say(
@@ -302,21 +210,11 @@ class _Run:
         done = saver.resume()
         writes = {STEPS: trainer.write_trace, "trace.json": trainer.write_trace}
         writes["costs.json"] = trainer.write_costs
-        files = RunFiles(config, world, writes, done, self._source, say)
+        self._files = files = RunFiles(config, world, writes, done, self._source, say)
         answer = self._stopping.in_steps(lambda: trainer.steps_done)
         with signals.answered_by(answer, signal.SIGTERM), files:
             files.write("memory.json", [row.plain() for row in table])
-            loop = Loop(
-                config=config,
-                world=world,
-                trainer=trainer,
-                validation=validation,
-                saver=saver,
-                files=files,
-                display=self._display,
-                memory=self._memory,
-            )
-            last = loop.run()
+            last = self._loop()
             if world.stop.agreed is StopReason.ASKED:
                 self._display.say(f"ended after step {last.report.step}, as the config's own method asked")
             if last.validation is not None and last.ends:
@@ -334,6 +232,72 @@ class _Run:
             lost = f"the checkpoint {folder / str(steps)} could not be written"
         _require_all_there(steps, lost, files.trouble)
         return DONE
+
+    def _loop(self) -> Followed:
+        """Train until a step ends the run or it stops; that step. There must be one left."""
+        for report in self._trainer.steps(self._config.steps - self._trainer.steps_done):
+            followed = self._follow(report)
+            if followed.ends or followed.stops:
+                return followed
+        raise AssertionError("the last step ends the run")
+
+    def _follow(self, report: Report) -> Followed:
+        ends = self._wants_end("on_step", report) or report.step == self._config.steps - 1
+        found = None
+        try:
+            if self._is_due(report, ends):
+                found = self._validated(ends)
+        finally:  # a step's line is written even if its validation is broken off
+            self._files.add(report, report.as_dict() | _line_of(found))
+        self._display.show(report, found)
+        if found is not None:
+            ends |= self._wants_end("on_validation", report, found)
+        stops = self._world.stop.agreed > StopReason.ASKED and not ends
+        hands_over = stops and self._world.stop.agreed is StopReason.HANDS_OVER
+        self._saver.after_step(report, ends=ends or (stops and not hands_over))
+        if hands_over:
+            stops = self._hands_over()
+        elif self._memory is not None and self._memory.is_asked_for:
+            self._world.stop.request(StopReason.HANDS_OVER)  # which all know at the end of the next step
+        return Followed(report=report, validation=found, ends=ends, stops=stops)
+
+    def _hands_over(self) -> bool:
+        """Whether it stops here: its state must be somewhere to go on from. A signal may have come, too."""
+        if (self._is_pressed or not self._saver.keeps) and not self._saver.rescue():
+            return self._is_pressed
+        self._trainer.finish_saving()
+        return True
+
+    @property
+    def _is_pressed(self) -> bool:
+        """Whether it stops because a signal came, and validates no more."""
+        return self._world.stop.agreed > StopReason.HANDS_OVER
+
+    def _is_due(self, report: Report, ends: bool) -> bool:
+        every = self._config.validate_every
+        due = ends or (every > 0 and (report.step + 1) % every == 0)
+        return due and self._validation is not None and (ends or not self._is_pressed)
+
+    def _validated(self, ends: bool) -> Evaluation | None:
+        """The validation; None if the run stops during it. The one at the end is always finished."""
+        found, count = [], self._config.validation_steps or None
+        with closing(self._trainer._evaluating(self._validation, count)) as steps:
+            for sums in steps:
+                found.append(sums)
+                if self._is_pressed and not ends:
+                    return None
+        return Evaluation.of(found)
+
+    def _wants_end(self, name: str, *about: Any) -> bool:
+        """Call a method of the config; whether the run is to end here, as all processes then know."""
+        if getattr(type(self._config), name) is getattr(RunConfig, name):
+            return False  # nobody need be asked
+        with called(f"{type(self._config).__name__}.{name}()", TrainingError):
+            wants = bool(getattr(self._config, name)(*about))
+        if wants:
+            self._world.stop.request(StopReason.ASKED)
+        told = self._world.gather(f"whether {name} ends the run", wants)
+        return any(told) and not self._is_pressed
 
     def _made(self) -> tuple[Trainer, Any]:
         """The Trainer, and the validation data."""
