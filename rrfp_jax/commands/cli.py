@@ -10,10 +10,10 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 from typing import NoReturn
 
-import rrfp_jax
 from rrfp_jax.commands.command_line import exit_status, interruptible, leave
 from rrfp_jax.commands.config_line import FLAG, joined, read_config_line
 from rrfp_jax.commands.flags import Flag, Verb
@@ -201,7 +201,7 @@ def _function(where: str) -> Callable[[argparse.Namespace], int]:
 
 
 def _print_version() -> int:
-    print(f"rrfp_jax {rrfp_jax.__version__}")
+    print(f"rrfp_jax {version('rrfp_jax')}")
     return DONE
 
 
