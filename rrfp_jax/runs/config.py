@@ -9,6 +9,7 @@ import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -22,6 +23,7 @@ from rrfp_jax.data.contract import as_data
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import check_fields, check_name, config_path, path_of
 from rrfp_jax.forecast.forecast import AUTO, RunSpec
+from rrfp_jax.runtime.engine.pacing import Delays
 from rrfp_jax.runtime.engine.settings import Settings
 from rrfp_jax.runtime.mesh.topology import Mesh
 from rrfp_jax.runtime.model.pipeline import Pipeline
@@ -265,7 +267,11 @@ def differences(before: Any, now: Any) -> list[str]:
 
 
 def _plain(config: Any) -> Any:
-    return json.loads(json.dumps(config, default=str))
+    found = json.loads(json.dumps(config, default=str))
+    if isinstance(found, dict) and isinstance(given := found.get("delays"), dict):
+        with suppress(TypeError, UsageError):  # of a run before they were one text
+            found["delays"] = str(Delays(**given))
+    return found
 
 
 def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
