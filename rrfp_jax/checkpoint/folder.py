@@ -127,7 +127,7 @@ class CheckpointFolder:
         if final.exists():
             self.discard(replaced)
             final.rename(replaced)
-        staging.rename(final)
+        staging.rename(final)  # from here on it is complete
         _sync(self.path)
         self.discard(replaced)
         for step in self.steps():

@@ -6,7 +6,8 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -15,11 +16,18 @@ from rrfp_jax.printing import settle_streams, warn
 
 
 def print_whole(text: str) -> None:
-    """Print the result of a command; whoever reads it may stop early, as `| head -1` does."""
+    """Print the result of a command; whoever reads it may stop early, as `| head -1` does.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
     try:
         print(text, flush=True)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # where what waits goes now
+        raise UsageError(f"standard output: cannot be written: {error.strerror}") from None
 
 
 def exit_status(command: str, body: Callable[[], int]) -> int:
@@ -50,16 +58,16 @@ def _require_working_directory() -> None:
         raise UsageError("the working directory was deleted: cd to one that is there") from None
 
 
-def interruptible(command: str, body: Callable[[], int]) -> Callable[[], int]:
-    """A body in which Ctrl-C ends the process at once, whatever it imports, until it listens itself."""
+@contextmanager
+def ends_at_once(command: str | None) -> Iterator[None]:
+    """Inside, Ctrl-C ends the command at once, until it listens itself; None: as before."""
+    if command is None:
+        yield
+        return
+    from rrfp_jax.runtime.run.signals import ends_at_once, heard_signals  # which --help does without
 
-    def run() -> int:
-        from rrfp_jax.runtime.run.signals import ends_at_once, heard_signals  # which --help does without
-
-        with heard_signals(signal.SIGINT, answer=ends_at_once(command)):
-            return body()
-
-    return run
+    with heard_signals(signal.SIGINT, answer=ends_at_once(command)):
+        yield
 
 
 def leave(status: int) -> None:

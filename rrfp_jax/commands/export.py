@@ -18,7 +18,7 @@ from rrfp_jax.weights.tensors import check_absent, write_tensors
 
 def export_run(options: argparse.Namespace) -> int:
     """Run the command; its exit status."""
-    if options.family is None and options.first is not None:
+    if options.as_ is None and options.first is not None:
         raise UsageError("--first= without --as=: without a family's names all parameters are written")
     check_absent(options.to, options.replace)
     folder = _checkpoints(options.run)
@@ -26,11 +26,11 @@ def export_run(options: argparse.Namespace) -> int:
     if checkpoint is None:
         raise TrainingError(f"{folder}: no checkpoint is intact")
     params = Parameters(checkpoint, None if options.dtype is None else np.dtype(options.dtype))
-    if options.family is None:
+    if options.as_ is None:
         content = own_names(params)
     else:
         fields = fields_at(checkpoint, options.model)
-        content = as_family(params, FAMILIES[options.family], options.first, fields)
+        content = as_family(params, FAMILIES[options.as_], options.first, fields)
     files = write_tensors(
         options.to, content.sources, options.shard_gb * 1e9, content.others, options.replace
     )
@@ -41,7 +41,7 @@ def export_run(options: argparse.Namespace) -> int:
     print_whole(
         f"{checkpoint.folder}: {tensors} tensors, {total:,} bytes, in {options.to}/ ({_files(files)})"
         + (
-            f"\nleft out, as no part of {options.family}: {_layers(content.left_out)}"
+            f"\nleft out, as no part of {options.as_}: {_layers(content.left_out)}"
             if content.left_out
             else ""
         )

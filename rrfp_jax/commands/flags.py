@@ -6,11 +6,13 @@ Named tuples, as importing `dataclasses` takes a third of the time that help may
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from keyword import iskeyword
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from rrfp_jax.errors import UsageError
-from rrfp_jax.fields import LONGEST_VALUE, printable
+from rrfp_jax.fields import LONGEST_VALUE, path_of, printable
 
 
 class Flag(NamedTuple):
@@ -23,7 +25,7 @@ class Flag(NamedTuple):
         read: makes the value of the flag's name and a text, or raises UsageError.
         default: which its help shows.
         choices: the words that it may be.
-        free: it may be another word, too.
+        open_ended: it may be another word, too.
         group: its heading in the help.
         many: may be given again for another value.
         needed: must be given.
@@ -35,20 +37,31 @@ class Flag(NamedTuple):
     read: Callable[[str, str], Any] = lambda name, text: text
     default: Any = None
     choices: Sequence[str] = ()
-    free: bool = False
+    open_ended: bool = False
     group: str = ""
     many: bool = False
     needed: bool = False
 
     @property
     def dest(self) -> str:
-        """What its value is called among the options; `as` is a word of Python's."""
-        return {"as": "family"}.get(plain := self.name.lstrip("-").replace("-", "_").lower(), plain)
+        """What its value is called among the options, `as_` if that is a word of Python's."""
+        plain = self.name.lstrip("-").replace("-", "_").lower()
+        return f"{plain}_" if iskeyword(plain) else plain
+
+    @property
+    def is_positional(self) -> bool:
+        """Whether it is known by its place."""
+        return not self.name.startswith("-")
+
+    @property
+    def suffixes(self) -> list[str]:
+        """How the names of the files end that it takes; a folder's has no end."""
+        return [Path(kind).suffix for kind in self.metavar.split("|")]
 
     def help_text(self) -> str:
         """Of its line, with the words that it may be and its default."""
         words = f": {', '.join(self.choices)}" if self.choices else ""
-        default = "" if self.default is None else f" ({self.default})"
+        default = "" if self.default is None else f" (default: {self.default})"
         return f"{self.help}{words}{default}".replace("%", "%%")
 
     def value(self, text: str) -> Any:
@@ -57,11 +70,9 @@ class Flag(NamedTuple):
         Raises:
             UsageError: there is none.
         """
-        if self.choices and not self.free and text not in self.choices:
-            from difflib import get_close_matches
-
-            near = get_close_matches(text.lower(), self.choices, 1)
-            hint = f"did you mean {near[0]}? It is" if near else "choose"
+        if self.choices and not self.open_ended and text not in self.choices:
+            meant = near(text, self.choices)
+            hint = f"did you mean {meant}? It is" if meant else "choose"
             raise UsageError(f"{given(self.name, text)}: {hint} one of {', '.join(self.choices)}")
         return self.read(self.name, text)
 
@@ -82,7 +93,7 @@ def number(
 
     def read(name: str, text: str) -> Any:
         try:
-            value = kind(text if text.isascii() else "")
+            value = kind(text if text.isascii() and "_" not in text else "")
         except ValueError:
             value = math.nan
         if not (least <= value <= most and above < value < math.inf):
@@ -90,6 +101,18 @@ def number(
         return value
 
     return read
+
+
+def folder_of(name: str, text: str) -> Path:
+    """A folder that is written to; what is read has `path_of`, a file that is written `output_of`."""
+    return path_of(name, text)
+
+
+def near(text: str, words: Iterable[str]) -> str | None:
+    """The word that is meant by one that is misspelt."""
+    from difflib import get_close_matches  # which nobody needs who writes well
+
+    return next(iter(get_close_matches(text.lower(), words, 1)), None)
 
 
 def given(name: str, text: str) -> str:
@@ -105,10 +128,11 @@ class Verb(NamedTuple):
         name: after `rrfp`.
         line: what it is for, in the list of commands.
         text: the same at length, before the flags in its help.
-        notes: after the flags.
-        flags: that it takes.
         body: the function of its options that it calls, as `module:NAME`; returns the exit status.
+        notes: after the flags in its help.
+        flags: that it takes.
         config: whether it reads a run's config, `--config=FILE.py --config.FIELD=VALUE`.
+        script: whether it runs a script, too, which may follow its flags.
         usage: of its help, if it is not the list of the flags.
         at_once: Ctrl-C ends it at once, whatever it imports, until it listens itself.
     """
@@ -120,6 +144,7 @@ class Verb(NamedTuple):
     notes: str = ""
     flags: tuple[Flag, ...] = ()
     config: bool = False
+    script: bool = False
     usage: str = ""
     at_once: bool = False
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rrfp_jax.commands.flags import Flag, Verb, number
+from rrfp_jax.commands.flags import Flag, Verb, folder_of, number
 from rrfp_jax.fields import output_of, path_of
 
 MEMORY_SHARE = 0.75
@@ -94,6 +94,7 @@ examples:
         ),
     ),
     config=True,
+    script=True,
     body="commands.launch:launch",
     at_once=True,
 )
@@ -137,18 +138,22 @@ examples:
             choices=["constant", "log-normal", "length-imbalanced", "multimodal", "slow-link", "straggler"],
             group=STEP,
         ),
-        Flag("--stages", "N", "of a family's steps (8)", number(int), group=STEP),
+        Flag("--stages", "N", "of a family's steps (default: 8)", number(int), group=STEP),
         Flag(
-            "--microbatches", "N", "of a family's steps, or with a costs.json (32)", number(int), group=STEP
+            "--microbatches",
+            "N",
+            "of a family, or with a costs.json (default: 32)",
+            number(int),
+            group=STEP,
         ),
         Flag("--seeds", "N", "steps to draw, or the latest of a run", number(int), 1, group=STEP),
         Flag("--jitter", "J", "injected delays", default="J0", choices=["J0", "J1", "J2", "J3"], group=STEP),
         Flag(
             "--policy",
             "NAME",
-            "again for each (1f1b and bf); ranked:ORDER, auto, planned, csv:FILE, or",
+            "give it again for each (default: 1f1b and bf); ranked:ORDER, auto, planned, csv:FILE, or",
             choices=SCHEDULE_NAMES.split(),
-            free=True,
+            open_ended=True,
             many=True,
             group=RULES,
         ),
@@ -160,7 +165,14 @@ examples:
             group=RULES,
         ),
         Flag("--byte-limit", "N", "most bytes in flight on a stage", number(int), group=RULES),
-        Flag("--chunks", "N", "a stage, where defined", number(int), 1, group=RULES),
+        Flag(
+            "--chunks",
+            "N",
+            "virtual stages of one, where a schedule takes several",
+            number(int),
+            1,
+            group=RULES,
+        ),
         Flag("--out", "FILE.json", "makespan, order and figures", output_of, group=OUTPUTS),
         Flag("--trace", "FILE.json", "for ui.perfetto.dev", output_of, group=OUTPUTS),
         Flag("--plot", "FILE", "a picture: .svg, .html, .png or .pdf", output_of, group=OUTPUTS),
@@ -202,7 +214,7 @@ exit status: 0 done, whether or not the run fits; 1 failed, 2 refused, 130 inter
             "NAME",
             "between neighbours (as the device usually has it), or BYTES_PER_SECOND,SECONDS",
             choices=LINKS.split(),
-            free=True,
+            open_ended=True,
         ),
         Flag("--efficiency", "X", "share of the device's peaks reached", SHARE, 1.0),
         Flag(
@@ -242,9 +254,9 @@ exit status: 0 done and it fits, 1 it does not fit or failed, 2 refused, 130 int
         Flag("--card", "NAME", CARD, choices=CARDS, needed=True),
         Flag("--processes", "N", "that the run will have (one for each device)", number(int)),
         Flag("--stages", "N,...", "compile only these (all)"),
-        Flag("--out", "FOLDER", "for programs (where the run looks)", path_of),
+        Flag("--out", "FOLDER", "for programs (where the run looks)", folder_of),
         Flag("--memory-share", "X", "part of the card's memory that JAX takes", SHARE, MEMORY_SHARE),
-        Flag("--hlo", "FOLDER", "write every program's HLO here, as text", path_of),
+        Flag("--hlo", "FOLDER", "write every program's HLO here, as text", folder_of),
         FIGURES,
     ),
     config=True,
@@ -303,7 +315,7 @@ examples:
   rrfp export runs/seeing --to=encoder --as=siglip --model=model.encoder --first=0""",
     flags=(
         Flag("RUN", "RUN", "the run's folder, that of its checkpoints, or one of them", path_of, needed=True),
-        Flag("--to", "FOLDER", "a new folder", path_of, needed=True),
+        Flag("--to", "FOLDER", "a new folder", folder_of, needed=True),
         Flag(
             "--as",
             "FAMILY",

@@ -95,4 +95,4 @@ def test_a_config_file(folder, capsys):
 
 def test_other_arguments(folder, capsys):
     refuses(capsys, [CONFIG, "stray"], "stray")
-    refuses(capsys, [CONFIG, "--steps=3"], "--steps=3", "did you mean --config.steps?")
+    refuses(capsys, [CONFIG, "--steps=3"], "--steps=3", "a field gets a value by --config.steps=3")

@@ -7,6 +7,8 @@ import sys
 import pytest
 
 from rrfp_jax.commands.cli import _split_at_script, main, parse
+from rrfp_jax.commands.sim import STAGES
+from rrfp_jax.commands.simulation import MICROBATCHES, POLICIES
 from rrfp_jax.commands.verbs import VERBS
 from rrfp_jax.core.schedules import NAMED
 from rrfp_jax.errors import UsageError
@@ -14,6 +16,12 @@ from rrfp_jax.forecast.devices import CARDS, LINKS, TARGETS
 from rrfp_jax.sim.families import FAMILIES
 from rrfp_jax.trace.jitter import LEVELS
 from rrfp_jax.weights import families
+
+
+def launched(*given):
+    """The options of `rrfp launch` with these arguments."""
+    own, script = _split_at_script(VERBS["launch"], given)
+    return parse(VERBS["launch"], own, script)
 
 
 def flag_of(verb, name):
@@ -36,10 +44,28 @@ def test_choices_are_those_that_there_are(verb, name, words):
     assert flag_of(verb, name).choices == [*words]
 
 
+def test_defaults_that_stand_in_the_help():
+    assert f"(default: {STAGES})" in flag_of("sim", "--stages").help
+    assert f"(default: {MICROBATCHES})" in flag_of("sim", "--microbatches").help
+    assert f"(default: {' and '.join(POLICIES)})" in flag_of("sim", "--policy").help
+
+
+def test_what_cannot_be_written_is_told():
+    with open("/dev/full", "w") as full:
+        for given in (["--help"], ["sim", "--help"]):
+            command = [sys.executable, "-m", "rrfp_jax", *given]
+            done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+            assert done.returncode == 2 and done.stderr.endswith(
+                "cannot be written: No space left on device\n"
+            )
+
+
 def test_the_commands_are_listed(capsys):
     assert main(["--help"]) == 0
     listed = capsys.readouterr().out
     assert all(f"\n  {verb.name} " in listed and verb.line in listed for verb in VERBS.values())
+    assert main(["help"]) == 0 and capsys.readouterr().out == listed
+    assert main(["help", "sim"]) == 0 and capsys.readouterr().out.startswith("usage: rrfp sim ")
     assert main([]) == 2 and capsys.readouterr().out == listed
     assert main(["--version"]) == 0 and capsys.readouterr().out.startswith("rrfp_jax ")
 
@@ -51,6 +77,12 @@ def test_the_commands_are_listed(capsys):
         (["xyz\x1b"], "rrfp: xyz\\x1b: no such command; choose one of train, launch, sim, "),
         (["train.py"], "rrfp: train.py: to run a script write rrfp launch -n 4 train.py"),
         (["top"], "rrfp top: the following arguments are required: RUN (--help tells more)"),
+        (["sim", "--stags=4"], "rrfp sim: --stags=4: no such flag; did you mean --stages?"),
+        (["sim", "--outt=r.json"], "rrfp sim: --outt=r.json: no such flag; did you mean --out?"),
+        (["sim", "w.json"], "rrfp sim: w.json: to name the file write --workload=w.json"),
+        (["plan", "--crad=h100"], "rrfp plan: --crad=h100: no such flag; did you mean --card?"),
+        (["train", "--step=3"], "--step=3: no such flag; a field gets a value by --config.step=3"),
+        (["sim", "--seeds=1_6"], "rrfp sim: --seeds=1_6: give a whole number"),
         (["sim", "--seeds=x"], "rrfp sim: --seeds=x: give a whole number"),
         (["sim", "--family=x"], "rrfp sim: --family=x: choose one of constant, log-normal, "),
         (["sim", "--out=a", "--plot=a"], "rrfp sim: --plot=a: is the file of --out, too; give another"),
@@ -79,10 +111,10 @@ def test_help_names_every_flag_and_needs_no_jax(verb):
 
 def test_a_script_takes_what_follows_it():
     given = ["-n", "2", "--name=x", "train.py", "-n", "3", "--config", "a", "--help"]
-    options = parse(VERBS["launch"], given)
+    options = launched(*given)
     assert (options.n, options.name, options.line) == (2, "x", None)
     assert options.script == ["train.py", "-n", "3", "--config", "a", "--help"]
-    assert parse(VERBS["launch"], ["-n", "2", "-m", "mine", "-m"]).script == ["-m", "mine", "-m"]
+    assert launched("-n", "2", "-m", "mine", "-m").script == ["-m", "mine", "-m"]
 
 
 @pytest.mark.parametrize(
@@ -105,11 +137,11 @@ def test_what_follows_a_script_is_the_scripts(typed, is_one):
 
 def test_a_config_takes_its_fields_from_anywhere():
     given = ["--config.steps", "3", "-n=2", "--config", "configs/quickstart.py", "--config.name=x"]
-    options = parse(VERBS["launch"], given)
+    options = launched(*given)
     assert options.line.overrides == ("--config.steps=3", "--config.name=x") and options.n == 2
     assert options.line.file.endswith("configs/quickstart.py") and options.script == []
     with pytest.raises(UsageError, match="write --config=train"):
-        parse(VERBS["launch"], ["--config.steps=3", "train.py"])
+        launched("--config.steps=3", "train.py")
 
 
 @pytest.mark.parametrize(
