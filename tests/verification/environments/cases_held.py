@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tests.verification.environments.living import ALONE, LAUNCHED, SCRIPT, STEPS, Case
+from tests.verification.environments.living import ALONE, LAUNCHED, SCRIPT, STEPS, Case, case
 
 
 def _held(name: str, shell: str = LAUNCHED, env: Mapping[str, str | None] | None = None) -> Case:
     """A run that must end well, with all its steps."""
-    return Case(name=name, shell=shell, env=env or {}, steps=STEPS, checkpoint=STEPS)
+    return case(name, shell, env=env or {}, through=STEPS)
 
 
 NAMES = "echo ::1 localhost $(hostname) > hosts;"
@@ -20,49 +20,42 @@ BARE += " MOMENTS= JAX_PLATFORMS=cpu RRFP_KEY_FILE=$RRFP_KEY_FILE"
 CASES = [
     _held("usual: two processes"),
     _held("usual: one process", ALONE),
-    Case(name="usual: a script", shell=SCRIPT, says=["trained 8 steps"]),
-    Case(
-        name="signals: Ctrl-C",
+    case("usual: a script", SCRIPT, says=["trained 8 steps"]),
+    case(
+        "signals: Ctrl-C",
         then={"step 2": "kill -INT $LAUNCHER; sleep 1"},
         status=130,
         says=["Ctrl-C: stopped after step 2; resumes from", "to go on: "],
         headline="Ctrl-C is passed on",
-        steps=3,
-        checkpoint=3,
+        through=3,
     ),
-    Case(
-        name="signals: SIGTERM",
+    case(
+        "signals: SIGTERM",
         then={"step 2": "kill $LAUNCHER; sleep 1"},
         says=["SIGTERM: stopped after step 2; resumes from"],
-        steps=3,
-        checkpoint=3,
+        through=3,
     ),
-    Case(
-        name="signals: SIGHUP",
+    case(
+        "signals: SIGHUP",
         then={"step 2": "kill -HUP $LAUNCHER; sleep 1"},
         status=(1, 130),
         headline="SIGHUP is passed on",
     ),
-    Case(name="signals: SIGPIPE", then={"step 2": "kill -PIPE $LAUNCHER $RANK0"}, steps=STEPS),
-    Case(
-        name="signals: SIGUSR1",
-        then={"step 2": "kill -USR1 $LAUNCHER; sleep 3"},
-        says=["rank 1"],
-        steps=STEPS,
-        checkpoint=STEPS,
+    case("signals: SIGPIPE", then={"step 2": "kill -PIPE $LAUNCHER $RANK0"}, steps=STEPS),
+    case(
+        "signals: SIGUSR1", then={"step 2": "kill -USR1 $LAUNCHER; sleep 3"}, says=["rank 1"], through=STEPS
     ),
-    Case(
-        name="signals: SIGUSR2 to a rank",
+    case(
+        "signals: SIGUSR2 to a rank",
         then={"step 2": "kill -USR2 $RANK1"},
         status=1,
         headline=r"rank 1 \(stage 1\) was killed by SIGUSR2",
     ),
-    Case(
-        name="signals: nohup, and SIGHUP",
-        shell=f"nohup {LAUNCHED}",
+    case(
+        "signals: nohup, and SIGHUP",
+        f"nohup {LAUNCHED}",
         then={"step 2": "kill -HUP $LAUNCHER; sleep 1"},
-        steps=STEPS,
-        checkpoint=STEPS,
+        through=STEPS,
     ),
     _held("session: setsid", f"setsid -w {LAUNCHED}"),
     _held("session: in the background", f"{LAUNCHED} & wait $!"),
@@ -93,24 +86,22 @@ CASES = [
         "paths: a config in another folder",
         f"mkdir c && mv run.py c && cd c && ln -s ../runs runs; mkdir ../runs; {LAUNCHED}",
     ),
-    Case(
-        name="paths: a folder that cannot be written",
-        shell=f"{LAUNCHED} --config.directory=/proc/runs",
+    case(
+        "paths: a folder that cannot be written",
+        f"{LAUNCHED} --config.directory=/proc/runs",
         status=2,
         headline="^rrfp launch: /proc/runs/trial: cannot be written: No such file or directory",
     ),
-    Case(
-        name="paths: /dev/shm is not there",
-        shell=f"unshare -m bash -c 'mount -t tmpfs -o size=0,ro none /dev/shm; {LAUNCHED}'",
-        steps=STEPS,
-        checkpoint=STEPS,
+    case(
+        "paths: /dev/shm is not there",
+        f"unshare -m bash -c 'mount -t tmpfs -o size=0,ro none /dev/shm; {LAUNCHED}'",
         needs=["mount", "unshare"],
+        through=STEPS,
     ),
-    Case(
-        name="network: IPv6 only names",
-        shell=f"unshare -m bash -c '{NAMES} mount --bind hosts /etc/hosts; {LAUNCHED}'",
-        steps=STEPS,
-        checkpoint=STEPS,
+    case(
+        "network: IPv6 only names",
+        f"unshare -m bash -c '{NAMES} mount --bind hosts /etc/hosts; {LAUNCHED}'",
         needs=["mount", "unshare"],
+        through=STEPS,
     ),
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.verification.environments.living import ALONE, SCRIPT, STEPS, Case
+from tests.verification.environments.living import ALONE, SCRIPT, STEPS, case
 
 EARLY = "import jax\nKEY = jax.random.key(0)"
 JOINS = "import rrfp_jax as rrfp\nrrfp.join()\n"
@@ -29,51 +29,44 @@ trainer._on_step = meanwhile
 """
 
 CASES = [
-    Case(name="join: config uses JAX, launched", at_import=EARLY, steps=STEPS, checkpoint=STEPS),
-    Case(name="join: config uses JAX, launched, two stages a rank", shell=FOUR, at_import=EARLY, steps=STEPS),
-    Case(
-        name="join: config uses JAX, launched, one rank", shell="$LAUNCH -n 1", at_import=EARLY, steps=STEPS
-    ),
-    Case(
-        name="join: config uses JAX, by hand",
-        shell=BY_HAND.format(one="$TRAIN"),
-        at_import=EARLY,
-        steps=STEPS,
-    ),
-    Case(
-        name="join: config uses JAX, one process",
-        shell=ALONE,
+    case("join: config uses JAX, launched", at_import=EARLY, through=STEPS),
+    case("join: config uses JAX, launched, two stages a rank", FOUR, at_import=EARLY, steps=STEPS),
+    case("join: config uses JAX, launched, one rank", "$LAUNCH -n 1", at_import=EARLY, steps=STEPS),
+    case("join: config uses JAX, by hand", BY_HAND.format(one="$TRAIN"), at_import=EARLY, steps=STEPS),
+    case(
+        "join: config uses JAX, one process",
+        ALONE,
         at_import=EARLY,
         status=2,
         says=[r"rrfp train: Mesh\(pp=2\) .* JAX was used before the mesh .* by .*run\.py:2 \(`KEY = "],
     ),
-    Case(
-        name="join: script uses JAX",
-        shell=SCRIPT,
+    case(
+        "join: script uses JAX",
+        SCRIPT,
         at_import=EARLY,
         status=2,
         says=["by code that ran before `import rrfp_jax` \\(put that first, and this"],
         tracebacks=2,
     ),
-    Case(name="join: script joins, then uses JAX", shell=SCRIPT, at_import=JOINS + EARLY, says=["trained 8"]),
-    Case(name="join: module joins, then uses JAX", shell=MODULE, at_import=JOINS + EARLY, says=["trained 8"]),
-    Case(
-        name="join: script joins by hand, then uses JAX",
-        shell=BY_HAND.format(one="$PYTHON script.py"),
+    case("join: script joins, then uses JAX", SCRIPT, at_import=JOINS + EARLY, says=["trained 8"]),
+    case("join: module joins, then uses JAX", MODULE, at_import=JOINS + EARLY, says=["trained 8"]),
+    case(
+        "join: script joins by hand, then uses JAX",
+        BY_HAND.format(one="$PYTHON script.py"),
         at_import=JOINS + EARLY,
         says=["trained 8"],
     ),
-    Case(
-        name="join: script uses JAX after rrfp_jax",
-        shell=SCRIPT,
+    case(
+        "join: script uses JAX after rrfp_jax",
+        SCRIPT,
         at_import=f"import rrfp_jax\n{EARLY}",
         status=2,
         says=[r"rrfp launch: all ranks: JAX was used .*: by .*script\.py:3 \(`KEY = .*rrfp\.join\(\)"],
         tracebacks=2,
     ),
-    Case(
-        name="threads: a second one steps",
-        shell=SCRIPT,
+    case(
+        "threads: a second one steps",
+        SCRIPT,
         at_step=THREADS,
         says=[
             "UsageError: Trainer.step in thread 'other' while Trainer.step in thread 'MainThread'",

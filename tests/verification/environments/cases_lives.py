@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.verification.environments.living import ALONE, LAUNCHED, SCRIPT, STEPS, Case
+from tests.verification.environments.living import ALONE, LAUNCHED, SCRIPT, STEPS, case
 
 GONE = "mkdir gone && cp *.py gone && cd gone"
 SLEEPER = "import threading, time; threading.Thread(target=time.sleep, args=[600], name='uploader').start()"
@@ -16,128 +16,121 @@ BRISK = {"RRFP_EXIT_SECONDS": "5"}
 SECOND = f"{LAUNCHED} > $WATCH/second 2>&1; echo status $? >> $WATCH/second"
 
 CASES = [
-    Case(
-        name="folders: the working directory is deleted",
-        shell=f'd=$PWD; {GONE}; {LAUNCHED} --config.directory="$d/runs"',
+    case(
+        "folders: the working directory is deleted",
+        f'd=$PWD; {GONE}; {LAUNCHED} --config.directory="$d/runs"',
         then={"step 2": "rm -rf gone"},
-        steps=STEPS,
-        checkpoint=STEPS,
+        through=STEPS,
     ),
-    Case(
-        name="folders: the working directory is deleted, one process",
-        shell=f'd=$PWD; {GONE}; {ALONE} --config.directory="$d/runs"',
+    case(
+        "folders: the working directory is deleted, one process",
+        f'd=$PWD; {GONE}; {ALONE} --config.directory="$d/runs"',
         then={"step 2": "rm -rf gone"},
-        steps=STEPS,
-        checkpoint=STEPS,
+        through=STEPS,
     ),
-    Case(
-        name="folders: the working directory is deleted, a rank is killed",
-        shell=f'd=$PWD; {GONE}; {LAUNCHED} --config.directory="$d/runs"',
+    case(
+        "folders: the working directory is deleted, a rank is killed",
+        f'd=$PWD; {GONE}; {LAUNCHED} --config.directory="$d/runs"',
         then={"step 2": "rm -rf gone; kill -9 $RANK1"},
         status=1,
         headline=r"^rrfp launch: rank 1 \(stage 1\) was killed by SIGKILL",
     ),
-    Case(
-        name="folders: the working directory is deleted, and a restart",
-        shell=f'd=$PWD; {GONE}; {LAUNCHED} --config.directory="$d/runs" --max-restarts=2',
+    case(
+        "folders: the working directory is deleted, and a restart",
+        f'd=$PWD; {GONE}; {LAUNCHED} --config.directory="$d/runs" --max-restarts=2',
         then={"step 5": "rm -rf gone; kill -9 $RANK1"},
         status=(1, 2),
         headline=r"^rrfp launch: rank 1 \(stage 1\) was killed by SIGKILL",
         silent=["Errno"],
     ),
-    Case(
-        name="folders: no working directory at the start",
-        shell='d=$PWD; mkdir gone; cd gone; rmdir "$d/gone"; ${LAUNCH/run.py/"$d/run.py"}',
+    case(
+        "folders: no working directory at the start",
+        'd=$PWD; mkdir gone; cd gone; rmdir "$d/gone"; ${LAUNCH/run.py/"$d/run.py"}',
         status=2,
         headline="^rrfp launch: ",
     ),
-    Case(
-        name="folders: no working directory at the start, a script",
-        shell='d=$PWD; mkdir gone; cd gone; rmdir "$d/gone"; ${SCRIPT/script.py/"$d/script.py"}',
+    case(
+        "folders: no working directory at the start, a script",
+        'd=$PWD; mkdir gone; cd gone; rmdir "$d/gone"; ${SCRIPT/script.py/"$d/script.py"}',
         status=2,
         headline="^rrfp launch: ",
     ),
-    Case(
-        name="folders: the run's folder is removed",
+    case(
+        "folders: the run's folder is removed",
         then={"step 2": "rm -rf runs/trial"},
         says=["runs/trial.*removed|removed.*runs/trial"],
         checkpoint=STEPS,
         status=(0, 1),
     ),
-    Case(
-        name="folders: the run's folder is removed, one process",
-        shell=ALONE,
+    case(
+        "folders: the run's folder is removed, one process",
+        ALONE,
         then={"step 2": "rm -rf runs/trial"},
         says=["runs/trial.*removed|removed.*runs/trial"],
         checkpoint=STEPS,
         status=(0, 1),
     ),
-    Case(
-        name="folders: all runs are removed",
+    case(
+        "folders: all runs are removed",
         then={"step 2": "rm -rf runs"},
         says=["runs/trial.*removed|removed.*runs/trial"],
         status=(0, 1),
         checkpoint=STEPS,
     ),
-    Case(
-        name="folders: the run's folder is removed, a rank is killed",
+    case(
+        "folders: the run's folder is removed, a rank is killed",
         then={"step 2": "rm -rf runs/trial; kill -9 $RANK1"},
         status=1,
         headline=r"^rrfp launch: rank 1.* was killed by SIGKILL",
     ),
-    Case(
-        name="folders: the run's folder is removed, and the code raises",
+    case(
+        "folders: the run's folder is removed, and the code raises",
         at_step="if step == 4: raise ValueError('bad luck')",
         then={"step 2": "rm -rf runs/trial"},
         status=1,
         says=["raised ValueError: bad luck"],
     ),
-    Case(
-        name="folders: the run's folder is removed, and a restart",
-        shell=f"{LAUNCHED} --max-restarts=1",
+    case(
+        "folders: the run's folder is removed, and a restart",
+        f"{LAUNCHED} --max-restarts=1",
         then={"step 5": "rm -rf runs/trial; kill -9 $RANK1"},
         status=(0, 1),
         headline=r"^rrfp launch: rank 1.* was killed by SIGKILL",
     ),
-    Case(
-        name="folders: removed while it starts",
-        then={"build": "rm -rf runs/.trial.starting-*"},
-        status=(0, 1, 2),
+    case(
+        "folders: removed while it starts", then={"build": "rm -rf runs/.trial.starting-*"}, status=(0, 1, 2)
     ),
-    Case(
-        name="folders: a script's folder is removed",
-        shell=SCRIPT,
+    case(
+        "folders: a script's folder is removed",
+        SCRIPT,
         then={"step 2": "rm -rf runs"},
         says=["trained 8 steps"],
     ),
-    Case(
-        name="names: the lock file is deleted",
-        shell=f"{LAUNCHED}; cat $WATCH/second",
+    case(
+        "names: the lock file is deleted",
+        f"{LAUNCHED}; cat $WATCH/second",
         then={"step 2": f"rm runs/.trial.lock; {SECOND}"},
         says=["runs/trial is being trained by another process, whose lock file", "status 2"],
-        steps=STEPS,
-        checkpoint=STEPS,
+        through=STEPS,
     ),
-    Case(
-        name="names: a second start",
-        shell=f"{LAUNCHED}; cat $WATCH/second",
+    case(
+        "names: a second start",
+        f"{LAUNCHED}; cat $WATCH/second",
         then={"step 2": SECOND},
         says=["runs/trial is being trained by process", "status 2"],
-        steps=STEPS,
-        checkpoint=STEPS,
         files=["!runs/.trial.*", "!runs/trial.1"],
+        through=STEPS,
     ),
-    Case(
-        name="names: a launcher killed while it starts",
-        shell=f"{LAUNCHED}; {LAUNCHED}",
+    case(
+        "names: a launcher killed while it starts",
+        f"{LAUNCHED}; {LAUNCHED}",
         then={"build": "rm -f run.py.hold; kill -9 $LAUNCHER; sleep 1"},
-        steps=STEPS,
-        checkpoint=STEPS,
         files=["!runs/.trial.starting-*", "!runs/.trial.lock"],
+        through=STEPS,
     ),
-    Case(
-        name="threads: one that does not end, a script",
-        shell=SCRIPT,
+    case(
+        "threads: one that does not end, a script",
+        SCRIPT,
         env=BRISK,
         at_step=f"if rank == 1 and step == 2:\n    {SLEEPER}",
         status=1,
@@ -145,66 +138,57 @@ CASES = [
         headline=r"rank 1 \(stage 1\).*the thread uploader",
         seconds=90,
     ),
-    Case(
-        name="threads: one that does not end",
+    case(
+        "threads: one that does not end",
         env=BRISK,
         at_step=f"if rank == 1 and step == 2:\n    {SLEEPER}",
         status=1,
         headline=r"rank 1 \(stage 1\).*the thread uploader",
-        steps=STEPS,
-        checkpoint=STEPS,
         seconds=90,
+        through=STEPS,
     ),
-    Case(
-        name="threads: one that does not end, one process",
-        shell=ALONE,
+    case(
+        "threads: one that does not end, one process",
+        ALONE,
         env=BRISK,
         at_step=f"if step == 2:\n    {SLEEPER.replace('600', '20')}",
         says=["the thread uploader, .* to end$"],
-        steps=STEPS,
-        checkpoint=STEPS,
         seconds=90,
+        through=STEPS,
     ),
-    Case(
-        name="threads: one that the launcher starts, too",
+    case(
+        "threads: one that the launcher starts, too",
         env=BRISK,
         at_import=SLEEPER,
         status=1,
         says=["the thread uploader"],
-        steps=STEPS,
-        checkpoint=STEPS,
         seconds=90,
+        through=STEPS,
     ),
-    Case(
-        name="threads: an exit handler that sleeps",
+    case(
+        "threads: an exit handler that sleeps",
         env=BRISK,
         at_step=f"if rank == 1 and step == 2:\n    {HANDLER}",
         status=1,
         headline=r"rank 1 \(stage 1\).*an exit handler",
-        steps=STEPS,
-        checkpoint=STEPS,
         seconds=90,
+        through=STEPS,
     ),
-    Case(
-        name="threads: an exit handler from before, a script",
-        shell=SCRIPT,
+    case(
+        "threads: an exit handler from before, a script",
+        SCRIPT,
         env=BRISK,
         at_import=HANDLER,
         status=1,
         says=["an exit handler"],
         seconds=90,
     ),
-    Case(
-        name="threads: one that ends soon",
-        shell=SCRIPT,
+    case(
+        "threads: one that ends soon",
+        SCRIPT,
         env=BRISK,
         at_step="import threading; threading.Timer(0.5, print, ['was heard']).start()",
         says=["was heard", "trained 8 steps"],
     ),
-    Case(
-        name="clock: set back while the ranks end",
-        at_import=SET_BACK,
-        steps=STEPS,
-        checkpoint=STEPS,
-    ),
+    case("clock: set back while the ranks end", at_import=SET_BACK, through=STEPS),
 ]

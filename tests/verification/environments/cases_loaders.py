@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.verification.environments.living import ALONE, LAUNCHED, SCRIPT, STEPS, Case
+from tests.verification.environments.living import ALONE, LAUNCHED, SCRIPT, STEPS, Case, case
 from tests.verification.environments.loading import WAYS
 
 USE = "from tests.verification.environments import loading\n"
@@ -23,13 +23,12 @@ TOLD: dict[str, dict[str, Any]] = {
 
 def _cases(where: str, shell: str) -> list[Case]:
     return [
-        Case(
-            name=f"loader, {where}: {how}",
-            shell=shell,
+        case(
+            f"loader, {where}: {how}",
+            shell,
             at_import=f"{USE}loading.use({how!r})",
             silent=["interrupted"],
-            steps=STEPS,
-            checkpoint=STEPS,
+            through=STEPS,
             **TOLD.get(how, {}),
         )
         for how in WAYS
@@ -39,35 +38,28 @@ def _cases(where: str, shell: str) -> list[Case]:
 CASES = [
     *_cases("rank", LAUNCHED),
     *_cases("alone", ALONE),
-    Case(
-        name="loader, script that joins: spawn, pool closed",
-        shell=SCRIPT,
+    case(
+        "loader, script that joins: spawn, pool closed",
+        SCRIPT,
         at_import=f"import rrfp_jax as rrfp\nrrfp.join()\n{USE}loading.use('spawn, pool closed')",
         says=["trained 8 steps"],
     ),
-    Case(
-        name="loader, launcher: pool kept",
-        at_import=IN_THE_LAUNCHER,
-        steps=STEPS,
-        checkpoint=STEPS,
-    ),
-    Case(
-        name="loader, launcher: pool kept, Ctrl-C",
+    case("loader, launcher: pool kept", at_import=IN_THE_LAUNCHER, through=STEPS),
+    case(
+        "loader, launcher: pool kept, Ctrl-C",
         at_import=IN_THE_LAUNCHER,
         then={"step 2": "kill -INT $LAUNCHER; sleep 1"},
         status=130,
         says=["Ctrl-C: stopped after step 2; resumes from"],
-        steps=3,
-        checkpoint=3,
+        through=3,
     ),
-    Case(
-        name="loader, alone: Ctrl-C to all of the terminal",
-        shell="set -m; $TRAIN & echo $! > $WATCH/group; wait $!",
+    case(
+        "loader, alone: Ctrl-C to all of the terminal",
+        "set -m; $TRAIN & echo $! > $WATCH/group; wait $!",
         at_import=f"{USE}loading.use('fork, pool kept')",
         then={"step 2": "kill -INT -$(cat $WATCH/group); sleep 1"},
         status=130,
         says=["Ctrl-C: stopped after step 2; resumes from"],
-        steps=3,
-        checkpoint=3,
+        through=3,
     ),
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.verification.environments.cases_joining import BY_HAND
-from tests.verification.environments.living import ALONE, STEPS, Case
+from tests.verification.environments.living import ALONE, STEPS, case
 
 NAMED = "unshare --uts bash -c 'hostname {name}; $LAUNCH'"
 APART = "unshare --net bash -c '{first}; $LAUNCH'"
@@ -12,18 +12,18 @@ PORTS = "ip link set lo up; echo {range} > /proc/sys/net/ipv4/ip_local_port_rang
 NETWORK = ("unshare", "ip")
 
 CASES = [
-    Case(
-        name="names: loopback is down",
-        shell=APART.format(first="true"),
+    case(
+        "names: loopback is down",
+        APART.format(first="true"),
         status=2,
         headline="the coordinator .*: no network of this machine leads .*; bring loopback up",
         tracebacks=2,
         needs=NETWORK,
     ),
     *[
-        Case(
-            name=f"names: {count} ports are free",
-            shell=APART.format(first=PORTS.format(range=f"40000 {39999 + count}")),
+        case(
+            f"names: {count} ports are free",
+            APART.format(first=PORTS.format(range=f"40000 {39999 + count}")),
             status=(1, 2),
             says=["^rrfp launch: .*no port is free: end what holds them"],
             silent=["RRFP_BIND"],
@@ -32,35 +32,35 @@ CASES = [
         )
         for count in (1, 3, 4)
     ],
-    Case(
-        name="names: a platform that is not there",
+    case(
+        "names: a platform that is not there",
         env={"JAX_PLATFORMS": "cuda"},
         status=2,
         headline="all ranks: JAX_PLATFORMS=cuda: JAX finds no such device here",
         tracebacks=2,
     ),
-    Case(
-        name="names: a platform that nobody knows, one process",
-        shell=ALONE,
+    case(
+        "names: a platform that nobody knows, one process",
+        ALONE,
         env={"JAX_PLATFORMS": "gpuu"},
         status=2,
         headline="rrfp train: JAX_PLATFORMS=gpuu: JAX finds no such device here .*known backends",
     ),
-    Case(
-        name="names: this machine's own has no address",
-        shell=NAMED.format(name="nowhere-at-all"),
+    case(
+        "names: this machine's own has no address",
+        NAMED.format(name="nowhere-at-all"),
         steps=STEPS,
         needs=["unshare"],
     ),
-    Case(
-        name="names: this machine's own has an address of no interface",
-        shell=NAMED.format(name="203.0.113.7"),
+    case(
+        "names: this machine's own has an address of no interface",
+        NAMED.format(name="203.0.113.7"),
         steps=STEPS,
         needs=["unshare"],
     ),
-    Case(
-        name="names: the coordinator's has no address",
-        shell=BY_HAND.format(one="$TRAIN").replace("127.0.0.1", "nowhere-at-all.invalid"),
+    case(
+        "names: the coordinator's has no address",
+        BY_HAND.format(one="$TRAIN").replace("127.0.0.1", "nowhere-at-all.invalid"),
         status=2,
         says=["nowhere-at-all.invalid"],
         tracebacks=2,

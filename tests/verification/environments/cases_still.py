@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.verification.environments.living import ALONE, LAUNCHED, STEPS, Case
+from tests.verification.environments.living import ALONE, LAUNCHED, STEPS, Case, case
 
 STILL = """\
 for one in $(grep -lz "^ENVIRONMENTS_MARK=$ENVIRONMENTS_MARK$" /proc/[0-9]*/environ | cut -d/ -f3); do
@@ -13,14 +13,13 @@ sleep {seconds}; kill -CONT $stopped; sleep 3
 
 
 def _case(what: str, seconds: float, shell: str = LAUNCHED, moment: str = "step 2", **env: str) -> Case:
-    return Case(
-        name=f"still: {what}",
-        shell=shell,
+    return case(
+        f"still: {what}",
+        shell,
         env=env,
         then={moment: STILL.format(seconds=seconds)},
-        steps=STEPS,
-        checkpoint=STEPS,
         seconds=seconds + 150,
+        through=STEPS,
     )
 
 

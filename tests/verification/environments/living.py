@@ -13,10 +13,11 @@ import time
 import uuid
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from pathlib import Path
 from textwrap import indent
+from typing import Any
 
 from rrfp_jax.checkpoint.folder import CheckpointFolder
 from tests.support.kept import FAST_COMPILING
@@ -59,6 +60,20 @@ class Case:
     def statuses(self) -> Collection[int]:
         """Those that the shell may have."""
         return (self.status,) if isinstance(self.status, int) else self.status
+
+
+def case(name: str, shell: str = LAUNCHED, *, through: int | None = None, **told: Any) -> Case:
+    """A case; `through` so many steps its lines go, and its latest checkpoint is there."""
+    return Case(name=name, shell=shell, **{"steps": through, "checkpoint": through} | told)
+
+
+def both(one: Case) -> tuple[Case, Case]:
+    """A case of the launched run, and the same in one process."""
+    shell, headline = (
+        one.shell.replace(LAUNCHED, ALONE),
+        one.headline.replace("rrfp launch", "rrfp train"),
+    )
+    return one, replace(one, name=f"{one.name}, one process", shell=shell, headline=headline)
 
 
 @dataclass(frozen=True, kw_only=True)
