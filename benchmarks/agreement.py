@@ -46,13 +46,7 @@ def exposures(rules: StepRules, members: Sequence[MemberStep], deciders: Sequenc
     the moment at which every rank knows what to run. A scheduler of the same rules, told the arrivals at the
     moments when they had reached all ranks, says what can run. The device is that of whoever decides: the
     ranks' paced devices are not held together by collectives, as real ones are, and one that was once behind
-    would hide the way of all later decisions.
-
-    Args:
-        rules: of the step.
-        members: of the group, all with the same order.
-        deciders: those of them that decide.
-    """
+    would hide the way of all later decisions."""
     records = members[0].records
     scheduler = StageScheduler(records[0].stage, rules)
     arrived = _arrivals(rules, members)
@@ -98,7 +92,6 @@ class Watched:
         return getattr(self._inner, name)
 
     def poll(self) -> list[Plain]:
-        """See `Carrier.poll`."""
         come = self._inner.poll()
         for _, _, kind, message in come:
             if KINDS[kind] is Decision:

@@ -53,7 +53,6 @@ class Halved:
 
     @cached_property
     def compiled(self) -> dict[str, Compiled]:
-        """The same, each for itself."""
         compiler = Compiler(StageMesh((jax.local_devices()[0],)))
         return {name: compiler(p.__call__, *p.specs) for name, p in self.programs.items()}
 
@@ -72,7 +71,6 @@ class Halved:
         return [*values, *self._apply("input", values)]
 
     def run(self, name: str) -> list[Any]:
-        """The outputs of a program."""
         return self._apply(name, self.arguments)
 
     def gradients(self) -> tuple[list[Any], list[Any]]:
@@ -163,7 +161,6 @@ def times(halved: Halved, rounds: int) -> dict[str, Any]:
 
 
 def split_figures(halved: Halved, rows: int, rounds: int) -> dict[str, Any]:
-    """All figures of one stage."""
     fused, halves = halved.gradients()
     differ = sum(not np.array_equal(a, b) for a, b in zip(fused, halves, strict=True))
     split_flops = halved.flops("input") + halved.flops("weight")
@@ -220,7 +217,6 @@ def seconds_of(way: Way, sums: list[Any]) -> tuple[float, list[Any]]:
 
 
 def measure(halved: Halved, name: str, rounds: int) -> dict[str, Any]:
-    """Figures of one program of a stage."""
     ways, bytes, specs = both_ways(halved, name)
     sums = {own: [jnp.zeros(spec.shape, spec.dtype) for spec in specs] for own in ways}
     for _ in range(MICROBATCHES):

@@ -59,7 +59,6 @@ class Account:
         self.seconds = 0.0
 
     def timed(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call it."""
         began = thread_time()
         result = function(*arguments)
         ended = thread_time()
@@ -113,7 +112,6 @@ def in_turns(steps: Iterator[Any], files: RunFiles, rounds: int) -> dict[str, li
 
 
 def write(files: RunFiles, report: Any) -> None:
-    """What a run writes of a step."""
     files.add(report, report.as_dict())
 
 

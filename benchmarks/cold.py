@@ -97,7 +97,6 @@ def start_once(name: str) -> dict[str, float]:
 
 
 def run_of(name: str) -> Run:
-    """What is started."""
     if name == "three_buckets":
         return of_lengths(8, (32, 64, 96, 32))
     if name.startswith("blocks "):
@@ -144,7 +143,6 @@ class Meter:
 
     @contextmanager
     def of_jax(self) -> Iterator[None]:
-        """Measure while this is open."""
         places = [
             (jax, "make_jaxpr", "tracing", True),
             (jax, "eval_shape", "tracing", False),
@@ -191,7 +189,6 @@ class Texts:
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """Count while this is open."""
         kept = executables.Executables.compiled
 
         def compiled(store: Any, lowered: Any, devices: Any, *rest: Any, **more: Any) -> Any:
@@ -253,11 +250,7 @@ def startup(rounds: int = 3) -> Found:
 
 
 def _launched(folder: Path) -> dict[str, float]:
-    """Seconds to the end of the start and of the first step, and how many programs all ranks compiled.
-
-    Raises:
-        RuntimeError: the run ended before its first step.
-    """
+    """Seconds to the end of the start and of the first step, and how many programs all ranks compiled."""
     command = [*(sys.executable, "-m", *LAUNCH, f"--config={REPOSITORY}/configs/quickstart.py")]
     env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": "1"}
     began, said, found = time.monotonic(), [], {}

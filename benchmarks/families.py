@@ -151,7 +151,6 @@ def _even(stages: int, microbatches: int, seed: int) -> Step:
 
 
 def _of_job(seed: int) -> random.Random:
-    """Draws that the steps of a job share."""
     return random.Random(f"job {seed // STEPS}")
 
 
@@ -227,7 +226,6 @@ class MeasuredCell(Cell):
     """Steps of one kind; `changed` is its name."""
 
     def step(self, seed: int) -> Step:
-        """See `Cell.step`."""
         return MEASURED[self.changed](self.stages, self.microbatches, seed)
 
 

@@ -299,7 +299,6 @@ def on_ranks(
 
 
 def rank(file: str, module: str, function: str, arguments: str) -> None:
-    """Be one of `on_ranks`."""
     found = getattr(importlib.import_module(module), function)(*json.loads(arguments))
     if "RRFP_RANK" in os.environ:
         from rrfp_jax.runtime.run.join import join

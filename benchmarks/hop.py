@@ -120,7 +120,6 @@ def by_size(lines: Mapping[str, Line], size: int, rounds: int) -> dict[str, dict
 
 
 def both_ranks(rounds: int) -> dict[str, Any]:
-    """All measurements, on both ranks."""
     world = join()
     lines: dict[str, Line] = {name: Line(world, name) for name in TRANSPORTS}
     return {
@@ -154,7 +153,6 @@ def hop(rounds: int = 200) -> Found:
 
 
 def aims_of(found: Mapping[str, Any]) -> list[Aim]:
-    """What NIXL must reach beside sockets."""
     sizes = found["sizes"]
     late = sizes["64 KiB"]["nixl"]["hop_us"] / sizes["64 KiB"]["socket"]["hop_us"]
     aims = [Aim("hop of 64 KiB by NIXL, of that by sockets", late, 1.0, "times")]

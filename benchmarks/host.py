@@ -61,7 +61,6 @@ class Stopwatch:
         return lambda: setattr(owner, method, original)
 
     def close(self) -> None:
-        """End the sample of one task."""
         now = perf_counter()
         if self._since:
             for name in ("scheduling", "dispatch", "transfer"):
@@ -175,12 +174,7 @@ def bare(trainer: rrfp.Trainer, rounds: int = 100) -> list[float]:
 
 
 def load_stages(trainer: rrfp.Trainer, data: Sequence[Mapping[str, Any]]) -> list[ModelStep]:
-    """Every stage's part of a step, its data on the device and its sums zero.
-
-    Args:
-        trainer: started, with all stages on one device and one bucket of shapes.
-        data: of the step.
-    """
+    """Every stage's part of a step, its data on the device and its sums zero."""
     engine, count = trainer._engine, len(data)
     bucket, _ = engine.library.first
     known = engine._programs_of(trainer._stepper.rules(count, "train"), [bucket] * count)
@@ -215,7 +209,6 @@ class TaxCase:
 
     @property
     def tokens(self) -> int:
-        """Tokens in a step."""
         return self.microbatches * self.batch * self.length
 
 
@@ -307,7 +300,6 @@ class Tax:
         return perf_counter() - began
 
     def by_pipeline(self) -> float:
-        """Seconds of one step of the pipeline."""
         began = perf_counter()
         self.traces.append(self.trainer.step(self.data).trace)
         jax.block_until_ready(self.trainer.stage_params)
@@ -496,7 +488,6 @@ def idle_share(world: World) -> float:
 
 
 def four_processes() -> dict[str, Any]:
-    """What all ranks find together."""
     from rrfp_jax.nixl.transport import NixlTransport
 
     world = join()

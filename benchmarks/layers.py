@@ -51,7 +51,6 @@ class LayeredCosts(StepCosts):
 
     @cached_property
     def forward(self) -> list[float]:
-        """By virtual stage (s)."""
         stages = [self.placement.place(v)[0] for v in range(self.placement.last + 1)]
         return [
             self.slowness[stage] * sum(self.seconds[i] for i in layers)
@@ -59,12 +58,10 @@ class LayeredCosts(StepCosts):
         ]
 
     def duration(self, stage: int, task: Task) -> float:
-        """See `StepCosts.duration`."""
         forward = self.forward[self.placement.virtual_stage(stage, task.chunk)]
         return 2 * forward if task.kind is BACKWARD else forward
 
     def transfer(self, stage: int, task: Task) -> float:
-        """See `StepCosts.transfer`."""
         return TRANSFER_SECONDS
 
 
@@ -93,11 +90,9 @@ class Machine:
     family: Family | None = None
 
     def work(self, split: Sequence[int]) -> Work:
-        """The layers, cut so."""
         return Work([LayerWork("Block", estimate, 3) for estimate in self.estimates or self.seconds], split)
 
     def step(self, number: int, split: Sequence[int]) -> RecordedStep:
-        """A step with a split."""
         schedule, work = by_name(self.schedule), self.work(tuple(split))
         placement = schedule.placement_for(self.stages)
         limit = self.limit or 2 * self.stages

@@ -44,7 +44,6 @@ class Case:
 
     @property
     def name(self) -> str:
-        """For tables."""
         return f"{self.schedule}, balanced" if self.balanced else self.schedule
 
 
@@ -68,11 +67,9 @@ class Turns:
         return self._data[balanced].plan(own)
 
     def load(self, microbatch: Microbatch, fields: Collection[str]) -> Arrays:
-        """See `Data.load`."""
         return self._data[self.turn[0]].load(microbatch, fields)
 
     def tokens(self) -> float:
-        """Real ones of the present turn."""
         return sum(mb.weight or 0.0 for mb in self.plan(0))
 
     def names(self) -> list[str]:

@@ -101,11 +101,8 @@ class Observed:
         return Samples(tasks, messages, late | between, leads)
 
     def predicted(self, other: RecordedStep) -> float:
-        """What a step takes that ran by other rules (s); of it only these and its microbatches are looked at.
-
-        Raises:
-            ValueError: the run had no microbatch of some bucket.
-        """
+        """What a step takes that ran by other rules (s); of it only these and its microbatches are looked
+        at."""
         found = []
         for number in range(DRAWS):
             costs, leads = self._drawn(other, random.Random(number))
@@ -141,11 +138,8 @@ class Observed:
         return sum(share * self._of(TaskOf(v, kind, of.bucket), draw) for v, share in shares.items())
 
     def _of(self, of: TaskOf, draw: random.Random) -> float:
-        """What a task of one of the run's virtual stages takes, or would if its backward was split or fused.
-
-        Raises:
-            ValueError: the run had no microbatch of that bucket.
-        """
+        """What a task of one of the run's virtual stages takes, or would if its backward was split or
+        fused."""
         found = self._samples.tasks.get(of, ())
         if found and (of.kind in (FORWARD, BACKWARD) or of.virtual_stage):
             return draw.choice(found)
@@ -193,7 +187,6 @@ class Observed:
 
 
 def _tasks(step: RecordedStep) -> Iterator[Place]:
-    """All of a step by its rules."""
     rules = step.rules
     for stage in range(rules.placement.stages):
         scheduler = StageScheduler(stage, rules)

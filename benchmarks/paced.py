@@ -68,11 +68,7 @@ class PacedCase:
         )
 
     def run(self) -> PacedTimes:
-        """A paced run in as many processes as stages.
-
-        Raises:
-            RuntimeError: the run failed; with what it said.
-        """
+        """A paced run in as many processes as stages."""
         fields = {"accumulation": self.accumulation, "spare_gradients": self.spare_gradients}
         steps = run_paced(self.workload, self.schedule, self.limit, STEPS, fields)
         traced = [step.recorded.trace for step in steps]
@@ -86,11 +82,7 @@ def run_paced(
     steps: int,
     fields: Mapping[str, Any] = MappingProxyType({}),
 ) -> Sequence[TimedStep]:
-    """The latest of so many steps of a paced run in as many processes as stages; `fields` of the config.
-
-    Raises:
-        RuntimeError: the run failed; with what it said.
-    """
+    """The latest of so many steps of a paced run in as many processes as stages; `fields` of the config."""
     with tempfile.TemporaryDirectory() as name:
         file = Path(name) / "workload.json"
         file.write_text(json.dumps(workload.as_json_object()), encoding="utf-8")
@@ -102,11 +94,7 @@ def run_paced(
 def run_steps(
     config: str, folder: Path, fields: Mapping[str, Any], launched: Sequence[str] = LAUNCH
 ) -> Sequence[TimedStep]:
-    """The latest steps of a run of a config that a module starts, with its files in `folder`.
-
-    Raises:
-        RuntimeError: the run failed; with what it said.
-    """
+    """The latest steps of a run of a config that a module starts, with its files in `folder`."""
     flags = [f"--config.{flag}={value}" for flag, value in {"directory": folder, **fields}.items()]
     output_of([sys.executable, "-m", *launched, f"--config={config}", *flags], RUN_SECONDS)
     return read_run(folder / "quickstart").steps
@@ -140,7 +128,6 @@ class Row:
 
     @property
     def percent(self) -> float:
-        """By which the real one is longer."""
         return percent_longer(self.real, self.simulated)
 
     def __str__(self) -> str:
@@ -322,7 +309,6 @@ def workload_of(stages: int, microbatches: int, seconds: float) -> Workload:
 
 
 def _multimodal_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Idle times in per cent of the step."""
     names, cells = list(rows[0]["shares"]), []
     for row in rows:
         base = next(r for r in rows if (r["schedule"], r["stages"]) == ("1f1b", row["stages"]))["seconds"]

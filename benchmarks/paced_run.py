@@ -68,11 +68,7 @@ class Pace:
     Attributes:
         workload: JSON file with the seconds of every task and transfer, which also says how many stages and
             microbatches there are.
-        message_bytes: of every activation and gradient.
-
-    Raises:
-        UsageError: no such file, one that is no workload, or messages of no bytes or more than 1 GiB.
-    """
+        message_bytes: of every activation and gradient."""
 
     workload: str
     message_bytes: int = 65536
@@ -87,7 +83,6 @@ class Pace:
 
     @cached_property
     def table(self) -> Workload:
-        """The workload."""
         return read_workload(self.workload, f"workload={self.workload}")
 
 
@@ -104,20 +99,16 @@ class PacedReport:
 
     @property
     def trace(self) -> StepTrace:
-        """The tasks with their times."""
         return self.recorded.trace
 
     def timeline(self) -> Timeline:
-        """See `Report.timeline`."""
         return Timeline([Panel(f"{name_of(self.recorded.rules.schedule)}, step {self.step}", self.recorded)])
 
     def explain(self) -> Explanation:
-        """See `Report.explain`."""
         wall = max(self.wall_seconds, self.step_seconds)
         return explain([TimedStep(recorded=self.recorded, wall_seconds=wall)])
 
     def as_dict(self) -> dict[str, Any]:
-        """The step's line of `metrics.jsonl`."""
         return {
             "step": self.step,
             "step_seconds": self.step_seconds,
@@ -150,11 +141,9 @@ class StandIn:
         self._arrived: dict[Task, jax.Array] = {}
 
     def receive(self, task: Task, arrays: Sequence[jax.Array]) -> None:
-        """See `StageStep.receive`."""
         (self._arrived[task],) = arrays
 
     def run(self, task: Task, in_turn: bool) -> tuple[Sequence[jax.Array], jax.Array]:
-        """See `StageStep.run`."""
         output = self._program(self._arrived.pop(task, self._source))
         return [output], output
 
@@ -193,11 +182,7 @@ def _messages(size: int) -> Footprint:
 
 
 class PacedRun:
-    """The steps of a run on paced devices. Made by all its processes together.
-
-    Raises:
-        UsageError: stages that cannot be shared out, or that share a device.
-    """
+    """The steps of a run on paced devices. Made by all its processes together."""
 
     def __init__(self, config: RunConfig, pace: Pace) -> None:
         workload = pace.table
@@ -252,11 +237,7 @@ class PacedRun:
         write_trace(path, {"run": self._recorded})
 
     def steps(self, count: int) -> Iterator[PacedReport]:
-        """Run `count` steps, giving each one's report.
-
-        Raises:
-            TrainingError: see `Driver.run`.
-        """
+        """Run `count` steps, giving each one's report."""
         for step in range(count):
             began = perf_counter()
             self._world.recorder.phase(RunPhase("step", step))

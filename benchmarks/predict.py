@@ -58,7 +58,6 @@ class Case:
 
     @property
     def name(self) -> str:
-        """For tables and trace files."""
         split, limit = self.layout
         other = f", split {'-'.join(map(str, split))}, limit {limit}" if limit else ""
         return f"{self.schedule} {self.microbatches}{other}"
@@ -125,11 +124,7 @@ def train_cases(file: str, rounds: int) -> None:
 
 
 def sitting(rounds: int, keep: str = "") -> Runs:
-    """The steps of all cases, by name, of so many rounds; kept in a file if one is named.
-
-    Raises:
-        RuntimeError: a rank failed; with what the launcher said.
-    """
+    """The steps of all cases, by name, of so many rounds; kept in a file if one is named."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(keep or Path(folder) / "steps.json").resolve()
         on_ranks(RANKS, train_cases, str(file), rounds, seconds=LIMIT_SECONDS)
@@ -323,7 +318,6 @@ def markdown(found: Sequence[Pair]) -> str:
 
 
 def aims_of(part: str, found: Sequence[Pair]) -> list[Aim]:
-    """Of a part."""
     worst = max(found, key=lambda pair: abs(pair.off))
     middle, most = AIMS[part]
     return [

@@ -46,7 +46,6 @@ class Cell:
     microbatches: int
 
     def workload(self, seed: int) -> Workload:
-        """One of its steps."""
         durations = log_normal(
             self.stages, self.microbatches, forward=FORWARD_SECONDS, sigma=SIGMA, shared=SHARED, seed=seed
         )
@@ -153,7 +152,6 @@ def measure(cell: Cell, seed: int) -> dict[tuple[str, int], dict[str, float]]:
 
 
 def rows_of(cell: Cell, steps: Sequence[Mapping[tuple[str, int], Mapping[str, float]]]) -> list[Quartiles]:
-    """The quartiles of a cell's steps."""
     return [
         (cell, *key, {name: quantiles([step[key][name] for step in steps], n=4) for name in COLUMNS})
         for key in product(SCHEDULES, LIMITS)
@@ -161,7 +159,6 @@ def rows_of(cell: Cell, steps: Sequence[Mapping[tuple[str, int], Mapping[str, fl
 
 
 def worst(rows: Iterable[Quartiles], column: str) -> float:
-    """The largest median."""
     return max(ratios[column][1] for *_, ratios in rows)
 
 

@@ -58,7 +58,6 @@ class Blocks:
 
     @property
     def workload(self) -> Workload:
-        """Seconds of all tasks and transfers."""
         drawn = log_normal(
             *(STAGES, MICROBATCHES),
             forward=BLOCK_SECONDS,
@@ -98,7 +97,6 @@ class LateData(quickstart.Quickstart):
     load_seconds: float = 0.0
 
     def train_data(self) -> Any:
-        """The quickstart's, late."""
         return _Late(super().train_data(), self.load_seconds)
 
 
@@ -128,7 +126,6 @@ class Computed:
     load_seconds: float = 0.0
 
     def run(self) -> Sequence[TimedStep]:
-        """Its steps after the first ones."""
         with tempfile.TemporaryDirectory() as folder:
             given = {"load_seconds": self.load_seconds, "steps": STEPS, "validation_steps": 1}
             return run_steps("benchmarks/report.py", Path(folder), given)[WARM_UP:]
@@ -169,7 +166,6 @@ def _small_limit(draw: random.Random, good: Blocks) -> Case:
 
 
 def _unequal_lengths(draw: random.Random, good: Blocks) -> Case:
-    """The mean is that of equal ones."""
     drawn = [draw.choice((0.25, 0.5, 1.0, 3.0)) for _ in range(MICROBATCHES)]
     lengths = tuple(length * MICROBATCHES / sum(drawn) for length in drawn)
     return replace(good, lengths=lengths), good, lambda found: found.kind == "lengths"
@@ -291,7 +287,6 @@ def what_ifs(seeds: tuple[int, ...] = (21, 22), most: int = 0) -> Found:
 
 
 def _predicted(run: Blocks, change: str, changed: Blocks) -> dict[str, float]:
-    """Seconds of a step, medians."""
     steps = [step.recorded for step in run.run()]
     layers = Layers.of(steps)
     found = [one for step in steps for one in changes_of(step, layers=layers).changes if one.change == change]

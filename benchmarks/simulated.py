@@ -54,7 +54,6 @@ def _seeds_of(cell: Cell, seeds: int) -> range:
 
 
 def _fits(step: Step, limit: int) -> bool:
-    """Whether a microbatch fits."""
     return max(map(max, step.actual.activation_bytes or ())) <= limit
 
 
@@ -136,7 +135,6 @@ class Row:
 
 
 def row_of(cell: Cell, factor: float, found: Sequence[dict[str, dict[str, Figures]]]) -> Row:
-    """The medians of a cell at one memory."""
     steps = [step["fixed"] | step[f"{factor:g}"] for step in found]
     names = [name for name in (*FIXED, PLANNED, *HINTS) if all(name in step for step in steps)]
     held = {name: (median if name in FIXED else max)(step[name][1] for step in steps) for name in names}

@@ -28,14 +28,6 @@ def simulated(
     change: Callable[[StepCosts], StepCosts] | None = None,
     **rules: Any,
 ) -> StepTrace:
-    """A step of a schedule.
-
-    Args:
-        most: bytes that a stage may hold under a hint.
-        links, lead: see `simulate`.
-        change: of the costs.
-        rules: further fields of `StepRules`.
-    """
     own = by_name(schedule) if isinstance(schedule, str) else schedule
     placement = own.placement_for(workload.stages)
     costs: StepCosts = WorkloadCosts(workload, placement)
@@ -55,7 +47,6 @@ def figures_of(schedule: str | Schedule, step: Step, limit: int | None = None) -
 
 
 def held_bytes(trace: StepTrace, workload: Workload) -> float:
-    """Most that a stage held."""
     assert workload.activation_bytes is not None
     return max(peak_bytes(trace, workload.activation_bytes))
 
@@ -79,11 +70,9 @@ class Cell:
 
     @property
     def microbatches(self) -> int:
-        """Of a step."""
         return self.stages * self.per_stage
 
     def step(self, seed: int) -> Step:
-        """One of its steps."""
         if self.family is not None:
             return FAMILIES[self.family](self.stages, self.microbatches, seed)
         transfer = self.transfer * FORWARD_SECONDS

@@ -136,7 +136,6 @@ def read_record() -> dict[str, Any]:
 
 
 def write_record(cases: Mapping[str, Any]) -> None:
-    """Keep it in the repository."""
     RECORD.write_text(json.dumps(cases, indent=1) + "\n", encoding="utf-8")
 
 
@@ -167,7 +166,6 @@ class Pair:
 
     @property
     def judged(self) -> bool:
-        """Whether it counts."""
         return self.what == "held" or self.found >= SMALL
 
     def __str__(self) -> str:
@@ -208,7 +206,6 @@ def pairs_table(pairs: Sequence[Pair]) -> str:
 
 
 def runs_table(found: Mapping[str, Any]) -> str:
-    """Minutes and gigabytes of each run."""
     rows = []
     for name, own in found.items():
         case = CASES[name]

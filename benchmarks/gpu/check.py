@@ -75,7 +75,6 @@ class Findings:
 
     @property
     def seconds_left(self) -> float:
-        """Until the part is ended."""
         return self._deadline - time.monotonic()
 
     @contextmanager
@@ -111,7 +110,6 @@ class Findings:
             self._aims.append(aim)
 
     def conclude(self) -> None:
-        """Give the verdict."""
         self.save(self._verdict())
 
     def save(self, verdict: str = "") -> None:
@@ -163,11 +161,7 @@ GRACE_SECONDS = 6.0
 
 
 class Results:
-    """`results.json` of a folder: the findings of all parts that have been run into it.
-
-    Raises:
-        UsageError: the folder cannot be made, or holds a `results.json` of something else.
-    """
+    """`results.json` of a folder: the findings of all parts that have been run into it."""
 
     def __init__(self, folder: Path) -> None:
         self.file = folder / RESULTS
@@ -253,7 +247,6 @@ def _last_line(log: Path, start: int) -> str:
 
 
 def table(results: Results) -> str:
-    """A line per part that has been run."""
     rows = []
     for number, found in results.parts.items():
         size = "quick" if found["quick"] else "full"

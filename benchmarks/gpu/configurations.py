@@ -33,7 +33,6 @@ class Published:
     model: DecoderConfig
 
     def changed(self, name: str, source: str, *, tokens: int | None = None, **sizes: object) -> Published:
-        """Another model of the family."""
         model = replace(self.model, **sizes)  # type: ignore[arg-type]
         return Published(name=name, source=source, tokens=tokens or self.tokens, model=model)
 

@@ -44,17 +44,14 @@ class Row:
 
     @property
     def name(self) -> str:
-        """For messages."""
         return f"{self.of.name}, {self.count} x {self.length} tokens"
 
     def compile(self, attention: Literal["xla", "cudnn"]) -> OneStage:
-        """Trace and compile its programs."""
         model = replace(self.of.model, attention=attention)
         spec = jax.ShapeDtypeStruct((self.count, self.length, model.d_model), model.dtype)
         return OneStage.compile(rrfp.layer(Block, model), spec)
 
     def as_json_object(self) -> dict[str, Any]:
-        """What the row is of."""
         kind = ("decoder", "sequences") if self.of.model.causal else ("encoder", "images")
         return {
             "model": self.of.name,
@@ -78,7 +75,6 @@ def compiled(row: Row) -> tuple[OneStage, dict[str, Any]]:
 
 
 def measured(stage: OneStage, rounds: int) -> dict[str, Any]:
-    """Seconds and bytes of a layer."""
     seconds = stage.begin().seconds(rounds)
     predicted = stage.predicted()
     temporary = max(predicted["forward_temporary"], predicted["backward_temporary"])
@@ -105,7 +101,6 @@ def batches(quick: bool) -> list[list[Row]]:
 
 
 def measure(found: Findings) -> None:
-    """See the module's text."""
     table: dict[str, Any] = {
         "format": "layer costs 1",
         "unit": "s",

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 
 import rrfp_jax as rrfp
-from benchmarks.gpu.check import Unavailable
 from benchmarks.gpu.work import median_seconds
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind, Task
 from rrfp_jax.runtime.mesh.stage_mesh import StageMesh
@@ -56,7 +55,6 @@ class OneStage:
 
     @property
     def parameters(self) -> int:
-        """How many the layer has."""
         return sum(leaf.size for leaf in jax.tree.leaves(self.shape.params))
 
     def predicted(self) -> dict[str, int]:
@@ -96,10 +94,6 @@ class Run:
         self._sums = own.sums
         jax.block_until_ready([self._x, self._cotangent, leaves, sums])
         jax.block_until_ready([head for _, head, _ in self._step._bound.values()])
-
-    def fresh_input(self) -> jax.Array:
-        """A copy of the input, for those who count bytes."""
-        return jnp.copy(self._x)
 
     def forward(self, x: jax.Array | None = None) -> Any:
         """Dispatch the forward of a microbatch; what it gives, and what is kept for the backward."""
@@ -144,11 +138,9 @@ class _Leaves(NamedTuple):
     sums: list[list[jax.Array]]
 
     def sums_of(self, chunk: int) -> list[jax.Array]:
-        """See `Stage`."""
         return self.sums[chunk]
 
     def put_sums(self, chunk: int, sums: list[jax.Array]) -> None:
-        """See `Stage`."""
         self.sums[chunk] = sums
 
 
@@ -157,16 +149,3 @@ def random_array(spec: Any, seed: int, scale: float) -> jax.Array:
     random = np.random.default_rng(seed).standard_normal(min(spec.size, 2**20), np.float32)
     array: jax.Array = jax.device_put(np.resize(random * np.float32(scale), spec.shape).astype(spec.dtype))
     return array
-
-
-def allocated(what: str) -> int:
-    """Bytes by the device's `memory_stats()`: `bytes_in_use`, or `peak_bytes_in_use` since the start.
-
-    Raises:
-        Unavailable: the platform does not count.
-    """
-    device = jax.local_devices()[0]
-    stats = device.memory_stats()
-    if stats is None:
-        raise Unavailable(f"memory_stats() of {device.platform} devices is None")
-    return int(stats[what])

@@ -26,11 +26,7 @@ STREAM = 4
 
 
 class Line:
-    """This rank's end of a transport between ranks 0 and 1.
-
-    Raises:
-        UsageError: NIXL is asked for, and cannot be used.
-    """
+    """This rank's end of a transport between ranks 0 and 1."""
 
     def __init__(self, world: World, name: TransportName = "socket") -> None:
         assert world.mailbox is not None

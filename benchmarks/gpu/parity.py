@@ -104,11 +104,7 @@ def against_reference(case: Case, runs: Sequence[tuple[str, float, Params]]) -> 
 
 
 def check(precision: str, quick: bool, figures: dict[str, Any]) -> dict[str, list[str]]:
-    """Compare all runs in one precision with the reference and with each other; what differs among them.
-
-    Raises:
-        RuntimeError: a leaf is further off than the limit.
-    """
+    """Compare all runs in one precision with the reference and with each other; what differs among them."""
     case = Case.of(precision, quick)
     figures["parameters"] = sum(leaf.size for leaf in jax.tree.leaves(case.trainer.stage_params))
     runs = case.gradients()
@@ -127,7 +123,6 @@ def differences(precisions: Sequence[str], quick: bool) -> dict[str, dict[str, l
 
 
 def measure(found: Findings) -> None:
-    """See the module's text."""
     unequal = {}
     for precision in PRECISIONS:
         with found.section(precision) as figures:

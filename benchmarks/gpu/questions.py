@@ -206,7 +206,6 @@ def _speed(size: int, seconds: float) -> dict[str, float]:
 
 
 def measure(found: Findings) -> None:
-    """See the module's text."""
     quick, sizes = found.quick, QUICK_SIZES if found.quick else SIZES
     bench = Bench.of(quick)
     with found.section("readiness") as figures:

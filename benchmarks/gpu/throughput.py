@@ -58,7 +58,6 @@ def gaps(traces: Sequence[StepTrace]) -> dict[str, Any]:
 
 
 def measure(found: Findings) -> None:
-    """See the module's text."""
     case = QUICK if found.quick else FULL
     with found.section("tokens") as figures:
         tax = Tax(case)

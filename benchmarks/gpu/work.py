@@ -23,7 +23,6 @@ QUICK_SIZES = {"4 KiB": 2**12, "1 MiB": 2**20}
 
 
 def has_nvidia_gpu() -> bool:
-    """Whether JAX runs on one here."""
     return jax.devices()[0].platform in ("gpu", "cuda")
 
 

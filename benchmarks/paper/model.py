@@ -71,7 +71,6 @@ class Tower:
 
     @property
     def layer_parameters(self) -> int:
-        """Of one layer's matrices."""
         attention = 2 * self.width * (self.heads + self.kv_heads) * self.head_width
         return attention + (3 if self.gated else 2) * self.width * self.hidden
 
@@ -135,7 +134,6 @@ class Row(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Such as "GPT3-Large 1/8/1"."""
         return f"{self.model} {self.tp}/{self.pp}/{self.dp}"
 
 
@@ -249,11 +247,9 @@ class Layer(NamedTuple):
         return self.share if self.square else 0.0
 
     def tokens(self, sample: Sample) -> float:
-        """That it sees of a microbatch."""
         return sample.image if self.vision else sample.all
 
     def flops(self, sample: Sample) -> tuple[float, float, float]:
-        """Of F, I and W."""
         n = self.tokens(sample)
         linear, square = self.share * self.linear * n, self.share * self.square * n * n
         return linear + square, linear + 2 * square, linear
@@ -360,7 +356,6 @@ def samples_of(row: Row, spread: float, seed: int) -> list[Sample]:
 
 @cache
 def stages_of(name: str, tp: int, stages: int, machine: Machine) -> list[list[Layer]]:
-    """The layers of each stage."""
     layers, mean = layers_of(name), _mean(name)
     if machine.even:
         return in_equal_work(layers, [sum(_seconds([one], tp, machine, mean)) for one in layers], stages)
@@ -368,7 +363,6 @@ def stages_of(name: str, tp: int, stages: int, machine: Machine) -> list[list[La
 
 
 def workload(row: Row, machine: Machine, seed: int) -> Workload:
-    """One step of one replica."""
     samples = samples_of(row, machine.spread, seed)
     stages = stages_of(row.model, row.tp, row.pp, machine)
     times = [[_seconds(layers, row.tp, machine, sample) for sample in samples] for layers in stages]

@@ -69,7 +69,6 @@ Change = Callable[[StepCosts], StepCosts]
 
 
 def run(work: Workload, how: How, change: Change | None = None) -> StepTrace:
-    """One step of one replica."""
 
     def changed(costs: StepCosts) -> StepCosts:
         late = LateReadiness(costs, how.exchange)
@@ -143,7 +142,6 @@ class Fitted(NamedTuple):
 
 
 def fit(form: Form, pool: Executor, told: Callable[[str], None]) -> Fitted:
-    """The best machine of a form."""
     rows = sorted((row for row in ROWS if row.name in FITTED), key=lambda row: -row.pp * row.batch)
 
     def residuals(machine: Machine) -> list[float]:
@@ -179,7 +177,6 @@ def _scaled(machine: Machine, factors: Mapping[str, float]) -> Machine:
 
 
 def write(found: Mapping[str, Fitted]) -> None:
-    """Keep them, by form."""
 
     def rounded(value: float | bool) -> float | bool:
         return value if isinstance(value, bool) else float(f"{value:.4g}")
@@ -192,7 +189,6 @@ def write(found: Mapping[str, Fitted]) -> None:
 
 
 def fitted() -> dict[str, Fitted]:
-    """Those that were kept."""
     kept = json.loads(FITTED_MACHINES.read_text(encoding="utf-8"))
     return {form: Fitted(rms=own.pop("rms"), machine=Machine(**own)) for form, own in kept.items()}
 
@@ -221,34 +217,28 @@ class Scored:
 
     @property
     def ratios_off(self) -> dict[str, float]:
-        """The same of the ratios to 1F1B."""
         base = self.simulated["1F1B"] / self.theirs["1F1B"]
         return {name: self.simulated[name] / self.theirs[name] / base - 1 for name in RATIOS}
 
     @property
     def worst(self) -> float:
-        """The largest error of its step times."""
         return max(map(abs, self.off.values()))
 
 
 def score(machine: Machine, seeds: int, row: Row) -> Scored:
-    """Simulate a row."""
     simulated = {name: seconds(row, machine, how, seeds) for name, how in paper_ways(row, machine).items()}
     return Scored(row.name, simulated, dict(zip(SCHEDULES, row.seconds, strict=True)))
 
 
 def times_error(rows: Sequence[Scored]) -> float:
-    """Median over rows and columns."""
     return median(abs(off) for row in rows for off in row.off.values())
 
 
 def ratios_error(rows: Sequence[Scored]) -> float:
-    """Median over rows and both ratios."""
     return median(abs(off) for row in rows for off in row.ratios_off.values())
 
 
 def held_out(rows: Sequence[Scored]) -> list[Scored]:
-    """Those to which nothing was fitted."""
     return [row for row in rows if not row.fitted]
 
 
@@ -421,7 +411,6 @@ class Split:
 
 
 def taken_apart(machine: Machine, row: Row) -> list[Split]:
-    """One step of a row, under both hints."""
     work, how = workload(row, machine, 0), paper_ways(row, machine)
     synchronous = run(work, how["1F1B"]).makespan
     plain = run(work, How("1f1b", "serial"))
@@ -437,7 +426,6 @@ def taken_apart(machine: Machine, row: Row) -> list[Split]:
 
 
 def splits_table(splits: Sequence[Split]) -> str:
-    """Shares of synchronous 1F1B's time."""
     cells = []
     for one in splits:
         parts = [f"{part:.0%}" for part in (*one.parts, sum(one.parts))]
@@ -446,7 +434,6 @@ def splits_table(splits: Sequence[Split]) -> str:
 
 
 def _scored(pool: Executor, forms: Mapping[str, Fitted], best: str, seeds: int, quick: bool) -> Found:
-    """All rows under every form."""
     which = sorted(ROWS[:4] if quick else ROWS, key=lambda row: -row.pp * row.batch)  # long ones first
     cells, found = [], {}
     for form, (machine, rms) in forms.items():
@@ -484,7 +471,6 @@ def _smaller(pool: Executor, machine: Machine, quick: bool) -> Found:
 
 
 def _ablation(pool: Executor, machine: Machine, quick: bool) -> Found:
-    """The gain of rows, split."""
     which = [row for row in ROWS if row.name in SPLIT][: 1 if quick else None]
     splits = [one for own in pool.map(partial(taken_apart, machine), which) for one in own]
     rows = [

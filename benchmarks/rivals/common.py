@@ -55,12 +55,7 @@ def timed(traces: Sequence[StepTrace], workload: Workload) -> Timed:
 
 
 def torch_finds(what: str, question: Any) -> Any:
-    """What `torch_schedules.py` answers where PyTorch is; it is given a file for each, as JSON.
-
-    Raises:
-        RuntimeError: it failed; with what it said.
-        subprocess.TimeoutExpired: it took longer than `RUN_SECONDS`.
-    """
+    """What `torch_schedules.py` answers where PyTorch is; it is given a file for each, as JSON."""
     with tempfile.TemporaryDirectory() as name:
         asked, answered = Path(name) / "question.json", Path(name) / "answer.json"
         asked.write_text(json.dumps(question), encoding="utf-8")

@@ -37,12 +37,10 @@ class Row:
 
     @property
     def step(self) -> float:
-        """Mean over the seeds (s)."""
         return fmean(found.step for found in self.by_seed)
 
     @property
     def order(self) -> float:
-        """The same of the order alone (s)."""
         return fmean(found.order for found in self.by_seed)
 
     @property
@@ -52,7 +50,6 @@ class Row:
 
     @property
     def name(self) -> str:
-        """With its limit."""
         return f"{self.schedule}, limit {self.limit}" if self.limit else self.schedule
 
 

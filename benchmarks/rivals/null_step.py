@@ -90,7 +90,6 @@ def pipeline() -> rrfp.Pipeline:
 
 
 def null_steps(schedule: str, transport: TransportName) -> dict[str, float]:
-    """What one rank does."""
     random = np.random.default_rng(0)
     shape = common.ROWS, common.WIDTH
     trainer = rrfp.Trainer(

@@ -50,7 +50,6 @@ class Slackness(Hint):
         return True
 
     def split(self, stage: int, placement: Placement, microbatches: int) -> Collection[tuple[int, int]]:
-        """Everywhere."""
         return [(chunk, j) for chunk in range(placement.chunks) for j in range(microbatches)]
 
     def start(self, stage: int, placement: Placement, microbatches: int) -> int:
@@ -58,7 +57,6 @@ class Slackness(Hint):
         return min(self.warm_ups[stage], microbatches)
 
     def choose(self, state: int, ready: HintView) -> tuple[Task, int] | None:
-        """By what has run."""
         if state > 0:
             task = ready.first(Direction.FORWARD)
             return None if task is None else (task, state - 1)
@@ -69,13 +67,8 @@ class Slackness(Hint):
 
 
 def warm_ups(forward: Sequence[float], link: Sequence[float], limit: int) -> list[tuple[int, ...]]:
-    """How many forwards each stage begins with: by the rule, or in two ways if they are more than the limit.
-
-    Args:
-        forward: what one takes, by stage (s).
-        link: what a message takes, by the stage that it comes from; that of the last stage does not matter.
-        limit: most microbatches that a stage may hold.
-    """
+    """How many forwards each stage begins with: by the rule, or in two ways if they are more than the
+    limit."""
     delays = [late / takes for takes, late in zip(forward[:-1], link[:-1], strict=True)]
     wanted = [SLACK + math.ceil(delay) for delay in delays]
     by_rule = _counts(wanted)
@@ -133,7 +126,6 @@ FIXED = ("zb-v",)
 
 
 def _workload(spread: float, delay: float, seed: int) -> Workload:
-    """One step."""
     drawn = log_normal(
         STAGES, MICROBATCHES, forward=FORWARD, sigma=spread, shared=0.5, seed=seed, transfer=LINK
     )

@@ -54,7 +54,6 @@ class Rival:
     shape: Shape = "looped"
 
     def placement(self, stages: int) -> Placement:
-        """Where its virtual stages run."""
         return Placement(stages, self.chunks, self.shape)
 
     def schedule(self, stages: Sequence[Any], microbatches: int, loss: Callable[..., Any]) -> Any:
@@ -129,12 +128,10 @@ class PacedDevice:
         self.begin()
 
     def begin(self) -> None:
-        """A new step."""
         self.records: list[TaskRecord] = []
         self._free = 0.0
 
     def run(self, task: Task) -> None:
-        """Return when the task has ended."""
         now = perf_counter()
         start = self._free if now - self._free <= LEAD_SECONDS else now
         self._free = start + self._costs.duration(self._stage, task)
@@ -156,28 +153,23 @@ class PacedStage(PipelineStage):  # type: ignore[misc]  # PyTorch is not where t
         self._microbatch = 0
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        """Note the microbatch."""
         self._microbatch = fwd_chunk_id
         return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
-        """Note the microbatch."""
         self._microbatch = bwd_chunk_id
         super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
-        """Note the microbatch."""
         self._microbatch = bwd_chunk_id
         super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
 
     def forward_maybe_with_nosync(self, *args: Any, **_: Any) -> Any:
-        """Instead of the model's forward."""
         return self._task(FORWARD, args[0])
 
     def backward_maybe_with_nosync(
         self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False
     ) -> tuple[tuple[Any, ...], None]:
-        """Instead of autograd."""
         arrived = bwd_kwargs.get("input_values")
         return (self._task(KINDS[backward_type], None if arrived is None else arrived[0]),), None
 
