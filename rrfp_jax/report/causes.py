@@ -10,8 +10,7 @@ from typing import NamedTuple, TypeAlias
 
 from rrfp_jax.sim.splits import Layers, Recut
 from rrfp_jax.sim.what_if import Link
-from rrfp_jax.trace.idleness import SHARES
-from rrfp_jax.trace.idleness import Cause as Idleness
+from rrfp_jax.trace.idleness import SHARES, Cause
 from rrfp_jax.trace.records import RecordedStep
 
 UNDONE = (
@@ -47,7 +46,7 @@ Saved: TypeAlias = tuple[str, Hashable, float]
 """Kind and subject of a change (`sim.what_if.Variant`), and the share of the whole time that it saves."""
 
 
-class Cause(NamedTuple):
+class Suspect(NamedTuple):
     """The share of the whole time that would be saved without it, and kind and subject of that change."""
 
     share: float
@@ -86,9 +85,9 @@ def main_cause(
         saved: by changes, the largest first; empty if that is not known.
         layers: of their model; None if what they have to do is not known.
     """
-    causes = [*_candidates(saved, shares), *(Cause(shares[name], name, None) for name in OUTSIDE)]
+    causes = [*_candidates(saved, shares), *(Suspect(shares[name], name, None) for name in OUTSIDE)]
     share, kind, subject = max(causes, key=lambda cause: cause.share)
-    most = max(Idleness, key=lambda cause: shares[cause])
+    most = max(Cause, key=lambda cause: shares[cause])
     if not saved and shares[most] > share:  # what stages mostly wait for, where nothing can be predicted
         kind, subject, share = "idle", most, shares[most]
         said = (
@@ -114,9 +113,9 @@ def main_cause(
     return Finding(kind, subject, share, said)
 
 
-def _candidates(saved: Sequence[Saved], shares: Mapping[str, float]) -> list[Cause]:
+def _candidates(saved: Sequence[Saved], shares: Mapping[str, float]) -> list[Suspect]:
     """Causes that changes would undo, but for those that others explain."""
-    undone = [Cause(share, kind, subject) for kind, subject, share in saved if kind in UNDONE]
+    undone = [Suspect(share, kind, subject) for kind, subject, share in saved if kind in UNDONE]
     one_way = {cause.subject: cause.share for cause in undone if cause.kind == "link"}
     causes = [  # without a link there and back where one way explains most of it
         cause
@@ -149,7 +148,7 @@ def _candidates(saved: Sequence[Saved], shares: Mapping[str, float]) -> list[Cau
     ]
 
 
-def _most(causes: Sequence[Cause]) -> float:
+def _most(causes: Sequence[Suspect]) -> float:
     return max((cause.share for cause in causes), default=0.0)
 
 

@@ -26,7 +26,7 @@ Json: TypeAlias = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layers:
+class LayerNames:
     """What the layers of `models/` know of all families that they compute: of decoders, or of encoders."""
 
     sizes: Mapping[str, str]  # the key of each field of our config that may differ between models
@@ -45,7 +45,7 @@ class Family:
     model_types: tuple[str, ...]  # in `config.json`; the first is written
     architecture: str
     table: FamilyTable
-    layers: Layers
+    layers: LayerNames
     fixed: Mapping[str, Any]  # fields of our config besides those of `layers`
     understood: Json
     """The only value that a key may have, if it is there: with another one a model computes what our layers
@@ -208,7 +208,7 @@ def _decoder_file(config: Json) -> dict[str, Any]:
     return dict(config) | {"rope_scaling": stretch or None}
 
 
-DECODERS = Layers(
+DECODERS = LayerNames(
     sizes={
         **_SIZES,
         "vocab_size": "vocab_size",
@@ -304,7 +304,7 @@ def _processing(kind: str, config: Json) -> dict[str, Any]:
     }
 
 
-ENCODERS = Layers(
+ENCODERS = LayerNames(
     sizes={
         **_SIZES,
         "patch_size": "patch_size",
