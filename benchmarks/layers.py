@@ -160,6 +160,9 @@ class LayerPace(Delays):
     slowness: Sequence[float] = ()
     split: list[Callable[[], Sequence[int]]] = field(default_factory=list, compare=False, repr=False)
 
+    def __str__(self) -> str:
+        return repr(self)
+
     def queue(self) -> QueueFactory:
         """Makes the queue of a device; see `Delays.queue`."""
         model = jitter.Jitter(jitter.by_name(self.jitter), self.seed)
