@@ -185,7 +185,8 @@ class Settings:
         self._check_numerics()
         self._check_memory()
         _require(self, "stall_seconds", is_positive(self.stall_seconds), "give a number of seconds above 0")
-        object.__setattr__(self, "delays", str(self.injected))
+        if type(self.injected) is Delays:  # others have what no text says
+            object.__setattr__(self, "delays", str(self.injected))
         folder = self.executables
         is_path = folder is None or (isinstance(folder, (str, PathLike)) and str(folder))
         remedy = "give a folder to keep compiled programs in, such as 'runs/.executables'"
