@@ -191,8 +191,6 @@ class Pipeline:
 
         def traced(params: Params, carry: Any, fields: Specs, ids: Any) -> tuple[Any, Any]:
             out, term = self.apply_layer(index, params, carry, MicrobatchView(fields, ids, index))
-            if out is None:
-                raise UsageError("returned None: is a `return` missing?")
             _check_carry(out)
             if term is None:
                 return out, None
@@ -223,7 +221,8 @@ class Pipeline:
         """What a layer, or the loss, gets from the one before."""
         if index == 0:
             return " with what the first layer gets, None"
-        return f" with what {self.who(index - 1)} gives, {describe(carry)}"
+        missing = " (is a `return` missing there?)" if carry is None else ""
+        return f" with what {self.who(index - 1)} gives, {describe(carry)}{missing}"
 
 
 def _check_carry(carry: Any) -> None:
