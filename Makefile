@@ -10,8 +10,9 @@ RIVALS := .venv-rivals
 TORCH ?= torch==2.13.0+cpu
 
 # What one runs while working: the core, the simulator, and one Trainer in this process; no other processes.
-FAST := tests/core tests/sim tests/views tests/forecast tests/house/test_layering.py \
-	tests/data/test_buckets.py tests/data/test_sources.py tests/data/test_text.py \
+FAST := tests/core tests/sim tests/forecast tests/house/test_layering.py \
+	tests/data/test_buckets.py tests/data/test_sources.py tests/data/test_byte_text.py \
+	$(addprefix tests/report/test_,store.py perfetto.py pictures.py) \
 	$(addprefix tests/runtime/test_,mailbox.py handshake.py groups.py readiness.py memory.py) \
 	$(addprefix tests/train/test_,trainer.py refusals.py)
 

@@ -36,12 +36,10 @@ def glyphs(steps: int = get_config().steps, frozen: bool = False) -> Found:
     whose encoder keeps its random values. All validate on characters that none has seen. Of their names is
     reported:
 
-    - the loss, in nats per character, and the share of characters that are predicted right when the name's
-    true
-      beginning is given: all, and those that do not follow from that beginning
+    - the loss, in nats per character, and the share of characters that are predicted right when the true
+      beginning of the name is given: all, and those that do not follow from it
       (`configs/open_characters.py`);
     - what greedy decoding reads from the picture alone, by plain JAX with the exported parameters: characters
-    read
       (1 - edits / length, no less than 0 each), and whole names."""
     runs = {**RUNS, "frozen": ("--config.frozen=True",)} if frozen else RUNS
     with tempfile.TemporaryDirectory() as folder:

@@ -102,7 +102,8 @@ class Bench:
             else:
                 kind = _listed(default) if isinstance(default, tuple) else type(default)
                 shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
-                own.add_argument(flag, type=kind, default=default, metavar="X", help=f"({shown})")
+                given = {"type": kind, "default": default, "metavar": "X", "help": f"({shown})"}
+                own.add_argument(flag, action=_Once, **given)
         return own
 
 
@@ -120,6 +121,7 @@ def bench(question: str, *, minutes: str, aims: str) -> Callable[[F], F]:
     """
 
     def register(function: F) -> F:
+        assert function.__name__ not in REGISTRY, f"{function.__name__}: another benchmark has this name"
         REGISTRY[function.__name__] = Bench(function, question, minutes, aims)
         return function
 
@@ -161,6 +163,15 @@ def run(name: str, arguments: Sequence[str]) -> int:
     for path, draw in found.pictures.items() if options.write else ():
         draw(REPOSITORY / path)
     return finish(options, found.figures, found.aims)
+
+
+class _Once(argparse.Action):
+    """Refuses a flag that is given again: a list is one value."""
+
+    def __call__(self, parser: Any, options: Any, value: Any, option: str | None = None) -> None:
+        if getattr(options, self.dest) is not self.default:
+            parser.error(f"{option} is given twice: give a list, as {option}=A,B")
+        setattr(options, self.dest, value)
 
 
 def _listed(default: tuple[Any, ...]) -> Callable[[str], tuple[Any, ...]]:

@@ -70,13 +70,14 @@ def simulated(
     `--planned`, which takes 100 simulations a step more, also the best of all orders with one chunk a stage
     at 1F1B's bytes, improved by simulating what is known of the step."""
     rows: list[Row] = []
+    count = 3 if quick else seeds
     for cell in _cells(quick, largest):
-        found = side_by_side(partial(measure, planned, cell), _seeds_of(cell, 3 if quick else seeds), jobs)
+        found = side_by_side(partial(measure, planned, cell), _seeds_of(cell, count), jobs)
         for factor in FACTORS:
             rows.append(row := row_of(cell, factor, found))
             shown = "  ".join(f"{name} {time:.3f}" for name, time in row.times.items())
             say(f"{cell.changed:18} {factor:4g} x  {shown}")
-    note = f"Medians of {seeds} paired seeds, fewer from 32 stages on. A dash: more bytes than that."
+    note = f"Medians of {count} paired seeds, fewer from 32 stages on. A dash: more bytes than that."
     parts = [
         f"### {factor:g} times the bytes of 1F1B\n\n{_table([row for row in rows if row.factor == factor])}"
         for factor in FACTORS
@@ -320,6 +321,6 @@ def _chosen_table(rows: Sequence[Mapping[str, Any]]) -> str:
         own = {row["factor"]: row for row in rows if row["cell"] == cell}
         shown = [f"{own[f]['behind']:.3f} {own[f]['names'][0]}" if f in own else "-" for f in FACTORS]
         cells.append((cell, *shown, f"{max(row['cost'] for row in own.values()):.1f}"))
-    means = [geometric_mean([row["behind"] for row in rows if row["factor"] == f] or [1.0]) for f in FACTORS]
-    cells.append(("geometric mean", *(f"{mean:.3f}" for mean in means), ""))
+    behind = [[row["behind"] for row in rows if row["factor"] == factor] for factor in FACTORS]
+    cells.append(("geometric mean", *(f"{geometric_mean(own):.3f}" if own else "-" for own in behind), ""))
     return table(["", *(f"{factor:g} x" for factor in FACTORS), "s"], cells)

@@ -35,7 +35,7 @@ def check_fields(config: Any) -> None:
         UsageError: naming the field, its value and what it may be.
     """
     hints = typing.get_type_hints(type(config))
-    for name in config.__dataclass_fields__:
+    for name in _names(config):
         value, hint = getattr(config, name), hints[name]
         if not _fits(value, hint):
             kind, wanted = type(value).__name__, " or ".join(words_of(hint))
@@ -49,13 +49,20 @@ def check_numbers(config: Any) -> None:
     Raises:
         UsageError: naming the field.
     """
-    for name in config.__dataclass_fields__:
+    for name in _names(config):
         value = getattr(config, name)
         for number in value if isinstance(value, (list, tuple)) else (value,):
             if isinstance(number, int) and abs(number) > LARGEST:
                 raise UsageError(
                     f"{name}={shown(value)}: is beyond what a machine counts to; give at most {LARGEST}"
                 )
+
+
+def _names(config: Any) -> list[str]:
+    """Of a dataclass's fields; only who has one pays for importing `dataclasses`."""
+    from dataclasses import fields
+
+    return [item.name for item in fields(config)]
 
 
 def check_path(name: str, given: Any) -> None:

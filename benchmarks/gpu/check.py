@@ -255,12 +255,15 @@ def table(results: Results) -> str:
     return "\n".join(rows)
 
 
+NUMBERS = tuple(part.number for part in PARTS)
+
+
 @bench(
     "Everything that is not known on a GPU: what does the device do, are gradients right, what does it cost?",
     minutes="6 at most",
     aims="no part fails or runs out of time",
 )
-def gpu(out: str = "gpu-check", quick: bool = False, parts: tuple[int, ...] = (1, 2, 3, 6)) -> Found:
+def gpu(out: str = "gpu-check", quick: bool = False, parts: tuple[int, ...] = NUMBERS) -> Found:
     """Checks the runtime on this machine's GPU and measures it; see results/gpu.md for what each part
     answers. Writes OUT/results.json, with what earlier calls found about other parts, OUT/costs.json (part 6)
     and OUT/log.txt. `--quick` runs tiny sizes, also without a GPU, whose figures mean nothing."""

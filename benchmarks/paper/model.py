@@ -13,7 +13,7 @@ and 2, 8 to 64 stages), but none of LLaMA3-70B and none with replicas: these it 
 
 **What the paper does not say**, and what is taken in its place, written down before anything was simulated:
 
-samples     one a microbatch: Table 7 has 192 microbatches at batch 192
+    samples     one a microbatch: Table 7 has 192 microbatches at batch 192
     lengths     GPT: 2,048 tokens, its published context, packed, all equal. Multimodal: the 256 patches of a
                 224-pixel image (the encoders' published resolution) and as many tokens of text, each times a
                 log-normal factor of its own with mean 1; the language model sees both

@@ -1,8 +1,7 @@
 """A slow link in the middle: readiness first beside PipeMorph's rule, an order adapted to measured delays.
 
 The rule of PipeMorph (Adaptra, arXiv:2504.19232): neighbours differ in how many forwards they begin with,
-their
-*slackness*: with c_i what the link after stage i takes and t_i what a forward takes there,
+their *slackness*: with c_i what the link after stage i takes and t_i what a forward takes there,
 
     warm-up of the last stage = 1,    of stage i = that of stage i + 1, and 2 + ceil(c_i / t_i) more.
 

@@ -13,10 +13,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
-from rrfp_jax.commands.command_line import ends_at_once, exit_status, leave, print_whole
+from rrfp_jax.commands.command_line import ending_at_once, exit_status, leave, print_whole
 from rrfp_jax.commands.config_line import FLAG, joined, read_config_line
 from rrfp_jax.commands.flags import Flag, Verb, near
-from rrfp_jax.commands.verbs import VERBS
+from rrfp_jax.commands.verbs import LAUNCH, VERBS
 from rrfp_jax.errors import DONE, REFUSED, UsageError
 from rrfp_jax.fields import check_not_read, output_of, path_of, printable
 from rrfp_jax.printing import occupy_streams, settle_streams
@@ -52,7 +52,7 @@ def run_verb(verb: Verb, arguments: Sequence[str]) -> int:
             return _help(verb, own)
         options = parse(verb, own, script)
         module, _, name = verb.body.partition(":")
-        with ends_at_once(verb.command if verb.at_once else None):
+        with ending_at_once(verb.command if verb.at_once else None):
             run: Callable[[argparse.Namespace], int] = getattr(import_module(f"rrfp_jax.{module}"), name)
             return run(options)
 
@@ -170,15 +170,15 @@ def _check_outputs(verb: Verb, options: argparse.Namespace) -> None:
     Raises:
         UsageError: naming both.
     """
-    paths = {flag: path for flag in verb.flags if isinstance(path := getattr(options, flag.dest), Path)}
-    read = [path for flag, path in paths.items() if flag.read is path_of]
+    given = [(flag, path) for flag in verb.flags if (path := getattr(options, flag.dest)) is not None]
+    read = [path for flag, path in given if flag.read is path_of]
     read += [Path(options.line.file)] if options.line else []
-    written: dict[Path, Flag] = {}
-    for flag, path in paths.items():
+    written: dict[Path, str] = {}
+    for flag, path in given:
         if flag.read is output_of:
             check_not_read(flag.name, path, read)
-            if (same := written.setdefault(path.resolve(), flag)) is not flag:
-                raise UsageError(f"{flag.name}={path}: is the file of {same.name}, too; give another")
+            if (same := written.setdefault(path.resolve(), flag.name)) != flag.name:
+                raise UsageError(f"{flag.name}={path}: is the file of {same}, too; give another")
 
 
 def _help(verb: Verb, own: Sequence[str]) -> int:
@@ -220,8 +220,8 @@ def run() -> None:
     """Entry point of `rrfp`, and of `python -m rrfp_jax`."""
     occupy_streams()
     status = main(sys.argv[1:])
-    if "rrfp_jax.launcher.spawn" in sys.modules:
-        leave(status)  # a launcher, which may have read a config
+    if sys.argv[1:2] == [LAUNCH.name] and "rrfp_jax.commands.launch" in sys.modules:
+        leave(status)  # its body was imported: it may have started ranks, or read a config
     settle_streams()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it has ended: nothing is left to be interrupted
     sys.exit(status)

@@ -59,7 +59,7 @@ def _require_working_directory() -> None:
 
 
 @contextmanager
-def ends_at_once(command: str | None) -> Iterator[None]:
+def ending_at_once(command: str | None) -> Iterator[None]:
     """Inside, Ctrl-C ends the command at once, until it listens itself; None: as before."""
     if command is None:
         yield

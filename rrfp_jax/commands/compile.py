@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rrfp_jax.commands.command_line import print_whole
 from rrfp_jax.commands.plan import GIB, MIB, table_text
 from rrfp_jax.commands.verbs import COMPILE
 from rrfp_jax.core.tasks import KINDS
@@ -29,7 +30,7 @@ MOST_SAID = 400
 """Characters of a reason."""
 
 
-def compile_ahead(options: argparse.Namespace) -> int:
+def compile_for_card(options: argparse.Namespace) -> int:
     """Run the command; its exit status."""
     stages = None if options.stages is None else _numbers(options.stages)
     from rrfp_jax.runtime.programs import compiler  # these import JAX
@@ -52,7 +53,7 @@ def compile_ahead(options: argparse.Namespace) -> int:
         write_json(options.json, found.as_json_object(), indent=1)
     if options.hlo is not None:
         found.write_texts(options.hlo)
-    print(found, flush=True)
+    print_whole(str(found))
     return DONE if found.run.refusal is None else FAILED
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 
+from rrfp_jax.commands.command_line import print_whole
 from rrfp_jax.commands.preflight.checks import examine
 from rrfp_jax.commands.preflight.meeting import meet
 from rrfp_jax.commands.preflight.surroundings import look
@@ -25,7 +26,7 @@ def doctor(options: argparse.Namespace) -> int:
     rank = 0 if place is None else place.rank
     for finding in findings:
         if rank == 0 or finding.level != "ok":
-            print(f"rank {rank}: {finding}" if several else finding, flush=True)
+            print_whole(f"rank {rank}: {finding}" if several else str(finding))
     if options.json is not None:
         file = options.json if rank == 0 else options.json.with_name(f"{options.json.name}.{rank}")
         write_json(file, [finding._asdict() for finding in findings], indent=1)

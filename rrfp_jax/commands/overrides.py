@@ -45,9 +45,10 @@ def override(config: T, argv: Sequence[str]) -> T:
             raise UsageError(f"{argument}: no such flag; {hint}")
     values = flags.FlagValues()
     tree = config_dict.ConfigDict(_mutable(config))
-    cleared = [a.removeprefix("--config.").removesuffix("=none") for a in argv if a.endswith("=none")]
-    cleared = [name for name in cleared if isinstance(_field_type(config, name), types.UnionType)]
-    full = ["rrfp", *(a for a in argv if a.removeprefix("--config.").removesuffix("=none") not in cleared)]
+    given = {argument: argument.removeprefix("--config.").partition("=") for argument in argv}
+    none = [name for name, _, value in given.values() if value == "none"]
+    cleared = [name for name in none if isinstance(_field_type(config, name), types.UnionType)]
+    full = ["rrfp", *(argument for argument, (name, _, _) in given.items() if name not in cleared)]
     with called(type(config).__name__, UsageError):
         try:
             config_flags.DEFINE_config_dict("config", tree, flag_values=values, sys_argv=full)

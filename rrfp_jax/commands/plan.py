@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from rrfp_jax.commands.command_line import print_whole
 from rrfp_jax.commands.verbs import MEMORY_SHARE
 from rrfp_jax.core.step_rules import bucket_name
 from rrfp_jax.environment import ENVIRONMENT
@@ -43,7 +44,7 @@ def plan(options: argparse.Namespace) -> int:
     planned = plan_run(config, device.at(options.efficiency), link or LINKS[device.link], memory)
     if options.json is not None:
         write_json(options.json, planned.as_json_object(), indent=1)
-    print(planned, flush=True)
+    print_whole(str(planned))
     return DONE
 
 

@@ -11,7 +11,7 @@ from rrfp_jax.files import written_whole
 from rrfp_jax.json_files import Unreadable
 from rrfp_jax.report.explanation import explain
 from rrfp_jax.report.run_folder import READ, TwoRuns, read_run
-from rrfp_jax.report.timeline import MISSING
+from rrfp_jax.report.timeline import MISSING, can_draw
 
 
 def report(options: argparse.Namespace) -> int:
@@ -33,11 +33,13 @@ def report(options: argparse.Namespace) -> int:
         print_whole(str(TwoRuns((run, other), (explanation, explain(other.steps)))))
         return DONE
     print_whole(str(explanation))
-    try:
-        from rrfp_jax.report.page import page  # for which the text need not wait
-    except ModuleNotFoundError:
+    if not can_draw():
+        if options.out is not None:
+            raise UsageError(f"{file}: {MISSING}")
         print_whole(f"\nno page: {MISSING}")
         return DONE
+    from rrfp_jax.report.page import page  # for which the text need not wait
+
     try:
         with written_whole(file) as part:
             part.write_text(page(run, explanation), encoding="utf-8")

@@ -11,6 +11,7 @@ from rrfp_jax.core.schedules import RANKED
 from rrfp_jax.errors import DONE, UsageError
 from rrfp_jax.fields import check_not_read
 from rrfp_jax.json_files import write_json
+from rrfp_jax.report.store import STEPS
 from rrfp_jax.report.timeline import check_picture
 from rrfp_jax.train.named import CSV
 
@@ -24,9 +25,11 @@ def sim(options: argparse.Namespace) -> int:
     policies = list(dict.fromkeys(options.policy or POLICIES))
     outputs = [path for path in (options.out, options.trace, options.plot) if path is not None]
     source = _source(options)
-    orders = [Path(policy.removeprefix(RANKED).removeprefix(CSV)) for policy in policies]
+    read = [Path(policy.removeprefix(RANKED).removeprefix(CSV)) for policy in policies]
+    if options.workload is not None:
+        read.append(options.workload / STEPS)
     for file in outputs:
-        check_not_read("output", file, orders)
+        check_not_read("output", file, read)
     if options.plot is not None:
         stages = options.stages or STAGES
         if options.workload is not None:

@@ -21,7 +21,7 @@ from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import output_of, path_of, printable, shown
 from rrfp_jax.json_files import Unreadable, load_json
 from rrfp_jax.report.perfetto import write_trace
-from rrfp_jax.report.store import STEPS, read_steps
+from rrfp_jax.report.store import OLDER, STEPS, read_steps
 from rrfp_jax.report.timeline import Panel, Timeline
 from rrfp_jax.sim.choice import Auto
 from rrfp_jax.sim.compare import Change, Conditions, Outcome, compare, outcome_of
@@ -64,7 +64,7 @@ def _of_file(path: Path, microbatches: int | None, seeds: int, times: int) -> Se
             return _of_run(path / STEPS if path.is_dir() else path, microbatches, seeds)
         content = load_json(path)
         if isinstance(content, dict) and "traceEvents" in content:
-            read_steps(path)  # says why it is not
+            raise Unreadable(f"{path} is a trace, for ui.perfetto.dev. {OLDER}")
         if isinstance(content, dict) and content and all(isinstance(own, dict) for own in content.values()):
             buckets = CostTable.from_json_object(content)
             count = MICROBATCHES if microbatches is None else microbatches

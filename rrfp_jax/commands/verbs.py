@@ -77,8 +77,8 @@ examples:
             "processes (of a config: what its mesh asks for)",
             number(int, "a number of processes", 1, most=4096),
         ),
-        Flag("--name", "NAME", "of the run (the script's name)"),
-        DIRECTORY,
+        Flag("--name", "NAME", "of a script's run (default: the script's name)"),
+        Flag("--directory", "DIR", "where runs of scripts are kept (default: runs)", path_of),
         Flag(
             "--max-restarts",
             "N",
@@ -260,7 +260,7 @@ exit status: 0 done and it fits, 1 it does not fit or failed, 2 refused, 130 int
         FIGURES,
     ),
     config=True,
-    body="commands.compile:compile_ahead",
+    body="commands.compile:compile_for_card",
 )
 
 DOCTOR = Verb(

@@ -87,16 +87,19 @@ class ByteText(FileSpans):
     @functools.cached_property
     def data(self) -> NDArray[np.uint8]:
         """The bytes of the split, uint8[N], read at first use; `UsageError` if a file has shrunk since."""
-        parts = []
+        data = np.empty(sum(span.size for span in self._spans), np.uint8)
+        filled = 0
         for number, span in enumerate(self._spans):
             try:
-                parts.append(self._bytes(number))
+                data[filled : filled + span.size] = np.frombuffer(self._bytes(number), np.uint8)
             except BadDocument as error:
                 raise UsageError(
                     f"{span.path}: {error}; the data was changed during the run: leave it alone and "
                     f"start again"
                 ) from error
-        return np.frombuffer(b"".join(parts), np.uint8)
+            filled += span.size
+        data.flags.writeable = False
+        return data
 
     def plan(self, step: int) -> list[Microbatch]:
         """The microbatches of `step` >= 0, a function of (seed, step, split) and the files.

@@ -129,6 +129,8 @@ class Corpus:
         check_vocabulary(self.tokenizer, self.vocabulary, self.end)
         if self.bad not in ("refuse", "skip"):
             raise UsageError(f"bad={self.bad!r}: bad documents are 'refuse'd or 'skip'ped")
+        if self.text_alone and self.patches is None:
+            raise UsageError("text_alone=True without patches=: a corpus of text has no other documents")
 
     @property
     def lengths(self) -> Lengths:

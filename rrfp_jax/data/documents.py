@@ -127,9 +127,11 @@ class Documents:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.patches is not None and not self._cut:
+            raise UsageError(f"patches={self.patches}: the corpus has no images; give tokens or rows")
         sizes = {name: getattr(self, name) for name in (*reversed(self._counted), "rows")}
         check_counts("nothing" if self._cut else "no token", **sizes)
-        if (self.rows is None) == (not any(self._limits)) or (self.patches and not self._cut):
+        if (self.rows is None) == (not any(self._limits)):
             given = ", ".join(f"{name}={size}" for name, size in sizes.items())
             either = "the size of a microbatch, tokens, patches or both, or else rows"
             raise UsageError(f"{given}: give {either if self._cut else 'one, the size of a microbatch'}")

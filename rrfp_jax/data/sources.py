@@ -363,6 +363,8 @@ class Examples:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if not self.marker:
+            raise UsageError("marker='': give the text that an image stands for")
         if not hasattr(self.examples, "__len__") or not hasattr(self.examples, "__getitem__"):
             kind = type(self.examples).__name__
             raise UsageError(f"examples of type {kind}: give something with a length and indices")

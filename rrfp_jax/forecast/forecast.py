@@ -182,7 +182,7 @@ class Estimate:
         """The faster, in the simulator, of the split by cost and the even one; one that fits, if any does.
 
         By cost: the slowest virtual stage is as fast as it can be. Yet where memory decides how many
-        microbatches are in flight, an even split may do better.
+        microbatches are in flight, an even split may do better. `TooLarge` if no split by cost fits.
         """
         found = [self.forecast(split) for split in (self._split_by_cost(), None)]
         return min(found, key=lambda one: (one.does_not_fit is not None, one.step_seconds))

@@ -55,7 +55,9 @@ class TooLarge(ValueError):
 def partition(layers: Sequence[LayerLoad], in_flight: Sequence[int], budget: int | None = None) -> list[int]:
     """Numbers of layers per virtual stage: the largest time of a virtual stage is as small as it can be.
 
-    Of several such cuts, one whose largest number of bytes is smallest.
+    Of several such cuts, one whose largest number of bytes is smallest. `in_flight` says how many
+    microbatches each virtual stage holds at once, `budget` how many bytes none may exceed; `TooLarge` if no
+    cut keeps to that.
     """
     if not 0 < len(in_flight) <= len(layers):
         raise ValueError(f"{len(layers)} layers for {len(in_flight)} virtual stages: each needs at least one")

@@ -25,6 +25,9 @@ from rrfp_jax.runtime.run.exits import read_all
 from rrfp_jax.runtime.run.place import NAME, gpu_environment, typed_command
 from rrfp_jax.runtime.run.signals import Signals, collected_signals
 
+COMMAND = "rrfp launch"
+"""That messages begin with."""
+
 THREADS_FLAG = "--xla_cpu_multi_thread_eigen"
 
 
@@ -43,7 +46,6 @@ class Launch:
     count: int  # of ranks
     folder: RunFolder  # brought to its place at the end, unless the status is one of `discards`
     patience: Patience
-    command: str = "rrfp launch"  # that messages begin with
     env: Mapping[str, str] = field(default_factory=lambda: ENVIRONMENT)  # before the above is added
     max_restarts: int = 0
     elastic: Elastic | None = None  # if it goes on without replicas that were lost, until they are replaced
@@ -85,7 +87,7 @@ class Launch:
             end = self._end_of(supervisor)
             steps = (rank.recording.training_step for rank in end.ranks if rank.recording is not None)
             reached.append(max((step for step in steps if step is not None), default=NO_STEP))
-            text = f"{self.command}: {render_end(end)}"
+            text = f"{COMMAND}: {render_end(end)}"
             most = 0 if supervisor.passed_on else self.max_restarts
             wait, reason = after_attempt(end.status, reached, most, self.patience.back_off, before)
             if wait is not None:
@@ -156,7 +158,7 @@ class Launch:
         return found
 
     def _say(self, text: str) -> None:
-        warn(f"{self.command}: {text}")
+        warn(f"{COMMAND}: {text}")
 
     def _say_end(self, status: int, message: str) -> None:
         """Print and keep the diagnosis of the last attempt, if anything was wrong."""

@@ -137,9 +137,7 @@ def _candidates(saved: Sequence[Saved], shares: Mapping[str, float]) -> list[Sus
     left_out = ["uneven" if best >= NOTEWORTHY else "split"]
     if shares["memory"] < NOTEWORTHY:  # with more in flight nearly all goes faster, also where no limit holds
         left_out += ["in flight", "bytes"]
-    injected = _most(
-        [cause for cause in causes if cause.kind == "injected"]
-    )  # explains jitter and slow links
+    injected = _most([cause for cause in causes if cause.kind == "injected"])  # explains jitter, slow links
     return [
         cause
         for cause in causes

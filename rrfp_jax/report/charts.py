@@ -73,7 +73,7 @@ STAGE = alt.Y("s:O", title="stage", axis=thinned())
 
 # A step, stage by time.
 
-MOST_TASKS = 40_000
+MOST_DRAWN = 40_000
 """That are drawn; of a larger step some stages are left out."""
 
 LEAST_IDLE = 1e-3
@@ -95,7 +95,7 @@ def drawn_stages(step: RecordedStep) -> list[int]:
     The first, the last and the one that is busy longest are always among them.
     """
     trace = step.trace
-    most = MOST_TASKS * trace.stages // max(1, len(trace.records))
+    most = MOST_DRAWN * trace.stages // max(1, len(trace.records))
     if most >= trace.stages:
         return list(range(trace.stages))
     spread = max(most - 1, 2)  # beside the busiest one

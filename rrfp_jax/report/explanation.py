@@ -20,7 +20,7 @@ from rrfp_jax.sim.what_if import TRUSTED_ERROR, WhatIfs, what_ifs
 from rrfp_jax.trace.idleness import SHARES, shares, stage_times
 from rrfp_jax.trace.records import RecordedStep
 
-MOST_TASKS = 40_000
+MOST_REPLAYED = 40_000
 """Tasks of the steps whose what-ifs are simulated, the latest steps first: that takes some ten seconds."""
 
 Rows: TypeAlias = Sequence[Sequence[str]]
@@ -180,7 +180,7 @@ def _replayed(steps: Sequence[RecordedStep]) -> Sequence[RecordedStep]:
     """The latest steps, as many as are simulated in some seconds, at least one; the latest first."""
     latest = steps[::-1]
     tasks = accumulate(len(step.trace.records) for step in latest)
-    return latest[: max(1, sum(count <= MOST_TASKS for count in tasks))]
+    return latest[: max(1, sum(count <= MOST_REPLAYED for count in tasks))]
 
 
 def _savings(replays: Sequence[WhatIfs], tasks: float) -> list[Saving]:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import inf, isfinite
 from pathlib import Path
 from time import monotonic
-from typing import Annotated, Any, NamedTuple, Protocol, TypeAlias
+from typing import Annotated, Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
@@ -73,12 +73,21 @@ class StepLine(msgspec.Struct, frozen=True):
     validation_loss: Finite | None = None
 
 
+Line = TypeVar("Line", bound=msgspec.Struct)
+
+
 def read_lines(path: Path, latest: int | None = None) -> tuple[list[tuple[StepLine, bytes]], str]:
+    """`lines_as` with all that is shown of a step."""
+    return lines_as(StepLine, path, latest)
+
+
+def lines_as(kind: type[Line], path: Path, latest: int | None = None) -> tuple[list[tuple[Line, bytes]], str]:
     """The steps of a `metrics.jsonl` with their lines, and what is wrong with the first of the others, or "".
 
     A last line that was cut short is not wrong: somebody was killed while it was written, or is writing it.
 
     Args:
+        kind: what a line must have.
         path: of the file.
         latest: bytes that are read from its end; None for all.
     """
@@ -93,7 +102,7 @@ def read_lines(path: Path, latest: int | None = None) -> tuple[list[tuple[StepLi
     found, wrong = [], ""
     for number, line in enumerate(content.split(b"\n")[0 if is_all else 1 : -1], 1):
         try:
-            found.append((as_kind(parse_json(line), StepLine), line))
+            found.append((as_kind(parse_json(line), kind), line))
         except ValueError as error:
             wrong = wrong or f"line {number} is no step's: {error}"
     return found, wrong

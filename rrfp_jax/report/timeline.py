@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -163,16 +164,23 @@ def compare(*drawn: HasTimeline | Timeline) -> Timeline:
     return Timeline(panels)
 
 
+def can_draw() -> bool:
+    """Whether the packages that draw are installed."""
+    return find_spec("altair") is not None and find_spec("vl_convert") is not None
+
+
 def check_picture(path: Path, rows: int) -> None:
     """Refuse a picture that could not be drawn, of so many rows of stages.
 
     Raises:
-        UsageError: an unknown format, or too many stages.
+        UsageError: an unknown format, too many stages, or the packages that draw are not installed.
     """
     if path.suffix.lower() not in FORMATS:
         raise UsageError(f"{path}: a picture's name ends with {', '.join(FORMATS)}")
     if rows > MOST_ROWS:
         raise UsageError(f"{path}: {rows} rows of stages are too many to read; draw at most {MOST_ROWS}")
+    if not can_draw():
+        raise UsageError(f"{path}: {MISSING}")
 
 
 def told(seconds: float) -> str:

@@ -23,8 +23,8 @@ import msgspec
 from rrfp_jax import printing
 from rrfp_jax.errors import UsageError
 from rrfp_jax.files import MOVED_AWAY, is_used, move_away, named
-from rrfp_jax.json_files import Unreadable, read_json
-from rrfp_jax.report.store import LATEST, METRICS, Reported, StepFile, read_lines
+from rrfp_jax.json_files import Count, Unreadable, read_json
+from rrfp_jax.report.store import LATEST, METRICS, Reported, StepFile, lines_as
 from rrfp_jax.runs.config import RunConfig, as_json
 from rrfp_jax.runtime.run.name_lock import used_folder
 from rrfp_jax.runtime.run.place import typed_command
@@ -35,6 +35,12 @@ MOST_WAITING = 2**26
 
 ORIGIN = "_origin"
 """Of `config.json`, beside the config's own fields: where the run comes from."""
+
+
+class _Numbered(msgspec.Struct, frozen=True):
+    """A line of `metrics.jsonl`, as far as it must be known, whichever version wrote it."""
+
+    step: Count
 
 
 class _Named(msgspec.Struct, frozen=True):
@@ -242,7 +248,7 @@ def _lines_before(step: int, folder: Path, say: Callable[[str], None]) -> list[s
     places = [own] if own.exists() else sorted(there, key=lambda path: path.stat().st_mtime)
     if not places:
         return []
-    found, wrong = read_lines(places[-1])
+    found, wrong = lines_as(_Numbered, places[-1])
     if wrong:
         kept = move_away(own) if own.exists() else places[-1]
         say(f"{places[-1]}: {wrong}; it is kept as {kept}, and the run goes on without that")

@@ -104,7 +104,7 @@ def lower_bound(
     """A makespan (s) that no order can beat which splits the same backwards and keeps to the same limits.
 
     As in the core, the limits are those of admission, which holds back hints only. The bound is exact up to
-    the rounding of sums. StepCosts must not depend on the order, budgets are in bytes. With `any_split` every
+    the rounding of sums. Costs must not depend on the order, budgets are in bytes. With `any_split` every
     order is bounded, without limits, whatever it splits: a fused B is I and then W, with the gradient leaving
     late, so no order beats the bound of those that split all backwards.
     """

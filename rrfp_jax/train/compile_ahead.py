@@ -67,7 +67,10 @@ class CompiledStage:
 
 @dataclass(frozen=True, kw_only=True)
 class CompiledRun:
-    """What compiling has told."""
+    """What compiling has told.
+
+    `refusal` says why the run does not fit, None if it does; `seconds` is the time of all `programs`.
+    """
 
     stages: Sequence[CompiledStage]
     rules: StepRules
@@ -84,7 +87,19 @@ def compile_ahead(
     executables: Executables,
     progress: Progress = silent,
 ) -> CompiledRun:
-    """Compile a run."""
+    """Compile and store every program that stages of a run need, on devices that need not be there.
+
+    Args:
+        run: its schedule and split chosen.
+        of_rank: the devices of each process.
+        stages: to compile, by number.
+        memory: bytes of a device that JAX takes; None for no limit.
+        executables: where programs are stored.
+        progress: is told how far it is.
+
+    Raises:
+        UsageError: a run that could not work.
+    """
     began, plan = perf_counter(), plan_step(run.data, 0)
     engine = run.engine(run.mesh.lay_out_on(of_rank, stages), None, executables)
     layout, library, staging = engine.layout, engine.library, engine.staging

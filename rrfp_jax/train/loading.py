@@ -59,7 +59,7 @@ class Loader:
         self._ahead = _Ahead(data, step, self._reads, self._request)
 
     def settle(self) -> None:
-        """Wait until nobody uses the data."""
+        """Wait until nobody uses the data; TrainingError if that takes longer than `stall_seconds`."""
         began, limit = perf_counter(), self._world.waits.stall_seconds
         with self._world.waits_for(self._request.awaited):
             while self._ahead is not None and not self._ahead.join(min(LONGEST_SLEEP_SECONDS, limit)):

@@ -46,7 +46,9 @@ def toy(monkeypatch):
 
     @bench("How many?", minutes="0", aims="at most 2")
     def toy_bench(many: int = 1, names: tuple[str, ...] = ("a", "b"), quick: bool = False):
-        return Found({"many": many, "names": names, "quick": quick}, [Aim("many", many, 2, "")])
+        figures = {"many": many, "names": names, "quick": quick}
+        tables, pictures = {"page.md toy": "| a |"}, {"drawn.svg": lambda path: path.write_text("<svg/>")}
+        return Found(figures, [Aim("many", many, 2, "")], tables, pictures)
 
     yield "toy_bench"
     del REGISTRY["toy_bench"]
@@ -66,8 +68,20 @@ def test_flags_are_the_functions_parameters(toy, tmp_path):
     found = json.loads(file.read_text())
     assert found["figures"] == {"many": 2, "names": ["b"], "quick": True}
     assert found["aims"][0]["met"] and found["machine"]["jax"]
-    with pytest.raises(SystemExit, match="2"):
-        run(toy, ["--names=c"])
+    for wrong in (["--names=c"], ["--names=b", "--names=a"]):
+        with pytest.raises(SystemExit, match="2"):
+            run(toy, wrong)
+
+
+def test_tables_and_pictures_are_written_if_that_is_asked_for(toy, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("benchmarks.harness.RESULTS", tmp_path)
+    monkeypatch.setattr("benchmarks.harness.REPOSITORY", tmp_path)
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- toy -->\nold\n<!-- end of toy -->\nafter\n")
+    assert run(toy, []) == 0 and "old" in page.read_text() and not (tmp_path / "drawn.svg").exists()
+    assert run(toy, ["--write"]) == 0 and "| a |" in capsys.readouterr().out
+    assert page.read_text() == "before\n<!-- toy -->\n\n| a |\n\n<!-- end of toy -->\nafter\n"
+    assert (tmp_path / "drawn.svg").read_text() == "<svg/>"
 
 
 def test_every_benchmark_has_a_question_aims_and_flags(capsys):

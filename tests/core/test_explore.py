@@ -1,4 +1,4 @@
-"""Exhaustive exploration of small steps: a slice of `tests.verification.explore`, and its ground."""
+"""Small steps explored exhaustively, a slice of `tests.verification.explore`; large ones in random order."""
 
 import copy
 import dataclasses

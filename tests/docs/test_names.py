@@ -41,8 +41,6 @@ def test_paths_and_links_lead_somewhere(page):
     if page.name == "moved.md":  # whose second column has names of before
         text = re.sub(r"(?m)^(\|[^|]*\|).*$", r"\1", text)
     links = {link.partition("#")[0] for link in LINK.findall(text) if "://" not in link}
-    if page.name == "moved.md":  # its second column names what is gone
-        text = re.sub(r"(?m)^(\| [^|]*\|).*", r"\1", text)
     paths = {word for word in INLINE.findall(text) if looks_like_a_path(word)}
     assert sorted(word for word in links | paths if not exists(page, word)) == []
 
@@ -89,6 +87,14 @@ def test_every_verification_is_listed():
 def test_lists_of_schedules_name_every_one(file, begin, end):
     text = text_of(REPOSITORY / file).partition(begin)[2].partition(end)[0]
     assert sorted(NAMED.keys() - re.findall(r"[\w-]+", text)) == []
+
+
+def test_paths_of_the_makefile_exist():
+    text = text_of(REPOSITORY / "Makefile").partition("FAST :=")[2].partition("\n\n")[0]
+    paths = re.findall(r"(?<!addprefix )tests/[\w/]+(?:\.py)?(?=[\s\\])", text)
+    for prefix, names in re.findall(r"\$\(addprefix (\S+),([^)]+)\)", text):
+        paths += [f"{prefix}{name}" for name in names.split()]
+    assert len(paths) > 10 and [path for path in paths if not (REPOSITORY / path).exists()] == []
 
 
 def test_phony_targets_have_rules():

@@ -1,4 +1,7 @@
-"""The SLURM file with a stand-in for `srun`; launch/slurm.md says what was run on a SLURM."""
+"""What a process makes of SLURM's variables, and the SLURM file with a stand-in for `srun`.
+
+launch/slurm.md says what was run on a SLURM.
+"""
 
 import json
 import os

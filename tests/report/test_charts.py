@@ -8,8 +8,8 @@ import pytest
 from rrfp_jax.core.step_rules import Budget
 from rrfp_jax.core.tasks import Direction
 from rrfp_jax.report.charts import (
+    MOST_DRAWN,
     MOST_POINTS,
-    MOST_TASKS,
     changes,
     drawn_stages,
     heatmap,
@@ -136,8 +136,8 @@ def test_long_runs_are_thinned_and_their_longest_steps_kept():
 
 def test_a_large_step_is_drawn_in_part(monkeypatch):
     step, _ = spoilt("stage")
-    assert drawn_stages(step) == list(range(STAGES)) and len(step.trace.records) < MOST_TASKS
-    monkeypatch.setattr("rrfp_jax.report.charts.MOST_TASKS", 3 * 2 * MICROBATCHES)
+    assert drawn_stages(step) == list(range(STAGES)) and len(step.trace.records) < MOST_DRAWN
+    monkeypatch.setattr("rrfp_jax.report.charts.MOST_DRAWN", 3 * 2 * MICROBATCHES)
     assert drawn_stages(step) == [0, 2, 3]  # the first, the busiest, the last
     plot = timeline(step)
     for name in ("tasks", "idle", "critical"):

@@ -62,7 +62,7 @@ def test_it_shows_all_that_there_is(run, html):
     between = {"0 to 1", "1 to 0", "1 to 2", "2 to 1", "2 to 3", "3 to 2"}
     assert {row["link"] for row in rows["links"]} == between
     inputs = [row["t"] for row in rows["tasks"] if (row["s"], row["k"]) == (2, "F: forward")]
-    assert all("of stage 1, which had ended 1 ms before it was ready" in text for text in inputs)
+    assert inputs and all("of stage 1, which had ended 1 ms before it was ready" in text for text in inputs)
     ends = {layer["encoding"]["x"]["scale"]["domain"][1] for layer in timeline_of(html)["layer"][:-1]}
     assert list(ends) == [pytest.approx(run.steps[0].recorded.trace.makespan * 1e3)]
     assert rows["critical"] and rows["idle"] and rows["memory"]

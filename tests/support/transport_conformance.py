@@ -205,10 +205,7 @@ def witness_is_let_go(ends):
 
 TRANSFERS, IN_FLIGHT, A_ROUND = 10_000, 16, 500
 
-
 TOLERATED = 24 * MIB
-
-
 """Growth of memory over 10,000 transfers of 64 KiB, 625 MiB in all: what allocators keep of at most 16 in
 flight at either end, with room for their caches. A leak of one array in 26 would show."""
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.scripts import narrow_ranks
 from tests.support import toy
 
 REPOSITORY = Path(__file__).parents[2]
@@ -220,3 +221,18 @@ def test_the_tasks_of_a_slurm_step_find_each_other(tmp_path):
     assert [task.returncode for task in tasks] == [0, 0]
     losses = [json.loads(each.splitlines()[-1]) for each in said]
     assert losses[0] == losses[1] and len(losses[0]) == 2
+
+
+def test_between_processes_too_and_numbers_of_few_bits_travel(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("JAX_TRANSFER_GUARD", "disallow")
+    status, said = command(
+        "rrfp_jax", "launch", "-n", 2, SCRIPTS / "narrow_ranks.py", folder=tmp_path, limit=100.0
+    )
+    assert status == 0, said
+    narrow_ranks.main()
+    between, alone = (_losses(text) for text in (said, capsys.readouterr().out))
+    np.testing.assert_allclose(between, alone, rtol=1e-5)
+
+
+def _losses(said):
+    return json.loads(next(line for line in said.splitlines() if "losses" in line).partition("losses ")[2])

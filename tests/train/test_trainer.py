@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 import gc
-import json
 import pickle
 import threading
 import time
@@ -28,10 +27,8 @@ from rrfp_jax.runtime.engine.loop import Driver
 from rrfp_jax.runtime.stages.stage import Stage
 from rrfp_jax.runtime.stages.step import ModelStep
 from rrfp_jax.train.report import REPORTED
-from tests.scripts import narrow_ranks
 from tests.support import toy
 from tests.support.interleave import check_invariants
-from tests.train.test_processes import SCRIPTS, command
 
 
 @pytest.fixture(scope="module")
@@ -337,21 +334,6 @@ def test_results_come_under_a_guard_also_where_they_must_be_copied():
 def test_what_no_stage_could_run_under_is_refused_at_the_start(guard, said):
     with guard(), pytest.raises(rrfp.UsageError, match=said):
         toy.trainer(2)
-
-
-def test_between_processes_too_and_numbers_of_few_bits_travel(monkeypatch, tmp_path, capsys):
-    monkeypatch.setenv("JAX_TRANSFER_GUARD", "disallow")
-    status, said = command(
-        "rrfp_jax", "launch", "-n", 2, SCRIPTS / "narrow_ranks.py", folder=tmp_path, limit=100.0
-    )
-    assert status == 0, said
-    narrow_ranks.main()
-    between, alone = (_losses(text) for text in (said, capsys.readouterr().out))
-    np.testing.assert_allclose(between, alone, rtol=1e-5)
-
-
-def _losses(said):
-    return json.loads(next(line for line in said.splitlines() if "losses" in line).partition("losses ")[2])
 
 
 CALLS = {

@@ -260,6 +260,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--transport", choices=("socket", "nixl"), default="socket", help="between processes")
     parser.add_argument("--moves", action="store_true", help="fail while layers move, and go on after it")
     options = parser.parse_args(argv)
+    if options.moves and (options.without_launcher or options.tp > 1 or options.transport != "socket"):
+        parser.error("--moves is of ranks that share no stage, launched, with messages by sockets")
     by_hand = BY_HAND if options.tp == 1 else f"{BY_HAND},0/{STORE}/step"
     text = options.cells or (by_hand if options.without_launcher else "*/*/*")
     phases = MOVING if options.moves else PHASES

@@ -231,7 +231,8 @@ def limit_overtime(world: World, limit: float) -> None:
         at_most = "" if isinf(limit) else f", {limit:g} s at most"
         warn(f"{world.describe(world.rank)}: its work is done; it waits for {waited_for()} to end{at_most}")
         outlast(limit - early)
-        fail(world, TrainingError(f"its work is done, but {waited_for()} has not ended within {limit:g} s"))
+        sentence = f"its work is done, but {waited_for()} has not ended within {limit:g} s"
+        fail(world, TrainingError(f"{sentence}; RRFP_EXIT_SECONDS allows more"))
 
     threading.Thread(target=watch, name="rrfp-overtime", daemon=True).start()
 

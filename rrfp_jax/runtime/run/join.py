@@ -227,7 +227,8 @@ def _meet(place: Place, joining: JoinWatchdog, limit: float) -> Coordinator | No
     where, count, coordinator = place.coordinator, place.processes, None
 
     def tried() -> str:
-        return f"{where.tried(PROBE_SECONDS)}; are all started, and is that address right?"
+        asks = f"are all started, and is that address right? {join_seconds.name} allows more time"
+        return f"{where.tried(PROBE_SECONDS)}; {asks}"
 
     joining.waits_for(f"all {count} ranks at {where}", limit, tried)
     try:

@@ -47,6 +47,7 @@ def changes(target: str, name: str = "") -> Callable[[Make], Make]:
     """Note a function as the maker of the mutant of its name, or of another name."""
 
     def noted(make: Make) -> Make:
+        assert (name or make.__name__) not in MAKERS, "another mutant has this name"
         MAKERS[name or make.__name__] = f"rrfp_jax.{target}", make
         return make
 

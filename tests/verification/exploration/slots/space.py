@@ -1,4 +1,4 @@
-"""Visits all states of a case, breadth first, and checks each; what is wrong is told by the shortest way."""
+"""Cases of one-sided transfers, messages that nobody may send, and the visit of all states."""
 
 from __future__ import annotations
 

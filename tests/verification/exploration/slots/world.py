@@ -1,6 +1,6 @@
 """A receiver, its senders, what is under way between them, and what lies in the slots.
 
-Theory of operation. The real machines of `rrfp_jax/nixl` are driven (`moves.py`). Around them is
+Theory of operation. The real machines of `rrfp_jax/nixl` are driven (`actions`, `after`). Around them is
 all that a transport adds: channels in order, writes and copies that take their time, programs that end when
 they like, rounds, resets, deaths. What is written is followed by rules of its own: a slot that is being
 written belongs to that write alone; what is copied must be whole, and stays until the copy has ended. A

@@ -1,0 +1,1 @@
+"""What is asked of a GPU, on a machine that may lack most packages."""
