@@ -19,7 +19,7 @@ from rrfp_jax.commands.cli import main
 REPOSITORY = Path(__file__).parents[1]
 NOTEBOOK = "notebooks/quickstart.ipynb"
 PLACES = {
-    "README.md": "overview.md",
+    "README.md": "index.md",
     "CHANGELOG.md": "CHANGELOG.md",
     "launch/README.md": "launch/README.md",
     "launch/slurm.md": "launch/slurm.md",
