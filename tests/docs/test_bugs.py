@@ -1,4 +1,4 @@
-"""docs/bugs.md is the table of mutants, and names what there is."""
+"""tests/verification/bugs.md is the table of mutants, and names what there is."""
 
 import pkgutil
 import re

@@ -38,8 +38,6 @@ def exists(page, word):
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_paths_and_links_lead_somewhere(page):
     text = prose_of(page)
-    if page.name == "moved.md":  # whose second column has names of before
-        text = re.sub(r"(?m)^(\|[^|]*\|).*$", r"\1", text)
     links = {link.partition("#")[0] for link in LINK.findall(text) if "://" not in link}
     paths = {word for word in INLINE.findall(text) if looks_like_a_path(word)}
     assert sorted(word for word in links | paths if not exists(page, word)) == []

@@ -2,11 +2,11 @@
 
     python -m tests.verification.mutants [--json=FILE] [--check] [--only=NAME,...] [--everything] [--jobs=N]
 
-The table is docs/bugs.md; `tests/verification/mutation` has what makes each mutant. First all named tests
-must pass as the code is. Then each mutant is put into a fresh pytest process, and into all processes that its
-tests start, and its named tests must all fail. A mutant that is never executed is a fault of the table. A
-hang counts as found if a test ends it, but not if the limit of this command does. With `--everything`,
-mutants that their tests do not find are tried on all tests until one fails.
+The table is `tests/verification/bugs.md`; `tests/verification/mutation` has what makes each mutant. First
+all named tests must pass as the code is. Then each mutant is put into a fresh pytest process, and into all
+processes that its tests start, and its named tests must all fail. A mutant that is never executed is a fault
+of the table. A hang counts as found if a test ends it, but not if the limit of this command does. With
+`--everything`, mutants that their tests do not find are tried on all tests until one fails.
 """
 
 from __future__ import annotations

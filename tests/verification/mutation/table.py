@@ -1,4 +1,4 @@
-"""The table of mutants: the rows of docs/bugs.md, each with the function that makes its mutant."""
+"""The table of mutants: the rows of tests/verification/bugs.md, each with the function that makes it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-PAGE = Path(__file__).parents[3] / "docs" / "bugs.md"
+PAGE = Path(__file__).parents[1] / "bugs.md"
 ROW = re.compile(r"^\| (.*\.) \| (?:\[(\S+)\]\(\S+\)|-) \| (.*\.) \| (.*) \| `(\w+)` \|$", re.MULTILINE)
 
 Make: TypeAlias = Callable[[Any], Callable[..., Any]]
