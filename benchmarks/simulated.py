@@ -85,7 +85,7 @@ def simulated(
     return Found(
         {"rows": [asdict(row) for row in rows]},
         _aims(rows),
-        {"simulated.md figures": "\n\n".join([note, *parts])},
+        {"simulated.md figures": "\n\n".join([note, *parts]), "simulated.md fastest": _fastest(rows)},
         {"docs/images/simulated.svg": _picture(rows)},
     )
 
@@ -157,6 +157,23 @@ def _table(rows: Sequence[Row]) -> str:
     return table(
         ["", *names], [*cells, ("geometric mean", *(shown(_mean(rows, name), 0.0) for name in names))]
     )
+
+
+SHOWN = ("sd 0", "base", "sd 0.6", "length-imbalanced", "transfers 1", "slow-link", "straggler")
+"""Kinds of steps in the table of the fastest."""
+
+
+def _fastest(rows: Sequence[Row]) -> str:
+    """By memory and kind of step the fastest that fits; 1F1B, as it is with its own memory, last."""
+    found = {(row.cell, row.factor): row.times for row in rows}
+    kinds = [kind for kind in SHOWN if (kind, 1.0) in found]
+    cells: list[tuple[str, ...]] = []
+    for factor in FACTORS:
+        times = [found[kind, factor] for kind in kinds]
+        best = [min(own, key=own.__getitem__) for own in times]
+        cells.append((f"{factor:g}", *(f"`{n}` {own[n]:.3f}" for n, own in zip(best, times, strict=True))))
+    cells.append(("1F1B", *(f"{found[kind, 1.0]['1f1b']:.3f}" for kind in kinds)))
+    return table(["bytes", *kinds], cells)
 
 
 def _mean(rows: Sequence[Row], name: str) -> float | None:
