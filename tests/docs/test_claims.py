@@ -1,4 +1,4 @@
-"""What pages claim: the tests that show it exist, messages are the code's, figures those of other pages."""
+"""What pages claim: messages are the code's, figures those of other pages."""
 
 import ast
 import re
@@ -29,19 +29,6 @@ def those_in(file):
                 name = own.name if own is node else f"{node.name}::{own.name}"
                 found[name] = any("skip" in ast.unparse(mark) for mark in own.decorator_list)
     return found
-
-
-def test_every_row_of_the_equality_matrix_is_shown_by_tests_that_there_are():
-    _, *rows = rows_of("numbers.md", "### The equality matrix")
-    assert len(rows) > 10
-    for difference, *cells, _, shown in rows:
-        said = [cell.strip("*").partition(",")[0] for cell in cells]
-        assert set(said) <= {"bit", "rounding", "-"}, difference
-        names = INLINE.findall(shown)
-        assert names, difference
-        for name in names:
-            file, _, test = name.partition("::")
-            assert those_in(file).get(test) is False, name
 
 
 @cache

@@ -229,7 +229,7 @@ def names_in(row):
 def test_the_table_in_the_documentation_is_what_is_tried_here():
     """Whatever it says works is in WORKING; what is refused, in the others."""
     page = (Path(__file__).parents[2] / "docs" / "numbers.md").read_text()
-    rows = [row.split("|")[1:3] for row in page.partition("| of optax | |")[2].splitlines() if "|" in row[:1]]
+    rows = [row.split("|")[1:3] for row in page.partition("| Optax | |")[2].splitlines() if "|" in row[:1]]
     working, refused = (
         "".join(map(inspect.getsource, tried))
         for tried in (WORKING.values(), [*REFUSED.values(), *NOT_AT_ALL.values()])
