@@ -2,7 +2,8 @@
 
 Pages that lie beside the code they are about (`launch/README.md`) are pages of the site at the same path. The
 notebook becomes one, too. A link to any other file of the repository becomes plain text: readers of the site
-need not have a checkout. Where a page says `<!-- help: rrfp VERB -->` stands that command's help.
+need not have a checkout. A link whose text is the name of a page's file gets that page's title instead. Where a page
+says `<!-- help: rrfp VERB -->` stands that command's help.
 """
 
 import contextlib
@@ -10,10 +11,12 @@ import io
 import json
 import posixpath
 import re
+from functools import cache
 from pathlib import Path
 
 from mkdocs.structure.files import File
 
+import rrfp_jax
 from rrfp_jax.commands.cli import main
 
 REPOSITORY = Path(__file__).parents[1]
@@ -29,9 +32,17 @@ PLACES = {
 """Where files outside `docs/` are in the site."""
 SOURCES = {place: source for source, place in PLACES.items()}
 
-LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
+LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
+FILE_NAME = re.compile(r"`?[\w./-]+\.(?:md|ipynb)`?")
+TITLE = re.compile(r"^# (.+)$", re.MULTILINE)
 HELP = re.compile(r"<!-- help: rrfp (\w+) -->")
 FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+
+
+def on_config(config):
+    """The header of every page names the version."""
+    config.site_name = f"rrfp_jax {rrfp_jax.__version__}"
+    return config
 
 
 def on_files(files, config):
@@ -66,15 +77,24 @@ def relinked(text, source, place):
     """A text of the file `source` as it must be on the page at `place`."""
 
     def link(match):
-        words, target, anchor = match[1], match[2], match[3] or ""
+        mark, words, target, anchor = match[1], match[2], match[3], match[4] or ""
         if ":" in target:
             return match[0]
         target = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
         if (where := PLACES.get(target, target.removeprefix("docs/"))) != target or target in PLACES:
-            return f"[{words}]({posixpath.relpath(where, posixpath.dirname(place) or '.')}{anchor})"
+            words = title_of(target) if FILE_NAME.fullmatch(words) else words
+            return f"{mark}[{words}]({posixpath.relpath(where, posixpath.dirname(place) or '.')}{anchor})"
         return words if (REPOSITORY / target).exists() else match[0]
 
     return LINK.sub(link, text)
+
+
+@cache
+def title_of(file):
+    """The first heading of a page."""
+    text = (REPOSITORY / file).read_text(encoding="utf-8")
+    found = TITLE.search(notebook_page(text) if file.endswith(".ipynb") else text)
+    return found[1] if found else file
 
 
 def notebook_page(text):

@@ -6,6 +6,7 @@ text, is made by a comment before the block. A block without a language that fol
 prints.
 """
 
+import ast
 import importlib
 import os
 import sys
@@ -13,6 +14,7 @@ from importlib.util import find_spec
 
 import pytest
 
+import rrfp_jax
 from tests.docs.pages import PAGES, blocks_of, name_of, text_of
 
 SMALLER = {"steps(1000)": "steps(1)", "repeat=24": "repeat=2"}
@@ -77,4 +79,19 @@ def test_no_block_is_excused():
     """Nothing says that it is not run, and no Python hides behind another name."""
     for page in PAGES:
         assert "<!-- not run" not in text_of(page), name_of(page)
-        assert {block.language for block in blocks_of(page)} <= {"", "python", "bash", "text"}, name_of(page)
+        assert {block.language for block in blocks_of(page)} <= {"", "python", "bash", "text", "diff"}, (
+            name_of(page)
+        )
+
+
+def test_both_sides_of_a_diff_are_python_of_names_that_there_are():
+    diffs = [(page, block) for page in PAGES for block in blocks_of(page) if block.language == "diff"]
+    assert diffs
+    for page, block in diffs:
+        lines = block.code.splitlines()
+        for side in "-+":
+            own = ast.parse("\n".join(line[1:] for line in lines if line[:1] in (side, " ")))
+            named = [node for node in ast.walk(own) if isinstance(node, ast.Attribute)]
+            ours = [node.attr for node in named if getattr(node.value, "id", "") == "rrfp"]
+            assert [name for name in ours if not hasattr(rrfp_jax, name)] == [], name_of(page)
+        assert len(lines) <= 8, name_of(page)
