@@ -18,6 +18,7 @@ INLINE = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 GIVEN = re.compile(r"<!-- given\n((?:(?!-->).)*)-->\n$", re.DOTALL)
 TITLE = re.compile(r'title="([\w./-]+)"')
+FOLLOWS = re.compile(r"<!-- follows ([\w-]+\.md) -->")
 PRINTED = re.compile(r"\n\n```\n(.*?)```", re.DOTALL)
 
 
@@ -58,3 +59,10 @@ def blocks_of(page):
             title=title[1] if title else "",
             printed=printed[1] if printed else "",
         )
+
+
+def files_of(page):
+    """The files that readers of a page have: its own, and those of the page that it says it follows."""
+    before = FOLLOWS.search(text_of(page))
+    found = files_of(page.parent / before[1]) if before else {}
+    return found | {block.title: block.code for block in blocks_of(page) if block.title}

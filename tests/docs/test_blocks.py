@@ -1,9 +1,9 @@
 """Every Python block of the documentation is run as it stands, page by page, in order.
 
 The blocks of a page share one namespace and one folder. One with a title is a file: it is written there and
-imported, so that later ones can import it. What readers have and the page does not show, such as files of
-text, is made by a comment before the block. A block without a language that follows at once is what it
-prints.
+imported, so that later ones can import it. `<!-- follows PAGE -->` says that the files of that page are there,
+too. What readers have and the page does not show, such as files of text, is made by a comment before the
+block. A block without a language that follows at once is what it prints.
 """
 
 import ast
@@ -15,7 +15,7 @@ from importlib.util import find_spec
 import pytest
 
 import rrfp_jax
-from tests.docs.pages import PAGES, blocks_of, name_of, text_of
+from tests.docs.pages import PAGES, blocks_of, files_of, name_of, text_of
 
 SMALLER = {"steps(1000)": "steps(1)", "repeat=24": "repeat=2"}
 """Sizes that would take minutes."""
@@ -47,11 +47,10 @@ def made_small(code):
     return code
 
 
-def run(block, names, folder, where):
+def run(block, names, where):
     """Run a block of a page as its reader would."""
     exec(compile(block.given, f"{where}: given", "exec"), names)
     if block.title:
-        (folder / block.title).write_text(block.code, encoding="utf-8")
         importlib.invalidate_caches()
         importlib.import_module(block.title.removesuffix(".py"))
     else:
@@ -69,9 +68,11 @@ def test_python_runs_and_prints_what_the_page_says(page, folder, capsys):
     absent = [package for package in NEEDED.get(name_of(page), ()) if find_spec(package) is None]
     if absent and os.environ.get("RRFP_OTHER_MODELS") != "all":
         pytest.skip(f"needs {', '.join(absent)}: make other-models")
+    for title, code in files_of(page).items():
+        (folder / title).write_text(code, encoding="utf-8")
     names = {"__name__": "block"}
     for number, block in enumerate(python_blocks(page)):
-        run(block, names, folder, f"{name_of(page)}: block {number}")
+        run(block, names, f"{name_of(page)}: block {number}")
         assert not_said(block.printed, capsys.readouterr().out) == []
 
 

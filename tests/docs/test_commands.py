@@ -15,7 +15,7 @@ from rrfp_jax.commands.overrides import override
 from rrfp_jax.commands.verbs import VERBS
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runs.config import load_config
-from tests.docs.pages import FENCE, INLINE, PAGES, REPOSITORY, blocks_of, name_of, text_of
+from tests.docs.pages import FENCE, INLINE, PAGES, REPOSITORY, blocks_of, files_of, name_of, text_of
 
 SHELL = ("", "bash")
 
@@ -120,9 +120,8 @@ def test_configs_take_the_fields_that_they_are_given(page, tmp_path, monkeypatch
     """Each `--config=FILE --config.x=y`, with a file of the repository or of the page."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    for block in blocks_of(page):
-        if block.title:
-            (tmp_path / block.title).write_text(block.code, encoding="utf-8")
+    for title, code in files_of(page).items():
+        (tmp_path / title).write_text(code, encoding="utf-8")
     for words in command_lines(page):
         files = [word.partition("=")[2] for word in words if word.startswith("--config=")]
         fields = [word for word in words if re.fullmatch(r"--config\.[\w.]+=[^\[\].]\S*", word)]
