@@ -1,7 +1,7 @@
 """Every Python block of the documentation is run as it stands, page by page, in order.
 
 The blocks of a page share one namespace and one folder. One with a title is a file: it is written there and
-imported, so that later ones can import it. `<!-- follows PAGE -->` says that the files of that page are there,
+imported, so that later ones can import it. `<!-- follows PAGE -->` says that files of that page are there,
 too. What readers have and the page does not show, such as files of text, is made by a comment before the
 block. A block without a language that follows at once is what it prints.
 """
