@@ -151,7 +151,7 @@ class Settings:
         rebalance: whether layers move to other stages where measured costs are for it (`docs/rebalance.md`):
             "off"; "suggest" says which would, and what it would save; "auto" moves them between two steps.
         agreement: what carries the messages by which the processes of a stage agree on each task: "kv", the
-            key-value store of `jax.distributed`, or "socket" (`docs/agreement.md`).
+            key-value store of `jax.distributed`, or "socket" (`docs/transport.md`).
         protocol: a "leader" decides, or all are "unanimous".
         delays: injected, to see what a schedule makes of them: text such as "jitter=J2,skew=0.001"; empty for
             none (`docs/paced.md`).
