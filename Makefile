@@ -18,7 +18,7 @@ FAST := tests/core tests/sim tests/forecast tests/house/test_layering.py \
 
 .PHONY: train test test-all test-fast test-durations golden odd-models other-models gpu-compile lint format docs docs-serve rivals clean
 
-train: $(VENV)/.installed
+train: $(VENV)/.train
 	$(BIN)/rrfp launch --config=$(CONFIG) $(ARGS)
 
 # Every feature, within minutes: without slow tests and most cases of others (tests/support/quick.py).
@@ -88,10 +88,18 @@ clean:
 	.venv-models/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/other_models/requirements.txt
 	touch $@
 
-$(VENV)/.installed: pyproject.toml
+# What `make train` needs, and no more. Nobody waits until pip has compiled all modules of all packages, as that
+# takes longer than all else here: those that are imported are compiled now, once for all ranks.
+$(VENV)/.train: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rrfp_jax needs Python 3.11 or newer: make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -e .
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -c 'import rrfp_jax.commands.overrides, rrfp_jax.runs.run'
+	touch $@
+
+# What tests, lint and docs need, too.
+$(VENV)/.installed: $(VENV)/.train
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -e '.[dev]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps 'nixl-cu12>=1.5,<2'
 	touch $@
 

@@ -174,13 +174,15 @@ class ByteText(FileSpans):
         return -(-(self._size - 1) // self.sequence_length)
 
 
-def bigram_loss(train: ByteText, validation: ByteText) -> float:
+def bigram_loss(train: ByteText, validation: ByteText, steps: int = 0) -> float:
     """The loss on `validation`, in nats per byte, of the add-one smoothed counts of byte pairs in `train`.
 
-    A model that beats it has learnt more than which byte follows which.
+    It is that of the bytes of the first `steps` steps of validation; 0 for all. A model that beats it has
+    learnt more than which byte follows which.
     """
     seen = _count_pairs(train.data) + 1
-    pairs = _count_pairs(validation.data)
+    labels = steps * validation.microbatches * validation.batch * validation.sequence_length
+    pairs = _count_pairs(validation.data[: labels + 1] if steps else validation.data)
     log_probability = np.log(seen) - np.log(seen.sum(axis=1, keepdims=True))
     return float(-(pairs * log_probability).sum() / pairs.sum())
 

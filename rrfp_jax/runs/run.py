@@ -152,6 +152,17 @@ def _line_of(found: Evaluation | None) -> dict[str, float | None]:
     return {f"{VALIDATION}{name}": value if math.isfinite(value) else None for name, value in figures.items()}
 
 
+def _to_open_next(folder: Path) -> str:
+    """What shows more of a run, as commands for the shell that it was started from."""
+    typed = shlex.split(typed_command())[0]
+    rrfp, run = typed if Path(typed).name == "rrfp" else "rrfp", shlex.quote(str(folder))
+    return (
+        f"next:\n"
+        f"  {rrfp} report {run}  # why each stage was idle, in words and as a page, {run}/report.html\n"
+        f"  {rrfp} top {run}  # its latest steps, live while a run lasts"
+    )
+
+
 def train(config: RunConfig, signals: StopSignals, source: Path | None = None) -> int:
     """Train a run to its end; rank 0 prints, and writes the files.
 
@@ -221,7 +232,7 @@ class _Run:
                 self._say_validation(last.validation, validation)
         self._display.say(
             f"files: {files.folder}/config.json, memory.json, metrics.jsonl, costs.json, {STEPS}, "
-            f"trace.json (open it at ui.perfetto.dev)"
+            f"trace.json (open it at ui.perfetto.dev)\n{_to_open_next(files.folder)}"
         )
         if last.stops:
             if files.trouble:
@@ -341,8 +352,8 @@ class _Run:
         self._display.say(f"validation loss {found.loss:.4f}{unit}{metrics}  (over {over})")
         data = self._config.made("train_data")
         if self._world.rank == 0 and isinstance(data, ByteText) and isinstance(validation, ByteText):
-            beside = bigram_loss(data, validation)
-            self._display.say(f"           beside it {beside:.4f}: a byte bigram model, same files")
+            bigrams = bigram_loss(data, validation, self._config.validation_steps)
+            self._display.say(f"  a byte bigram model {bigrams:.4f} on the same bytes")
 
 
 def _require_all_there(steps: int, *troubles: str) -> None:

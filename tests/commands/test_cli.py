@@ -72,9 +72,10 @@ class TestARunThatEndsWell:
 
     def test_the_end_tells_validation_loss_bigram_loss_and_files(self, finished):
         run, printed = finished
-        end = printed.splitlines()[-3:]
+        end = printed.splitlines()[-6:]
         assert f"validation loss {metrics(run)[-1]['validation_loss']:.4f}" in end[0]
-        assert "bigram" in end[1] and str(run) in end[2]
+        assert "bigram" in end[1] and str(run) in end[2] and end[3] == "next:"
+        assert [line.split("  ")[1] for line in end[4:]] == [f"rrfp {verb} {run}" for verb in ("report", "top")]
 
     def test_metrics(self, finished):
         run, _ = finished

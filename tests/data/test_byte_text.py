@@ -207,3 +207,7 @@ def test_bigram_loss_against_counting_by_hand(tmp_path):
     tested = list(zip(validation.data[:-1], validation.data[1:], strict=True))
     nats = -sum(math.log((pairs[a, b] + 1) / (first[a] + 256)) for a, b in tested) / len(tested)
     assert bigram_loss(train, validation) == pytest.approx(nats, rel=1e-12)
+    count = 2 * validation.microbatches * validation.batch * validation.sequence_length  # labels of two steps
+    assert 0 < count < len(tested)
+    nats = -sum(math.log((pairs[a, b] + 1) / (first[a] + 256)) for a, b in tested[:count]) / count
+    assert bigram_loss(train, validation, steps=2) == pytest.approx(nats, rel=1e-12)
