@@ -23,6 +23,7 @@ from rrfp_jax.environment import ENVIRONMENT
 from rrfp_jax.errors import DONE, HANDED_OVER, INTERRUPTED, TrainingError
 from rrfp_jax.progress import during
 from rrfp_jax.report.store import STEPS
+from rrfp_jax.report.timeline import can_draw
 from rrfp_jax.runs.config import RunConfig, as_json, fields_of
 from rrfp_jax.runs.display import Display
 from rrfp_jax.runs.files import RunFiles, check_place
@@ -154,12 +155,14 @@ def _line_of(found: Evaluation | None) -> dict[str, float | None]:
 
 def _to_open_next(folder: Path) -> str:
     """What shows more of a run, as commands for the shell that it was started from."""
-    typed = shlex.split(typed_command())[0]
-    rrfp, run = typed if Path(typed).name == "rrfp" else "rrfp", shlex.quote(str(folder))
+    program = shlex.split(typed_command())[:2]  # perhaps with the interpreter before it
+    rrfp = next((word for word in program if Path(word).name == "rrfp"), "rrfp")
+    run = shlex.quote(str(folder))
+    page = f"; draws {run}/report.html" if can_draw() else ""
     return (
         f"next:\n"
-        f"  {rrfp} report {run}  # why each stage was idle, in words and as a page, {run}/report.html\n"
-        f"  {rrfp} top {run}  # its latest steps, live while a run lasts"
+        f"  {rrfp} report {run}  # why each stage was idle{page}\n"
+        f"  {rrfp} top {run}  # the latest steps; live while a run lasts"
     )
 
 

@@ -75,7 +75,8 @@ class TestARunThatEndsWell:
         end = printed.splitlines()[-6:]
         assert f"validation loss {metrics(run)[-1]['validation_loss']:.4f}" in end[0]
         assert "bigram" in end[1] and str(run) in end[2] and end[3] == "next:"
-        assert [line.split("  ")[1] for line in end[4:]] == [f"rrfp {verb} {run}" for verb in ("report", "top")]
+        commands = [line.split("  ")[1] for line in end[4:]]
+        assert commands == [f"rrfp report {run}", f"rrfp top {run}"]
 
     def test_metrics(self, finished):
         run, _ = finished
