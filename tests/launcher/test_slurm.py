@@ -1,6 +1,6 @@
 """What a process makes of SLURM's variables, and the SLURM file with a stand-in for `srun`.
 
-launch/slurm.md says what was run on a SLURM.
+benchmarks/results/slurm.md says what was run on a SLURM.
 """
 
 import json
