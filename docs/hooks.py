@@ -2,8 +2,8 @@
 
 Pages that lie beside the code they are about (`rrfp_jax/core/README.md`) are pages of the site at the same
 path. The notebook becomes one, too. A link to any other file of the repository becomes plain text: readers of
-the site need not have a checkout. A link whose text is the name of a page's file gets that page's title instead.
-Where a page says `<!-- help: rrfp VERB -->` stands that command's help.
+the site need not have a checkout. A link whose text is the name of a page's file gets that page's title
+instead. Where a page says `<!-- help: rrfp VERB -->` stands that command's help.
 """
 
 import contextlib
