@@ -1,10 +1,10 @@
 """What a stage may hold: microbatches in flight, and gradients that wait for their turn.
 
-**Admission** has two rules, so that memory suffices and stages never wait in a circle; docs/memory.md has the
-proofs. Hints that reserve their memory (`hints.Ranked`) are charged by chunk. Others do not know what they
-need next. Charged by chunk they fill a stage with the first chunks of microbatches whose second ones then
-find no room, and become two to three times as slow at tight limits (benchmarks/results/simulated.md); so for
-them microbatches are charged whole.
+**Admission** has two rules, so that memory suffices and stages never wait in a circle;
+tests/verification/memory_proof.md has the proofs. Hints that reserve their memory (`hints.Ranked`) are
+charged by chunk. Others do not know what they need next. Charged by chunk they fill a stage with the first
+chunks of microbatches whose second ones then find no room, and become two to three times as slow at tight
+limits (benchmarks/results/simulated.md); so for them microbatches are charged whole.
 
 *By chunk.* A chunk of a microbatch is charged when its F is dispatched and freed when its B or W is. With
 

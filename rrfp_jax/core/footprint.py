@@ -1,7 +1,7 @@
 """What microbatches take of a stage's memory, and what may be in flight so that it never runs out.
 
-docs/memory.md has the proof. `runtime/programs/stage_programs.py` decides which values a microbatch holds,
-and makes the `Footprint`; `runtime/autodiff/residuals.py` chooses the residuals.
+tests/verification/memory_proof.md has the proof. `runtime/programs/stage_programs.py` decides which values a
+microbatch holds, and makes the `Footprint`; `runtime/autodiff/residuals.py` chooses the residuals.
 
 A message takes memory at both ends: at the sender from its program's dispatch until it is delivered, at the
 receiver as soon as it is on its way. So a chunk of a microbatch goes through these phases:

@@ -100,7 +100,7 @@ def test_every_link_inside_leads_to_a_page_and_an_anchor(site, read):
 def test_links_that_lead_nowhere_are_found(site, read):
     assert leads_nowhere(site[0], read, "index.html", "no-such-page.html")
     assert leads_nowhere(site[0], read, "index.html", "memory.html#no-such-anchor")
-    assert not leads_nowhere(site[0], read, "reference/train.html", "../memory.html#the-invariant")
+    assert not leads_nowhere(site[0], read, "reference/train.html", "../memory.html#the-theorem")
 
 
 def test_nothing_is_fetched_from_elsewhere(site, read):
