@@ -3,7 +3,7 @@
     rrfp launch -n STAGES -m benchmarks.paced_run --workload=W.json [--message-bytes=N] --config=FILE.py \\
         [--config.FIELD=VALUE ...]
 
-Files and flags are those of a named run, without loss, validation and optimizer; see docs/paced.md.
+Files and flags are those of a named run, without loss, validation and optimizer; see benchmarks/paced.md.
 """
 
 from __future__ import annotations

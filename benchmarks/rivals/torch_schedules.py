@@ -2,8 +2,8 @@
 
     python -m benchmarks.rivals.torch_schedules durations|null_step QUESTION ANSWER
 
-What differs from real training is what differs in our paced runs (docs/paced.md), too: a task adds 1 to its
-message, and its device is busy for the time that it is told. Neither autograd nor gradients cost anything.
+What differs from real training is what differs in our paced runs (benchmarks/paced.md), too: a task adds 1 to
+its message, and its device is busy for the time that it is told. Autograd and gradients cost nothing.
 """
 
 from __future__ import annotations

@@ -244,7 +244,7 @@ def simulate(
     """What schedules would cost on a workload, by the same scheduling core that runs the training.
 
     Args:
-        workload: tables of seconds (`docs/paced.md`): as a file, or as what `json.load` makes of one; a
+        workload: tables of seconds (`benchmarks/paced.md`): as a file, or as what `json.load` makes of one; a
             run's steps.msgpack, whose latest steps are taken, or its costs.json; or the name of a family of
             workloads (`rrfp_jax/sim/families.py`).
         policies: names of schedules, "ranked:ORDER", "auto", "planned", "csv:FILE", or schedules.

@@ -217,7 +217,7 @@ class Planned:
     the same everywhere. It keeps to the step's limits in flight, by count and in bytes, as a hint does.
 
     Attributes:
-        costs: what tasks and transfers take by bucket, or the JSON file with it (`docs/simulator.md`); None
+        costs: what tasks and transfers take by bucket, or the JSON file with it (`docs/performance.md`); None
             for the medians of the run's own latest steps.
         base: what is followed in forward-only passes, and in steps with a bucket that has not been measured
             yet. Plans split the backwards that it splits, and no others.

@@ -80,7 +80,6 @@ def test_every_verification_is_listed():
     ("file", "begin", "end"),
     [
         ("docs/which-schedule.md", "| hints |", "| planned |"),
-        ("docs/simulator.md", "| `--policy=NAME` |", "\n"),
         ("rrfp_jax/runs/config.py", "        schedule: ", "planned or"),
     ],
 )

@@ -148,13 +148,13 @@ class Settings:
             hosts; "auto", NIXL if it works between all neighbours, else sockets (`docs/transport.md`).
         executables: a folder to keep compiled programs in, so that another start compiles nothing; None to
             compile at every start. Nobody else may be able to write to it: see `docs/security.md`.
-        rebalance: whether layers move to other stages where measured costs are for it (`docs/rebalance.md`):
+        rebalance: whether layers move to other stages where measured costs say so (`docs/performance.md`):
             "off"; "suggest" says which would, and what it would save; "auto" moves them between two steps.
         agreement: what carries the messages by which the processes of a stage agree on each task: "kv", the
             key-value store of `jax.distributed`, or "socket" (`docs/transport.md`).
         protocol: a "leader" decides, or all are "unanimous".
         delays: injected, to see what a schedule makes of them: text such as "jitter=J2,skew=0.001"; empty for
-            none (`docs/paced.md`).
+            none (`benchmarks/paced.md`).
 
     Raises:
         UsageError: one that cannot be, with its name and value.
