@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from rrfp_jax.runtime.run.stacks import look_on
+from rrfp_jax.tracebacks import hide_frames
 
 if TYPE_CHECKING:
     from rrfp_jax import data, loggers, schedules, weights
@@ -73,6 +74,7 @@ _MODULES = {
 """Where each name is defined; `data`, `loggers`, `schedules` and `weights` are modules themselves."""
 
 look_on()
+hide_frames()
 
 
 def __getattr__(name: str) -> Any:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any
+from typing import Any, TypeVar
 
 from rrfp_jax.errors import UsageError
+
+T = TypeVar("T")
 
 LARGEST = 2**64 - 1
 
@@ -218,3 +222,61 @@ def words_of(hint: Any) -> list[str]:
         return ["several of them in brackets"]
     known = {int: "a whole number", float: "a number", str: "text", bool: "True or False", NoneType: "None"}
     return [known.get(hint, getattr(hint, "__name__", str(hint)))]
+
+
+def says_its_arguments(elsewhere: Mapping[str, str] | None = None) -> Callable[[type[T]], type[T]]:
+    """A decorator for a class: calling it with arguments that it does not take is a UsageError.
+
+    Args:
+        elsewhere: what to write instead, by arguments that belong somewhere else or have other names there.
+    """
+
+    def decorated(own: type[T]) -> type[T]:
+        made: Callable[..., None] = vars(own)["__init__"]
+
+        @functools.wraps(made)
+        def init(self: Any, *args: Any, **kwargs: Any) -> None:
+            try:
+                made(self, *args, **kwargs)
+            except TypeError as error:
+                if error.__traceback__ is None or error.__traceback__.tb_next is not None:
+                    raise  # of something inside
+                name = type(self).__name__
+                raise UsageError(_misfit(name, made, args, kwargs, elsewhere or {})) from None
+
+        setattr(own, "__init__", init)  # noqa: B010 (mypy knows of no other way)
+        return own
+
+    return decorated
+
+
+def _misfit(
+    name: str,
+    made: Callable[..., None],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    elsewhere: Mapping[str, str],
+) -> str:
+    """Why a class cannot be called so, and how it is called."""
+    from difflib import get_close_matches  # which nobody needs who writes well
+
+    parameters = [*inspect.signature(made).parameters.values()][1:]
+    names = [parameter.name for parameter in parameters]
+    for given, value in kwargs.items():
+        if given in names:
+            continue
+        near = get_close_matches(given.lower(), names, 1)
+        if given in elsewhere:
+            remedy = elsewhere[given]
+        else:
+            remedy = f"did you mean {near[0]}=?" if near else f"it takes {', '.join(names)}"
+        return f"{name}({given}={shown(value)}): no such argument; {remedy}"
+    places = [parameter.name for parameter in parameters if parameter.kind is not parameter.KEYWORD_ONLY]
+    if len(args) > len(places):
+        them = f"only {', '.join(places)}" if places else "none"
+        return f"{name}: {len(args)} arguments without a name, but it takes {them} so; give the rest by name"
+    if twice := [own for own in places[: len(args)] if own in kwargs]:
+        return f"{name}: {twice[0]} is given twice, by its place and by name"
+    bound = {*places[: len(args)], *kwargs}
+    lacking = [own.name for own in parameters if own.default is own.empty and own.name not in bound]
+    return f"{name}: give {' and '.join(lacking)}, too: {name}({', '.join([*places, '...'])})"

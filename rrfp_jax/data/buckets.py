@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rrfp_jax.errors import UsageError
-from rrfp_jax.fields import check_fields, shown
+from rrfp_jax.fields import check_fields, says_its_arguments, shown
 
 Pair: TypeAlias = tuple[int, int]
 """Patches and tokens."""
@@ -154,6 +154,7 @@ def check_lengths(given: Sequence[Any], count: int) -> tuple[Any, ...]:
     return tuple(sorted(own if count > 1 else own[0] for own in found))
 
 
+@says_its_arguments()
 @dataclass(frozen=True, kw_only=True)
 class Fit:
     """How to choose buckets from the lengths of the data; give one of the first two, or both.

@@ -24,9 +24,10 @@ from rrfp_jax.data.images import BadDocument
 from rrfp_jax.data.sampling import Split, check_counts, check_sampling, planned, shuffled
 from rrfp_jax.data.sources import TEXT_SUFFIXES, FileSpans, Span, find_files, size_of
 from rrfp_jax.errors import UsageError
-from rrfp_jax.fields import check_fields
+from rrfp_jax.fields import check_fields, says_its_arguments
 
 
+@says_its_arguments()
 @dataclass(frozen=True, kw_only=True)
 class ByteText(FileSpans):
     """Windows of bytes out of text files: a `Data` for language models with a vocabulary of 256.

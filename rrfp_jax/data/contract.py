@@ -67,11 +67,13 @@ class InMemory:
     """
 
     def __init__(self, microbatches: Sequence[Arrays] | Callable[[int], Iterable[Arrays]]) -> None:
+        if isinstance(microbatches, Mapping):
+            raise UsageError("microbatches: this is one dict; give a list of microbatches, [{...}]")
         if not callable(microbatches) and not isinstance(microbatches, Iterable):
             raise UsageError(f"microbatches={shown(microbatches)}: give a list of dicts of arrays")
         self._source = microbatches if callable(microbatches) else None
         self._step: int | None = None
-        self._current = [] if callable(microbatches) else [_arrays(mb) for mb in microbatches]
+        self._current = [] if callable(microbatches) else _arrays_of_all(microbatches)
 
     def plan(self, step: int) -> Sequence[Microbatch]:
         """See `Data.plan`; the source is the position in the step."""
@@ -80,7 +82,7 @@ class InMemory:
             made = self._source(step)
             if isinstance(made, Mapping):
                 raise UsageError(f"data({step}) returned one dict: return a list of microbatches, [{{...}}]")
-            self._current, self._step = [_arrays(mb, copied=True) for mb in made], step
+            self._current, self._step = _arrays_of_all(made, copied=True), step
         return [
             Microbatch({k: jax.ShapeDtypeStruct(v.shape, v.dtype) for k, v in mb.items()}, source=(step, j))
             for j, mb in enumerate(self._current)
@@ -208,9 +210,27 @@ def plan_step(data: Data, step: int) -> Sequence[Microbatch]:
                 f"step {step}: microbatch {j} of the plan is of type {type(mb).__name__}, not rrfp.Microbatch"
             )
         _check_rows(f"step {step}: microbatch {j}", mb)
+    check_dtypes(step, buckets_of(plan), dtypes_of(bucket_of(plan[0].fields), "microbatch 0"))
     if declared := declared_buckets(data):
         check_buckets(step, plan, declared)
     return plan
+
+
+def dtypes_of(bucket: Bucket, where: str) -> dict[str, tuple[str, str]]:
+    """By field of a bucket its dtype, and which microbatch that is of, for `check_dtypes`."""
+    return {name: (dtype, where) for name, _, dtype in bucket}
+
+
+def check_dtypes(step: int, buckets: Sequence[Bucket], known: Mapping[str, tuple[str, str]]) -> None:
+    """Refuse a field of another dtype than it has elsewhere, for which programs would be compiled anew."""
+    for j, bucket in enumerate(buckets):
+        for name, shape, dtype in bucket:
+            expected, where = known.get(name, (dtype, ""))
+            if dtype != expected:
+                raise UsageError(
+                    f"step {step}: microbatch {j}: its field {name!r} is {dtype}{list(shape)}, but "
+                    f"{expected} in {where}; give a field one dtype everywhere: array.astype(np.{expected})"
+                )
 
 
 def _check_rows(where: str, mb: Microbatch) -> None:
@@ -237,8 +257,8 @@ def check_buckets(step: int, plan: Sequence[Microbatch], known: Sequence[Bucket]
         alike = [other for other in known if [f[0] for f in other] == [f[0] for f in bucket]] or list(known)
         nearest = min(alike, key=lambda other: abs(_size(other) - _size(bucket)))
         raise UsageError(
-            f"step {step}: microbatch {j} with {_shapes(bucket)} fits none of the data's "
-            f"{len(known)} buckets; the nearest has {_shapes(nearest)}: pad to that, or add a bucket"
+            f"step {step}: microbatch {j} with {words_of_bucket(bucket)} fits none of the data's "
+            f"{len(known)} buckets; the nearest has {words_of_bucket(nearest)}: pad to that, or add a bucket"
         )
 
 
@@ -318,7 +338,8 @@ def load_repeatedly(data: Data, step: int, j: int, planned: Microbatch) -> Array
     return arrays
 
 
-def _shapes(bucket: Bucket) -> str:
+def words_of_bucket(bucket: Bucket) -> str:
+    """The fields of a bucket as messages name them: "labels int32[2, 8], tokens int32[2, 8]"."""
     return ", ".join(f"{name} {dtype}{list(shape)}" for name, shape, dtype in bucket)
 
 
@@ -326,12 +347,14 @@ def _size(bucket: Bucket) -> int:
     return sum(math.prod(shape) for _, shape, _ in bucket)
 
 
-def _arrays(mb: Any, copied: bool = False) -> Arrays:
+def _arrays_of_all(microbatches: Iterable[Any], copied: bool = False) -> list[Arrays]:
+    return [_arrays(f"microbatch {j}", mb, copied) for j, mb in enumerate(microbatches)]
+
+
+def _arrays(who: str, mb: Any, copied: bool) -> Arrays:
     if not isinstance(mb, Mapping) or not mb:
-        raise UsageError(
-            f"a microbatch must be a dict of arrays with at least one field, got {type(mb).__name__}"
-        )
-    arrays = {name: _array(name, value) for name, value in mb.items()}
+        raise UsageError(f"{who} must be a dict of arrays with at least one field, got {type(mb).__name__}")
+    arrays = {name: _array(who, name, value) for name, value in mb.items()}
     return {name: _kept(array) for name, array in arrays.items()} if copied else arrays
 
 
@@ -343,14 +366,14 @@ def _kept(array: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[Any
     return array
 
 
-def _array(name: str, value: Any) -> np.ndarray[Any, np.dtype[Any]]:
+def _array(who: str, name: str, value: Any) -> np.ndarray[Any, np.dtype[Any]]:
     """A field as an array; 64-bit numbers as the 32-bit ones that JAX computes with by default."""
     try:
         array = np.asarray(value)
     except ValueError as error:
-        raise UsageError(f"field {name!r} of a microbatch is ragged: pad it to one shape ({error})") from None
+        raise UsageError(f"field {name!r} of {who} is ragged: pad it to one shape ({error})") from None
     if array.dtype.kind in "USO":
-        raise UsageError(f"field {name!r} of a microbatch has dtype {array.dtype}: give arrays of numbers")
+        raise UsageError(f"field {name!r} of {who} has dtype {array.dtype}: give arrays of numbers")
     wanted = jax.dtypes.canonicalize_dtype(array.dtype)
     return array if array.dtype == wanted else array.astype(wanted)
 

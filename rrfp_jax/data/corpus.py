@@ -19,7 +19,7 @@ from rrfp_jax.data.images import BadDocument, Image, Patches
 from rrfp_jax.data.sources import Raw, Source, offsets_path
 from rrfp_jax.data.tokenizers import Bytes, Tokenizer, check_vocabulary
 from rrfp_jax.errors import UsageError
-from rrfp_jax.fields import check_fields, check_not_read, path_of, printable, shown
+from rrfp_jax.fields import check_fields, check_not_read, path_of, printable, says_its_arguments, shown
 from rrfp_jax.files import written_whole
 
 Bad: TypeAlias = Literal["refuse", "skip"]
@@ -93,6 +93,7 @@ def _kept(read: Callable[[Any, int], Any]) -> Any:
     return functools.cached_property(lambda self: functools.lru_cache(CACHED)(functools.partial(read, self)))
 
 
+@says_its_arguments()
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
     """Documents as tokens, and with `patches` as tokens and patches of images.

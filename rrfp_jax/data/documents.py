@@ -44,7 +44,7 @@ from rrfp_jax.data.sampling import (
     planned,
 )
 from rrfp_jax.errors import UsageError
-from rrfp_jax.fields import check_fields, shown
+from rrfp_jax.fields import check_fields, says_its_arguments, shown
 
 PATCH_FIELDS = {"patches": "uint8", "patch_places": "int32", "images": "int32"}
 TEXT_FIELDS = {"tokens": "int32", "labels": "int32", "mask": "float32"}
@@ -59,6 +59,7 @@ class Padding(NamedTuple):
     tokens: float
 
 
+@says_its_arguments()
 @dataclass(frozen=True, kw_only=True)
 class Documents:
     """Documents as microbatches of few shapes: a `Data` for models of language, and of language and images.

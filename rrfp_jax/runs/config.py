@@ -21,7 +21,7 @@ import optax
 from rrfp_jax.checkpoint.saving import OnError
 from rrfp_jax.data.contract import as_data
 from rrfp_jax.errors import UsageError
-from rrfp_jax.fields import check_fields, check_name, config_path, path_of
+from rrfp_jax.fields import check_fields, check_name, config_path, path_of, says_its_arguments
 from rrfp_jax.forecast.forecast import AUTO, RunSpec
 from rrfp_jax.runtime.engine.pacing import Delays
 from rrfp_jax.runtime.engine.settings import Settings
@@ -34,6 +34,7 @@ from rrfp_jax.train.trainer import Trainer
 from rrfp_jax.user_code import called, own_traceback
 
 
+@says_its_arguments()
 @dataclass(frozen=True, kw_only=True)
 class Checkpointing:
     """A run's checkpoints, in `<directory>/<name>.checkpoints/`. Without an interval there are none.

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from dataclasses import fields as fields_of
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,16 @@ import numpy as np
 import optax
 
 from rrfp_jax.checkpoint.leaves import keyed
-from rrfp_jax.data.contract import Data, Microbatch, buckets_of, load_repeatedly
+from rrfp_jax.core.step_rules import Bucket
+from rrfp_jax.data.contract import Data, Microbatch, buckets_of, load_repeatedly, words_of_bucket
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.fields import LARGEST, path_of, shown
+from rrfp_jax.printing import warn
 from rrfp_jax.runtime._jax import cast_like
 from rrfp_jax.runtime.engine.engine import Engine
 from rrfp_jax.runtime.engine.settings import Settings, is_whole
 from rrfp_jax.runtime.mesh.topology import Mesh
-from rrfp_jax.runtime.model.gradient_flow import refuse_untrained
+from rrfp_jax.runtime.model.gradient_flow import refuse_untrained, told_lost
 from rrfp_jax.runtime.model.layers import MicrobatchView, zeros
 from rrfp_jax.runtime.model.metrics import kinds_of
 from rrfp_jax.runtime.model.pipeline import IDS, LayerShapes, Pipeline, Specs
@@ -31,10 +34,33 @@ from rrfp_jax.runtime.model.roles import leaf_paths
 from rrfp_jax.runtime.model.user_errors import instead_of_layers, kind_of
 from rrfp_jax.runtime.programs.compiler import Compiled, Compiler
 from rrfp_jax.runtime.programs.initial import ModelCheckedInit
-from rrfp_jax.runtime.programs.library import specs_of
+from rrfp_jax.runtime.programs.library import Library, specs_of
 from rrfp_jax.runtime.sizes import as_sent, nbytes
 from rrfp_jax.runtime.stages.optimizer import check_transformation
 from rrfp_jax.train.report import REPORTED, VALIDATION
+
+_OF_DATA = "a step has as many microbatches as data(step) returns: data=lambda step: [...]"
+
+ELSEWHERE = {
+    **{item.name: f"give it as settings=rrfp.Settings({item.name}=...)" for item in fields_of(Settings)},
+    **{item.name: f"give it as mesh=rrfp.Mesh({item.name}=...)" for item in fields_of(Mesh)},
+    **{
+        name: f"give it as rrfp.Pipeline(layers, loss, {name}=...)" for name in ("frozen", "tied", "sharding")
+    },
+    **dict.fromkeys(["num_microbatches", "microbatches", "n_microbatches"], _OF_DATA),
+    **dict.fromkeys(["accumulate_steps", "gradient_accumulation_steps"], _OF_DATA),
+    **dict.fromkeys(["batch_size", "micro_batch_size"], "rows of a microbatch are those of its arrays"),
+    **dict.fromkeys(["num_stages", "stages", "devices"], "give the stages as mesh=rrfp.Mesh(pp=4)"),
+    **dict.fromkeys(["lr", "learning_rate"], "give it to the optimizer: optax.adamw(3e-4)"),
+    **dict.fromkeys(["steps", "num_steps", "max_steps", "epochs"], "for report in trainer.steps(100): ..."),
+    **dict.fromkeys(["max_grad_norm", "grad_clip", "gradient_clipping"], "it is clip_norm=1.0"),
+    **dict.fromkeys(["checkpoint", "gradient_checkpointing", "rematerialize"], "it is remat='full'"),
+    **dict.fromkeys(["loss", "loss_fn"], "the loss is of the pipeline: rrfp.Pipeline(layers, loss)"),
+    **dict.fromkeys(["model", "layers"], "the first argument is rrfp.Pipeline(layers, loss)"),
+    **dict.fromkeys(["dataset", "train_data", "dataloader"], "it is data="),
+    **dict.fromkeys(["rng", "key", "rngs", "random_seed"], "give a whole number, seed=0"),
+}
+"""What to write for an argument that a Trainer does not take; messages say it."""
 
 SUM_TOLERANCE = 0.02
 """A mean of two rows is half of what their sum would be; rounding in bfloat16 stays far below this."""
@@ -103,10 +129,11 @@ def check_model(
     buckets = buckets_of(plan)
     library, flows = engine.library, []
     for bucket in dict.fromkeys(buckets):
-        check_metrics(pipe, library.examine(bucket), specs_of(bucket))
+        check_metrics(pipe, examined(library, 0, bucket, buckets), specs_of(bucket))
         flows.append(library.flow(bucket))
     if optimizer is not None:
         refuse_untrained(flows)
+        warn_of_lost(engine)
     keyed(engine.library.params, "params")
     if isinstance(engine.spec.init, ModelCheckedInit):
         engine.spec.init.check_model(leaf_paths(engine.library.params), engine.library.roles.owners)
@@ -116,6 +143,27 @@ def check_model(
     fields = load_repeatedly(data, 0, last, plan[last])
     carry = engine.library.examine(buckets[last])[-1].carry_out
     check_loss_is_a_sum(pipe, carry, dict(fields), engine.alone)
+
+
+def examined(library: Library, step: int, bucket: Bucket, buckets: Sequence[Bucket]) -> list[LayerShapes]:
+    """What layers give for a bucket of a step; a refusal names its microbatch, unless all are like it."""
+    if library.first_bucket in (None, bucket):  # no microbatch is odd
+        return library.examine(bucket)
+    try:
+        return library.examine(bucket)
+    except UsageError as error:
+        where = f"step {step}: microbatch {buckets.index(bucket)}, with {words_of_bucket(bucket)}"
+        raise UsageError(f"{where}: {error}") from error.__cause__
+
+
+def warn_of_lost(engine: Engine) -> None:
+    """Say, in one process, which parameters have no gradient although the loss follows from them."""
+    lost = engine.library.lost_gradients
+    if lost and engine.layout.world.rank == 0:
+        warn(
+            f"warning: {told_lost(lost)}. They keep their initial values: let the loss follow from them by "
+            f"functions with a derivative, or say that it is meant: Pipeline(..., frozen={shown([*lost])})"
+        )
 
 
 def check_metrics(pipe: Pipeline, shapes: Sequence[LayerShapes], fields: Specs) -> None:

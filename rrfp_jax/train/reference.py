@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rrfp_jax.runtime.mesh.stage_mesh import tracing_alone
+from rrfp_jax.runtime.model.gradient_flow import told_lost
 from rrfp_jax.runtime.model.layers import MicrobatchView, Params
 from rrfp_jax.runtime.model.pipeline import Pipeline
 from rrfp_jax.runtime.model.roles import LeafRoles, Roles, leaf_path, leaf_paths
@@ -178,6 +179,8 @@ class CheckReport:
         leaf_errors: per parameter, max|g - reference| / max|reference|.
         leaf_limits: what they may be; see `TOLERANCES` and `SPREAD`.
         stages: bytes per stage.
+        lost: per trained parameter that no gradient reaches although the loss follows from it, why; plain JAX
+            agrees with that.
     """
 
     loss: float
@@ -186,6 +189,7 @@ class CheckReport:
     leaf_errors: Mapping[str, float]
     leaf_limits: Mapping[str, float]
     stages: Sequence[StageLedger]
+    lost: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def worst(self) -> tuple[str, float]:
@@ -214,10 +218,12 @@ class CheckReport:
     def __str__(self) -> str:
         name, error = self.worst
         verdict = "agrees with" if self.ok else "DIFFERS FROM"
+        rest = f"warning: {told_lost(self.lost)}\n" if self.lost else ""
+        rest += stage_table(self.stages)
         return (
             f"one step {verdict} unpipelined JAX: loss {self.loss:.6f}, relative difference "
             f"{self.loss_error:.1e}; gradients of {len(self.leaf_errors)} parameters, worst {error:.1e} "
-            f"({name}, of which {self.leaf_limits.get(name, 0.0):.1e} may be)\n{stage_table(self.stages)}"
+            f"({name}, of which {self.leaf_limits.get(name, 0.0):.1e} may be)\n{rest}"
         )
 
 

@@ -15,7 +15,15 @@ from rrfp_jax.checkpoint.format import RunState
 from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.core.step_rules import Bucket, StepRules, bucket_name
 from rrfp_jax.core.tasks import Placement
-from rrfp_jax.data.contract import Data, Microbatch, buckets_of, declared_buckets, plan_hash
+from rrfp_jax.data.contract import (
+    Data,
+    Microbatch,
+    buckets_of,
+    check_dtypes,
+    declared_buckets,
+    dtypes_of,
+    plan_hash,
+)
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.forecast.costs import layer_work
 from rrfp_jax.report.store import TRACED_STEPS
@@ -32,7 +40,7 @@ from rrfp_jax.sim.planned import Planned, base_of
 from rrfp_jax.trace.costs import CostTable, WorkloadCosts, measured
 from rrfp_jax.trace.layers import Work
 from rrfp_jax.trace.records import RecordedStep
-from rrfp_jax.train.checks import loss_trouble
+from rrfp_jax.train.checks import examined, loss_trouble
 from rrfp_jax.train.loading import Loader
 from rrfp_jax.train.report import Report
 from rrfp_jax.train.resume import CheckpointWriter, TrainingState, stored_layers
@@ -169,6 +177,7 @@ class Stepper:
         self.last_plan = ""
         self.recorded: deque[RecordedStep] = deque(maxlen=TRACED_STEPS)
         self.loader = Loader(self._reads, engine.world)
+        self._known_buckets: Mapping[Phase, dict[Bucket, None]] = {"train": {}, "evaluate": {}}
         self._rules: dict[Phase, StepRules] = {}  # of the latest steps; training first
         self._latest_plan: Sequence[Microbatch] = ()
         self._work = self._work_of(engine.split)
@@ -249,6 +258,8 @@ class Stepper:
         planned = plan_hash(plan)
         engine.world.agree(f"the plan of {phase} step {step}", planned)
         buckets = buckets_of(plan)
+        if not self._known_buckets[phase].keys() >= set(buckets):
+            self._meet(phase, step, buckets)
         rules, ahead = self.rules(len(plan), phase), None
         if trains and isinstance(self.schedule, Planned):
             ahead = plan_ahead(self.schedule, step, rules, buckets, self.recorded, engine)
@@ -267,6 +278,18 @@ class Stepper:
                 f"is every token masked, or does the loss function leave out Loss(..., weight=...)?"
             )
         return StepOutcome(plan, planned, sums, ahead)
+
+    def _meet(self, phase: Phase, step: int, buckets: Sequence[Bucket]) -> None:
+        """Take in shapes that were not there before; refuses what the model does not take."""
+        known = self._known_buckets[phase]
+        if known:
+            earlier = {
+                name: own for b in reversed(known) for name, own in dtypes_of(b, "earlier steps").items()
+            }
+            check_dtypes(step, buckets, earlier)
+        for bucket in dict.fromkeys(buckets):
+            examined(self.engine.library, step, bucket, buckets)
+        known.update(dict.fromkeys(buckets))
 
     def _reads(self, bucket: Bucket, microbatch: int) -> Set[str]:
         return self.engine.reads(bucket, microbatch)

@@ -17,7 +17,7 @@ from rrfp_jax.checkpoint.saving import OnError
 from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.data.contract import Data, InMemory, Microbatch, as_data, load_step, plan_step
 from rrfp_jax.errors import UsageError
-from rrfp_jax.fields import output_of
+from rrfp_jax.fields import output_of, says_its_arguments
 from rrfp_jax.forecast.forecast import RunSpec
 from rrfp_jax.json_files import write_json
 from rrfp_jax.printing import say
@@ -44,7 +44,15 @@ from rrfp_jax.runtime.stages.step import Sums
 from rrfp_jax.sim.choice import Auto
 from rrfp_jax.sim.planned import Planned
 from rrfp_jax.trace.costs import measured
-from rrfp_jax.train.checks import check_count, check_losses, check_model, check_types, folder_of
+from rrfp_jax.train.checks import (
+    ELSEWHERE,
+    check_count,
+    check_losses,
+    check_model,
+    check_types,
+    folder_of,
+    warn_of_lost,
+)
 from rrfp_jax.train.exporting import flax_states, whole_params
 from rrfp_jax.train.named import read_schedule
 from rrfp_jax.train.reference import CheckReport, compare
@@ -111,6 +119,7 @@ def one_thread(
     return decorated
 
 
+@says_its_arguments(ELSEWHERE)
 class Trainer:
     """Trains a pipeline, in one process or in several that all run the same program.
 
@@ -182,7 +191,7 @@ class Trainer:
         self._stepper = _stepper(run, init)
         self._optimizer, self._data, self._on_step = optimizer, wrapped, on_step
         self._world = self._stepper.engine.world
-        self._checked = False
+        self._checked = self._warned = False
         self._programs = 0, 0  # compiled by all processes for the first step, and loaded instead
         self._one_thread = OneThread()
         if wrapped is not None:
@@ -305,6 +314,9 @@ class Trainer:
         """
         data = InMemory(microbatches)
         self._start(data)
+        if self._optimizer is None and not self._warned:  # with one that was done at the start
+            warn_of_lost(self._engine)
+            self._warned = True
         sums = self._stepper.run("train", data, self.steps_done).sums
         check_losses(sums.totals, self.steps_done, "; the step is not applied")
         unit = sums.weight * self.loss_scale.value
@@ -334,12 +346,14 @@ class Trainer:
         table = self.start()
         self._stepper.loader.settle()
         microbatches = load_step(data, self.steps_done)
+        self._warned = True  # as the report says it
         with during(self._progress, "comparing with plain JAX"):
             loss, gradient = self.value_and_grad(microbatches)
             params = whole_params(self._engine) if self._world.size > 1 else self.stage_params
             ids = self._stepper.seed, self.steps_done
             with transfers_meant():
                 report = compare(self._engine.pipe, params, microbatches, ids, loss, gradient, table)
+        report = replace(report, lost=self._engine.library.lost_gradients)
         report = report.of_all(self._world.gather("the check", report.leaves))
         if self._world.rank == 0:
             say(str(report))

@@ -22,6 +22,7 @@ ARROWS = {
     "files": set(),
     "json_files": {"fields", "files"},
     "user_code": {"authors", "errors", "printing"},
+    "tracebacks": {"authors", "environment", "errors", "printing"},
     "fields": {"errors"},
     "printing": set(),
     "progress": set(),
@@ -57,7 +58,7 @@ ARROWS = {
     # What users import.
     "loggers": {"train"},
     "__main__": {"commands"},
-    "__init__": {"commands", "loggers", "schedules", "weights"},
+    "__init__": {"commands", "loggers", "schedules", "tracebacks", "weights"},
 }
 YET_TO_CUT: set[tuple[str, str]] = set()
 """By file and room: arrows that are not in `ARROWS` and must go. Delete a line when its arrow is cut."""

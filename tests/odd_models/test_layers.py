@@ -1,6 +1,7 @@
 """Layers of all kinds: control flow, rules of their own, randomness, functions on the host, references."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -443,6 +444,33 @@ def test_layers_that_another_bucket_of_the_step_trains_are_taken():
     before = jax.device_get(trainer.stage_params["0"]["w"])
     trainer.step(batch)
     assert not np.array_equal(before, trainer.stage_params["0"]["w"])
+
+
+def routed(p, x, mb):
+    return (x @ p["w"]) * (1.0 + jnp.argmax(x @ p["router"], -1, keepdims=True))
+
+
+def of_router(key):
+    return {"w": jnp.eye(WIDTH), "router": jax.random.normal(key, (WIDTH, 2))}
+
+
+LOST = r"no gradient reaches 1.router: it ends in layer 1 \(routed\), at argmax.*\(test_layers.py, line \d+\)"
+
+
+def test_parameters_of_a_layer_that_would_not_train_though_others_do_are_told_once(capfd):
+    pipeline = Odd(layers=[(matrix, enter), (of_router, routed)], loss=squares).pipeline()
+    trainer = rrfp.Trainer(pipeline, optax.sgd(0.1), data=rows(), mesh=rrfp.Mesh(pp=2))
+    report = trainer.check()
+    assert re.fullmatch(rf"warning: {LOST}.*frozen=\['1.router'\]\)\n", capfd.readouterr().err)
+    assert report.ok and [*report.lost] == ["1.router"] and re.search(LOST, str(report))
+
+
+def test_a_gradient_without_an_optimizer_and_a_check_tell_of_it(capfd):
+    trainer = quantized(None, rows())
+    assert capfd.readouterr().err == ""
+    trainer.value_and_grad(rows()), trainer.value_and_grad(rows())
+    assert re.findall("no gradient reaches ([^:]*):", capfd.readouterr().err) == ["0.w, 1.w"]
+    assert [*trainer.check().lost] == ["0.w", "1.w"]
 
 
 test_like_plain_jax = held_against_plain_jax(cases())

@@ -175,7 +175,7 @@ class TestLayers:
         embed, block, head = toy.layers()
         with refused("layer 2 (block)", "layer 1 (head)", "float32[2, 8, 13]", "'x'"):
             make(pipe=rrfp.Pipeline([embed, head, block], toy.loss))
-        with refused("layer 0 (block)", "the first layer gets, None"):
+        with refused("layer 0 (block)", "None as carry and the fields {'labels': int32[2, 8], "):
             make(pipe=rrfp.Pipeline([block, head], toy.loss))
         with refused("the loss", "layer 1 (block)", "{'positions': int32[8], 'x': float32[2, 8, 16]}"):
             make(pipe=rrfp.Pipeline([embed, rrfp.layer(toy.block, init=toy.block_init)], toy.loss))
@@ -446,3 +446,82 @@ class TestData:
 
     def test_a_plan_of_specs_is_as_good_as_arrays(self, trainer):
         assert trainer.evaluate(Planned()) == trainer.evaluate(BATCH)
+
+
+def one_of(field, **spec):
+    """Three microbatches, of which number 1 has another array in a field."""
+    own = BATCH[1][field]
+    return [
+        BATCH[0],
+        BATCH[1] | {field: own.astype(spec["dtype"]) if "dtype" in spec else own[:, :-1]},
+        BATCH[2],
+    ]
+
+
+@pytest.mark.usefixtures("nothing_compiles")
+class TestAnOddMicrobatch:
+    def test_another_dtype_in_a_step(self):
+        with refused(
+            "step 0: microbatch 1: its field 'tokens' is float32[2, 8], but int32 in microbatch 0; give a "
+            "field one dtype everywhere: array.astype(np.int32)"
+        ):
+            make(data=one_of("tokens", dtype=np.float32))
+
+    def test_a_shape_that_does_not_fit(self):
+        with refused(
+            "step 0: microbatch 1, with labels int32[2, 7], mask ", ", tokens int32[2, 8]: the loss"
+        ):
+            make(data=one_of("labels"))
+
+    def test_a_dtype_that_no_layer_takes(self):
+        with refused("layer 0 (embed) failed when it was called with", "'tokens': float32[2, 8]}"):
+            make(data=[mb | {"tokens": mb["tokens"].astype(np.float32)} for mb in BATCH])
+
+
+def test_another_dtype_in_a_later_step(trainer):
+    trainer.step(BATCH)
+    with refused("microbatch 0: its field 'labels' is int16[2, 8], but int32 in earlier steps"):
+        trainer.step([mb | {"labels": mb["labels"].astype(np.int16)} for mb in BATCH])
+    trainer.step(BATCH)
+
+
+@pytest.mark.usefixtures("nothing_compiles")
+class TestArguments:
+    @pytest.mark.parametrize(
+        ("call", "said"),
+        [
+            (
+                lambda: make(num_microbatches=4),
+                "Trainer(num_microbatches=4): no such argument; a step has as many microbatches as ",
+            ),
+            (
+                lambda: make(clip_nrom=1.0),
+                "Trainer(clip_nrom=1.0): no such argument; did you mean clip_norm=?",
+            ),
+            (lambda: make(on_nonfinite="skip", bogus=1), "settings=rrfp.Settings(on_nonfinite=...)"),
+            (lambda: rrfp.Trainer(data=BATCH), "Trainer: give pipe, too: Trainer(pipe, optimizer, ...)"),
+            (
+                lambda: rrfp.Trainer(1, 2, 3),
+                "Trainer: 3 arguments without a name, but it takes only pipe, optimizer so;",
+            ),
+            (lambda: rrfp.Mesh(stages=4), "Mesh(stages=4): no such argument; stages are pp: Mesh(pp=4)"),
+            (
+                lambda: rrfp.Mesh(4),
+                "Mesh: 1 arguments without a name, but it takes none so; give the rest by name",
+            ),
+            (lambda: rrfp.Settings(on_nonfinit="skip"), "did you mean on_nonfinite=?"),
+            (lambda: rrfp.Pipeline([], loss_fn=toy.loss), "it is loss: Pipeline(layers, loss)"),
+            (lambda: rrfp.Pipeline(toy.layers()), "Pipeline: give loss, too: Pipeline(layers, loss, ...)"),
+        ],
+    )
+    def test_that_are_not_there(self, call, said):
+        with refused(said):
+            call()
+
+    def test_an_error_inside_is_left_alone(self):
+        class Odd(rrfp.Pipeline):
+            def __init__(self):
+                super().__init__(len(3), toy.loss)
+
+        with pytest.raises(TypeError, match="has no len"):
+            Odd()

@@ -21,7 +21,7 @@ from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.core.step_rules import StepRules, default_max_in_flight
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.errors import UsageError
-from rrfp_jax.fields import check_fields, check_numbers, path_of, shown
+from rrfp_jax.fields import check_fields, check_numbers, path_of, says_its_arguments, shown
 from rrfp_jax.json_files import Count
 from rrfp_jax.runtime.autodiff.residuals import check_remat
 from rrfp_jax.runtime.engine.pacing import Delays
@@ -114,6 +114,7 @@ class Default(Enum):
 DEFAULT = Default.DEFAULT
 
 
+@says_its_arguments()
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """What a step computes, what stages may hold, and how processes go about it.

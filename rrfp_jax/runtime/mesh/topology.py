@@ -13,7 +13,7 @@ import jax
 from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.core.tasks import Placement, Shape
 from rrfp_jax.errors import UsageError
-from rrfp_jax.fields import check_fields, shown
+from rrfp_jax.fields import check_fields, says_its_arguments, shown
 from rrfp_jax.runtime._jax import cpu_devices_asked_by, first_use, in_use, provide_cpu_devices
 from rrfp_jax.runtime.mesh.stage_mesh import StageMesh, VirtualStage, WidthChanges
 from rrfp_jax.runtime.run.stacks import first_used
@@ -139,6 +139,16 @@ class Layout:
         return microbatches // self.replicas
 
 
+_ELSEWHERE = {
+    **dict.fromkeys(["stages", "num_stages", "pipeline", "n_stages"], "stages are pp: Mesh(pp=4)"),
+    **dict.fromkeys(["data_parallel", "replicas"], "replicas of the whole pipeline are dp: Mesh(pp=4, dp=2)"),
+    **dict.fromkeys(["tensor_parallel", "model_parallel"], "devices of a stage are tp: Mesh(pp=4, tp=2)"),
+    "devices": "devices are numbered stage by stage: give their numbers, Mesh(pp=4, tp=2, dp=1)",
+    "num_chunks": "virtual stages of each stage are chunks: Mesh(pp=4, chunks=2)",
+}
+
+
+@says_its_arguments(_ELSEWHERE)
 @dataclass(frozen=True, kw_only=True)
 class Mesh:
     """How many pipeline stages there are, what part of the model each has, and where they run.

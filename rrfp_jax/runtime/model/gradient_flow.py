@@ -6,14 +6,15 @@ follows from a trained parameter. All other leaves are sent without one. A loss'
 is divided by, and is not differentiated: its cotangent, followed in the same way, must reach no parameter.
 
 Layers that would not train although the loss is computed from them are refused, with the place where their
-gradient ends: integers, rounding, a `stop_gradient` further on, or a layer that does not use what it gets. A
+gradient ends: integers, rounding, a `stop_gradient` further on, or a layer that does not use what it gets.
+Where that is so of some parameters of a layer only, such as a router's behind `argmax`, there is a warning. A
 parameter that the loss does not follow from is left alone, such as that of a head for evaluation; so is one
 that its own layer puts behind `stop_gradient`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import groupby
@@ -55,6 +56,7 @@ class Flow:
     borders: Sequence[Border]  # of the carry that each layer gets; last ()
     reached: frozenset[str]  # names of trained parameters with a gradient, of tied ones all names
     cuts: Mapping[int, str]  # by layer without any, why
+    parts: Mapping[str, str]  # by trained parameter without any in a layer with others that have one, why
     trained: Sequence[Sequence[str]]  # by layer, names of all trained parameters
 
 
@@ -111,9 +113,19 @@ def gradient_flow(pipe: Pipeline, shapes: Sequence[LayerShapes], fields: Specs, 
     paths = [path for step in steps for path in step.paths]
     names = frozenset(path for path in paths if roles.owners.get(path, path) in reached)
     trained = [[step.paths[i] for i in sorted(step.trained)] for step in steps[:-1]]
-    silent = [k for k, own in enumerate(trained) if own and names.isdisjoint(own)]
-    cuts = _cuts(steps, reaching, silent) if silent else {}
-    return Flow(_borders(steps, sources, reaching), names, cuts, trained)
+    silent = {k: steps[k].trained for k, own in enumerate(trained) if own and names.isdisjoint(own)}
+    parts = {
+        path: (k, [i])
+        for k, step in enumerate(steps[:-1])
+        if k not in silent
+        for i in sorted(step.trained)
+        if (path := step.paths[i]) not in names
+    }
+    found = _cuts(steps, reaching, {**{k: (k, own) for k, own in silent.items()}, **parts})
+    cuts = {k: found[k] for k in silent if k in found}
+    return Flow(
+        _borders(steps, sources, reaching), names, cuts, {p: found[p] for p in parts if p in found}, trained
+    )
 
 
 def _steps(pipe: Pipeline, shapes: Sequence[LayerShapes], fields: Specs, roles: Roles) -> list[_Step]:
@@ -216,9 +228,19 @@ def _tangents(jaxpr: Any, moving: Sequence[bool]) -> tuple[list[bool], list[_End
     return [not isinstance(atom, Literal) and atom in known for atom in jaxpr.outvars], ends
 
 
-def _cuts(steps: Sequence[_Step], reaching: Sequence[Sequence[int]], silent: Sequence[int]) -> dict[int, str]:
-    """Why these layers would not train, but for those whose parameters the loss does not follow from."""
-    follows = [output_dependence(step.closed) for step in steps]
+def _cuts(
+    steps: Sequence[_Step],
+    reaching: Sequence[Sequence[int]],
+    wanted: Mapping[Any, tuple[int, Collection[int]]],
+) -> dict[Any, str]:
+    """Why these parameters of layers would not train, but for those that the loss does not follow from."""
+    if not wanted:
+        return {}
+    known: dict[int, Sequence[int]] = {}  # repeats of a layer are alike
+    for step in steps:
+        if id(step.closed) not in known:
+            known[id(step.closed)] = output_dependence(step.closed)
+    follows = [known[id(step.closed)] for step in steps]
     needed = [
         set[int]()
     ]  # for each step, the leaves it gets from which any total follows; last those it gives
@@ -226,19 +248,20 @@ def _cuts(steps: Sequence[_Step], reaching: Sequence[Sequence[int]], silent: Seq
         used = [mask for k, mask in enumerate(masks) if k in needed[0] or k == len(step.leaves)]
         union = reduce(or_, used, 0) >> len(step.paths)
         needed.insert(0, {i for i in range(step.arriving) if union >> i & 1})
-    found = {k: _place(k, steps, follows, needed, reaching) for k in silent}
-    return {k: place for k, place in found.items() if place}
+    found = {key: _place(*own, steps, follows, needed, reaching) for key, own in wanted.items()}
+    return {key: place for key, place in found.items() if place}
 
 
 def _place(
     layer: int,
+    own: Collection[int],
     steps: Sequence[_Step],
     follows: Sequence[Sequence[int]],
     needed: Sequence[set[int]],
     reaching: Sequence[Sequence[int]],
 ) -> str:
-    """Where the gradient of a layer's parameters ends; empty if the loss does not follow from them."""
-    params: Iterable[int] = steps[layer].trained
+    """Where the gradient of parameters of a layer ends; empty if the loss does not follow from them."""
+    params: Iterable[int] = own
     moving, following = set[int](), set[int]()
     for k, step in enumerate(steps[layer:], layer):
         total = len(step.leaves)
@@ -302,12 +325,33 @@ def refuse_untrained(flows: Sequence[Flow]) -> None:
     for place, group in groupby(silent, places.__getitem__):
         layers = list(group)
         names = [name for k in layers for name in trained[k]]
-        shown = ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
-        said.append(f"{_layers(layers)} would not train, for no gradient reaches {shown}: {place}")
+        said.append(f"{_layers(layers)} would not train, for no gradient reaches {_names(names)}: {place}")
     remedy = "Let the loss follow from them through floating point numbers, by functions with a derivative"
     if any(names and k not in silent for k, names in enumerate(trained)):
         remedy += f"; if they shall keep their values: Pipeline(..., frozen={[f'{k}.*' for k in silent]})"
     raise UsageError(f"{'; '.join(said)}. {remedy}")
+
+
+def lost_gradients(flows: Sequence[Flow]) -> dict[str, str]:
+    """By trained parameter that no bucket's gradient gets to although the loss follows from it, why."""
+    somewhere = frozenset[str]().union(*(flow.reached for flow in flows))
+    found: dict[str, str] = {}
+    for flow in reversed(flows):
+        found.update({name: place for k, place in flow.cuts.items() for name in flow.trained[k]})
+        found.update(flow.parts)
+    return {name: found[name] for own in flows[0].trained for name in own if name in found.keys() - somewhere}
+
+
+def told_lost(lost: Mapping[str, str]) -> str:
+    """What `lost_gradients` found, as one sentence."""
+    said = []
+    for place, group in groupby(lost, lost.__getitem__):
+        said.append(f"no gradient reaches {_names([*group])}: {place}")
+    return "; ".join(said)
+
+
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
 
 
 def _layers(indices: Sequence[int]) -> str:

@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec
 from jax.tree_util import keystr
 
 from rrfp_jax.errors import UsageError
+from rrfp_jax.fields import says_its_arguments
 from rrfp_jax.runtime.autodiff.residuals import NONE, rematerialised
 from rrfp_jax.runtime.autodiff.traced import check_pure
 from rrfp_jax.runtime.model.layers import MOST_LAYERS, LayerSpec, MicrobatchView, Params, zeros
@@ -55,6 +56,15 @@ class LayerShapes:
 _WHOLE = PartitionSpec()
 
 
+_ELSEWHERE = {
+    **dict.fromkeys(["loss_fn", "loss_function"], "it is loss: Pipeline(layers, loss)"),
+    **dict.fromkeys(["num_stages", "stages", "pp"], "stages are of the mesh: Trainer(..., mesh=Mesh(pp=4))"),
+    "freeze": "it is frozen: Pipeline(layers, loss, frozen=['0.*'])",
+    "model": "a model is a list of layers: Pipeline([rrfp.layer(Embed), rrfp.layer(Head)], loss)",
+}
+
+
+@says_its_arguments(_ELSEWHERE)
 class Pipeline:
     """Layers in order, then a loss.
 
@@ -178,14 +188,14 @@ class Pipeline:
             loss = self.apply_loss(carry, MicrobatchView(fields, ids, len(self.layers)))
             return loss.total, loss.weight
 
-        with named(self.who(len(self)), f"failed when it was called{self._given(len(self), carry)}"):
+        with named(self.who(len(self)), f"failed when it was called{self._given(len(self), carry, fields)}"):
             closed = jax.make_jaxpr(sums)(carry, dict(fields), IDS)
             check_pure(closed)
         return closed
 
     def _shapes_of_layer(self, index: int, carry: Any, fields: Specs) -> LayerShapes:
         """Specs of a layer that gets `carry`."""
-        spec, who, given = self.layers[index], self.who(index), self._given(index, carry)
+        spec, who, given = self.layers[index], self.who(index), self._given(index, carry, fields)
         key, mb = jax.eval_shape(jax.random.key, 0), MicrobatchView(fields, IDS, index)
         metrics: dict[str, Any] = {}
 
@@ -217,12 +227,13 @@ class Pipeline:
         mb = MicrobatchView(zeros(dict(fields)), zeros(IDS), index)
         return self.layers[index].init(key, zeros(shapes.carry_in), mb)
 
-    def _given(self, index: int, carry: Any) -> str:
-        """What a layer, or the loss, gets from the one before."""
+    def _given(self, index: int, carry: Any, fields: Specs) -> str:
+        """What a layer, or the loss, gets from the one before; at the ends, with the microbatch's fields."""
+        own = f" and the fields {describe(dict(fields))}" if index in (0, len(self)) else ""
         if index == 0:
-            return " with what the first layer gets, None"
+            return f" with None as carry{own}"
         missing = " (is a `return` missing there?)" if carry is None else ""
-        return f" with what {self.who(index - 1)} gives, {describe(carry)}{missing}"
+        return f" with what {self.who(index - 1)} gives, {describe(carry)}{missing}{own}"
 
 
 def _check_carry(carry: Any) -> None:

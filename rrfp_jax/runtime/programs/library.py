@@ -19,7 +19,7 @@ from rrfp_jax.progress import Progress, silent
 from rrfp_jax.runtime.autodiff.residuals import NONE
 from rrfp_jax.runtime.autodiff.traced import check_repeatable
 from rrfp_jax.runtime.mesh.stage_mesh import Shapes, VirtualStage
-from rrfp_jax.runtime.model.gradient_flow import Flow, gradient_flow
+from rrfp_jax.runtime.model.gradient_flow import Flow, gradient_flow, lost_gradients
 from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.model.pipeline import LayerShapes, Pipeline
 from rrfp_jax.runtime.model.roles import Roles
@@ -103,6 +103,11 @@ class Library:
         """The bucket that was examined first, and the specs of every layer for it."""
         return next(iter(self._shapes.items()))
 
+    @property
+    def first_bucket(self) -> Bucket | None:
+        """The bucket that was examined first; None before that."""
+        return next(iter(self._shapes), None)
+
     def examine(self, bucket: Bucket) -> list[LayerShapes]:
         """Check that the model takes microbatches of this bucket, with the parameters of the first one."""
         if bucket not in self._shapes:
@@ -140,6 +145,11 @@ class Library:
                 check_repeatable(names, traced, self._remat)
             self._flows[bucket] = flow
         return self._flows[bucket]
+
+    @property
+    def lost_gradients(self) -> dict[str, str]:
+        """By trained parameter that no gradient reaches although the loss follows from it, why."""
+        return lost_gradients([*self._flows.values()]) if self._flows else {}
 
     def _tracing(self) -> AbstractContextManager[Any]:
         return next(iter(self._compilers.values())).stage_mesh.tracing()

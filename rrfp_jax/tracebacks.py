@@ -1,0 +1,51 @@
+"""How our errors look where nobody catches them: the user's own lines and the sentence, without our frames.
+
+`RRFP_TRACEBACK=full` shows all frames, and what the error was made of. Nothing is done until an error ends
+the program, or a notebook's cell.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from rrfp_jax.authors import author_of
+from rrfp_jax.environment import ENVIRONMENT
+from rrfp_jax.errors import TrainingError, UsageError, text_of
+from rrfp_jax.printing import warn
+
+VARIABLE, FULL = "RRFP_TRACEBACK", "full"
+
+Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
+
+
+def shown_error(error: BaseException) -> list[str]:
+    """The lines that an error of ours gets, each with its end."""
+    if ENVIRONMENT.get(VARIABLE) == FULL:
+        return traceback.format_exception(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if author_of(frame.filename) == "user"]
+    own = own or [frame for frame in frames if author_of(frame.filename) == "package"]
+    lines = ["Traceback (most recent call last):\n"] if own else []
+    lines += traceback.StackSummary.from_list(own).format()
+    lines += [f"rrfp_jax.{type(error).__name__}: {text_of(error)}\n"]
+    lines += [f"{note}\n" for note in getattr(error, "__notes__", ())]
+    return [*lines, f"({VARIABLE}={FULL} shows the frames inside rrfp_jax)\n"]
+
+
+def hide_frames() -> None:
+    """Have our errors shown so from now on, by Python and by IPython, which asks the exception."""
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if isinstance(error, (UsageError, TrainingError)):
+            warn("".join(shown_error(error)), end="")
+        else:
+            usual(kind, error, trace)
+
+    usual: Hook = sys.excepthook
+    sys.excepthook = hook
+    for own in (UsageError, TrainingError):
+        setattr(own, "_render_traceback_", lambda error: "".join(shown_error(error)).splitlines())  # noqa: B010

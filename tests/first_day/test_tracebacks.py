@@ -1,0 +1,77 @@
+"""What is printed of an error that nobody catches: the user's own frames, and the sentence."""
+
+import subprocess
+import sys
+
+import pytest
+
+import rrfp_jax as rrfp
+from rrfp_jax.errors import TrainingError
+from rrfp_jax.tracebacks import FULL, VARIABLE, shown_error
+
+SCRIPT = """
+from rrfp_jax.errors import UsageError
+from rrfp_jax.fields import check_path
+
+def mine():
+    check_path("--out", "")
+
+mine()
+"""
+SENTENCE = "rrfp_jax.UsageError: --out='': is empty; give a path"
+HINT = "(RRFP_TRACEBACK=full shows the frames inside rrfp_jax)"
+
+
+@pytest.fixture(autouse=True)
+def hidden(monkeypatch):
+    monkeypatch.delenv(VARIABLE, raising=False)
+
+
+def caught():
+    with pytest.raises(rrfp.UsageError) as error:
+        rrfp.Mesh(pp=-1)
+    return error.value
+
+
+def test_our_frames_are_hidden():
+    lines = "".join(shown_error(caught())).splitlines()
+    assert [line for line in lines if "File" in line] == [lines[1]] and __file__ in lines[1]
+    assert lines[0] == "Traceback (most recent call last):" and lines[2].strip() == "rrfp.Mesh(pp=-1)"
+    assert lines[-2].startswith("rrfp_jax.UsageError: Mesh(pp=-1): a pipeline needs") and lines[-1] == HINT
+
+
+def test_all_are_shown_if_asked_for(monkeypatch):
+    monkeypatch.setenv(VARIABLE, FULL)
+    assert 'rrfp_jax/runtime/mesh/topology.py", line' in "".join(shown_error(caught()))
+
+
+def test_what_was_raised_inside_is_not_told_twice():
+    try:
+        try:
+            raise KeyError("inner")
+        except KeyError as error:
+            raise TrainingError("step 3: the sentence") from error
+    except TrainingError as error:
+        error.add_note("a note")
+        shown = "".join(shown_error(error))
+    assert "inner" not in shown and shown.endswith(f"TrainingError: step 3: the sentence\na note\n{HINT}\n")
+
+
+def test_notebooks_show_the_same():
+    error = caught()
+    assert error._render_traceback_() == "".join(shown_error(error)).splitlines()
+
+
+def test_a_script_ends_with_its_own_frames_and_the_sentence(tmp_path):
+    (tmp_path / "mine.py").write_text(SCRIPT)
+    ran = subprocess.run([sys.executable, tmp_path / "mine.py"], capture_output=True, text=True, timeout=60)
+    said = ran.stderr.splitlines()
+    assert ran.returncode == 1 and said[-2:] == [SENTENCE, HINT]
+    assert [line.split(", in ")[1] for line in said if "File" in line] == ["<module>", "mine"]
+    assert all("mine.py" in line for line in said if "File" in line)
+
+
+def test_other_errors_are_shown_as_ever(tmp_path):
+    (tmp_path / "other.py").write_text("import rrfp_jax\n1 / 0\n")
+    ran = subprocess.run([sys.executable, tmp_path / "other.py"], capture_output=True, text=True, timeout=60)
+    assert ran.stderr.endswith("ZeroDivisionError: division by zero\n") and HINT not in ran.stderr
