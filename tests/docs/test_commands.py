@@ -184,4 +184,6 @@ def test_nine_environment_variables_are_for_users():
     """The ninth shows frames that are hidden: whoever reports a defect of ours needs them, at once."""
     named = {name for page in PAGES for name in re.findall(r"RRFP_(?!TEST)[A-Z_]+", text_of(page))}
     asked = {"COORDINATOR", "PROCESSES", "RANK", "BIND", "TOKEN_FILE", "KEY_FILE"}
-    assert named - {"RRFP_"} == {f"RRFP_{name}" for name in asked | {"SILENCE_SECONDS", "SAVE_SECONDS", "TRACEBACK"}}
+    assert named - {"RRFP_"} == {
+        f"RRFP_{name}" for name in asked | {"SILENCE_SECONDS", "SAVE_SECONDS", "TRACEBACK"}
+    }

@@ -64,7 +64,9 @@ def test_notebooks_show_the_same():
 
 def test_a_script_ends_with_its_own_frames_and_the_sentence(tmp_path):
     (tmp_path / "mine.py").write_text(SCRIPT)
-    ran = subprocess.run([sys.executable, tmp_path / "mine.py"], capture_output=True, text=True, timeout=60)
+    ran = subprocess.run(
+        [sys.executable, tmp_path / "mine.py"], capture_output=True, text=True, timeout=60, check=False
+    )
     said = ran.stderr.splitlines()
     assert ran.returncode == 1 and said[-2:] == [SENTENCE, HINT]
     assert [line.split(", in ")[1] for line in said if "File" in line] == ["<module>", "mine"]
@@ -73,5 +75,7 @@ def test_a_script_ends_with_its_own_frames_and_the_sentence(tmp_path):
 
 def test_other_errors_are_shown_as_ever(tmp_path):
     (tmp_path / "other.py").write_text("import rrfp_jax\n1 / 0\n")
-    ran = subprocess.run([sys.executable, tmp_path / "other.py"], capture_output=True, text=True, timeout=60)
+    ran = subprocess.run(
+        [sys.executable, tmp_path / "other.py"], capture_output=True, text=True, timeout=60, check=False
+    )
     assert ran.stderr.endswith("ZeroDivisionError: division by zero\n") and HINT not in ran.stderr

@@ -498,7 +498,10 @@ class TestArguments:
                 lambda: make(clip_nrom=1.0),
                 "Trainer(clip_nrom=1.0): no such argument; did you mean clip_norm=?",
             ),
-            (lambda: make(on_nonfinite="skip", bogus=1), "settings=rrfp.Settings(on_nonfinite=...)"),
+            (
+                lambda: rrfp.Trainer(toy.pipeline(), on_nonfinite="skip"),
+                "settings=rrfp.Settings(on_nonfinite=...)",
+            ),
             (lambda: rrfp.Trainer(data=BATCH), "Trainer: give pipe, too: Trainer(pipe, optimizer, ...)"),
             (
                 lambda: rrfp.Trainer(1, 2, 3),
