@@ -1,9 +1,8 @@
 """What the site has besides the pages in this folder, and where links out of it lead.
 
-Pages that lie beside the code they are about (`rrfp_jax/core/README.md`) are pages of the site at the same
-path. The notebook becomes one, too. A link to any other file of the repository becomes plain text: readers of
-the site need not have a checkout. A link whose text is the name of a page's file gets that page's title
-instead. Where a page says `<!-- help: rrfp VERB -->` stands that command's help.
+The README, the changelog and the notebook become pages, too. A link to any other file of the repository
+becomes plain text: readers of the site need not have a checkout. A link whose text is the name of a page's
+file gets that page's title instead. Where a page says `<!-- help: rrfp VERB -->` stands that command's help.
 """
 
 import contextlib
@@ -24,7 +23,6 @@ NOTEBOOK = "notebooks/quickstart.ipynb"
 PLACES = {
     "README.md": "index.md",
     "CHANGELOG.md": "CHANGELOG.md",
-    "rrfp_jax/core/README.md": "rrfp_jax/core/README.md",
     NOTEBOOK: "notebooks/quickstart.md",
 }
 """Where files outside `docs/` are in the site."""
