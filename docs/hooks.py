@@ -52,6 +52,8 @@ def on_files(files, config):
 
 def on_page_markdown(markdown, page, config, files):
     """Turn links from file to file of the repository into links from page to page."""
+    if page.file.src_uri == PLACES["README.md"]:
+        page.meta["hide"] = ["navigation"]
     source = SOURCES.get(page.file.src_uri, f"docs/{page.file.src_uri}")
     found, end = [], 0
     for fence in FENCED.finditer(markdown):

@@ -1,5 +1,6 @@
 """The site that `make docs` builds."""
 
+import json
 import os
 import re
 import subprocess
@@ -12,8 +13,11 @@ from urllib.parse import unquote, urldefrag, urlsplit
 
 import pytest
 
+import rrfp_jax
 from rrfp_jax.core.tasks import Kind
 from tests.docs.pages import REPOSITORY
+from tests.docs.test_words import TERMS
+from tests.support.browser import CHROMIUM, browser
 
 LOADED = {("script", "src"), ("link", "href"), ("img", "src"), ("iframe", "src"), ("source", "src")}
 """What a browser fetches by itself."""
@@ -131,3 +135,63 @@ def test_markdown_is_rendered(site):
         paragraphs = "\n".join(re.findall(r"<p>(.*?)</p>", text, re.DOTALL))
         left = re.findall(r"^\s*(?:- |\d+\. |\|).*|.*(?:\*\*|\]\().*", paragraphs, re.MULTILINE)
         assert left == [], path.name
+
+
+def test_links_have_titles(site):
+    """No file's name stands for a page."""
+    for path in sorted(site[0].rglob("*.html")):
+        article = path.read_text(encoding="utf-8").partition("<article")[2].partition("</article>")[0]
+        texts = re.findall(r"<a [^>]*>(?:<code>)?([\w./-]+\.md)(?:</code>)?</a>", article)
+        assert texts == [], path.name
+
+
+def test_every_page_names_the_version(site):
+    assert f"rrfp_jax {rrfp_jax.__version__}" in (site[0] / "install.html").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def shown(site, tmp_path_factory):
+    """A browser."""
+    if CHROMIUM is None:
+        pytest.skip("needs Chromium")
+    with browser(tmp_path_factory.mktemp("profile")) as own:
+        yield own
+
+
+def opened(shown, path, width):
+    shown.open(path, width=width)
+    shown.until("document.readyState == 'complete'")
+
+
+SEARCHED = """(() => {
+    const field = document.querySelector('.md-search__input'), toggle = document.querySelector('#__search');
+    const links = [...document.querySelectorAll('.md-search-result__link')].map(link => link.href);
+    if (!toggle.checked) toggle.click();
+    if (field.value !== TEXT) { field.focus(); field.value = TEXT; }
+    if (!links.length) field.dispatchEvent(new Event('keyup', { bubbles: true }));
+    return links.join(' ');
+})()"""
+
+
+def test_pages_read_from_disk_can_be_searched(site, shown):
+    opened(shown, site[0] / "index.html", 1400)
+    found = shown.until(SEARCHED.replace("TEXT", "'torch.distributed.pipelining'"))
+    assert "coming-from.html" in found
+    assert shown.complaints == []
+
+
+def test_terms_of_the_field_are_in_the_search_index(site):
+    docs = json.loads((site[0] / "search" / "search_index.json").read_text(encoding="utf-8"))["docs"]
+    texts = [f"{doc['title']} {doc['text']}".lower() for doc in docs if "reference/" not in doc["location"]]
+    assert [term for term in TERMS if not any(term.lower() in text for text in texts)] == []
+
+
+@pytest.mark.parametrize("width", [400, 1400])
+def test_no_page_is_wider_than_the_window_and_no_code_is_clipped(site, shown, width):
+    clipped = """[...document.querySelectorAll('pre > code')].filter(
+        code => code.scrollWidth > code.clientWidth + 1 && getComputedStyle(code).overflowX == 'hidden'
+    ).length"""
+    for page in ("index", "coming-from", "which-schedule", "reference/commands", "reference/train"):
+        opened(shown, site[0] / f"{page}.html", width)
+        assert shown.value("document.documentElement.scrollWidth") <= width, page
+        assert shown.value(clipped) == 0, page
