@@ -35,9 +35,7 @@ def of_commit(commit: str) -> Read:
 
 def pages_in(contents: str, read: Read) -> list[str]:
     """The files of the pages that a site's contents list, and README.md, in order."""
-    listed = re.findall(
-        r"^ +- (?:[^:\n]+: )?([\w./-]+\.md)$", contents.partition("\nnav:\n")[2], re.MULTILINE
-    )
+    listed = re.findall(r"^ +- (?:.*: )?([\w./-]+\.md)$", contents.partition("\nnav:\n")[2], re.MULTILINE)
     files = [next((p for p in (f"docs/{page}", page) if read(p)), "") for page in listed]
     return list(dict.fromkeys(["README.md", *(file for file in files if file and file not in NOT_COUNTED)]))
 
