@@ -1,8 +1,7 @@
-"""A logger for Prometheus, which asks for the figures of the latest step.
+"""A logger for Prometheus, which asks for the metrics of the latest step.
 
-    rrfp train --config=examples/prometheus.py --config.port=9090  # then: curl localhost:9090/metrics
-
-The run is the quickstart. `prometheus(port)` is a logger for any other.
+Start it with `rrfp train --config=prometheus.py --config.port=9090`, then `curl localhost:9090/metrics`.
+The run is a small one, to show the logger. `prometheus(port)` is a logger for any other.
 """
 
 from __future__ import annotations
@@ -10,11 +9,14 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+import jax
+import numpy as np
+import optax
+
 import rrfp_jax as rrfp
-from configs import quickstart
 from rrfp_jax.errors import imported
 from rrfp_jax.loggers import Logger, Sink
 from rrfp_jax.runtime.run.join import join
@@ -22,10 +24,22 @@ from rrfp_jax.train.report import Evaluation, Report
 
 
 @dataclass(frozen=True, kw_only=True)
-class Watched(quickstart.Quickstart):
-    """The quickstart, whose figures can be asked for."""
+class Watched(rrfp.RunConfig):
+    """A small run, whose metrics can be asked for."""
 
     port: int = 9090
+
+    def pipeline(self) -> rrfp.Pipeline:
+        """See `RunConfig`."""
+        return rrfp.Pipeline([rrfp.layer(dense, init=init, repeat=2)], loss)
+
+    def optimizer(self) -> optax.GradientTransformation:
+        """See `RunConfig`."""
+        return optax.sgd(0.1)
+
+    def train_data(self) -> Any:
+        """See `RunConfig`."""
+        return lambda step: [{"x": np.random.default_rng((step, j)).normal(size=(8, 4))} for j in range(4)]
 
     @functools.cached_property
     def logger(self) -> Logger:
@@ -42,9 +56,23 @@ class Watched(quickstart.Quickstart):
 
 
 def get_config() -> Watched:
-    """The quickstart's settings."""
-    usual = quickstart.get_config()
-    return Watched(**{item.name: getattr(usual, item.name) for item in fields(usual)})
+    """The settings of the run."""
+    return Watched(name="watched", steps=20, mesh=rrfp.Mesh(pp=2))
+
+
+def init(key: jax.Array) -> Any:
+    """Initial parameters of a layer."""
+    return {"w": jax.random.normal(key, (4, 4))}
+
+
+def dense(params: Any, x: Any, mb: Any) -> Any:
+    """A layer."""
+    return (mb["x"] if x is None else x) @ params["w"]
+
+
+def loss(x: Any, mb: Any) -> rrfp.Loss:
+    """How far the two layers are from giving their input back."""
+    return rrfp.Loss(((x - mb["x"]) ** 2).sum(), weight=x.size)
 
 
 class Metric(NamedTuple):

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.examples.test_examples import free_port
 from tests.support.kept import with_cache
 
 REPOSITORY = Path(__file__).parents[2]
 SCRIPTS = REPOSITORY / "tests" / "scripts"
+EXAMPLES = REPOSITORY / "examples"
 NOT_COPIED = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__")
 LIMIT_SECONDS = 120
 
@@ -79,6 +81,17 @@ def test_trains_from_an_empty_folder(environment, tmp_path, name):
     assert len(Path(script).read_text(encoding="utf-8").splitlines()) <= 40
     run(environment / "python", script, folder=tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.py")))
+def test_runs_every_example_from_an_empty_folder(environment, tmp_path, name):
+    shutil.copy(EXAMPLES / name, tmp_path)
+    if "get_config" in (EXAMPLES / name).read_text(encoding="utf-8"):
+        port = [f"--config.port={free_port()}"] if name == "prometheus.py" else []
+        run(environment / "rrfp", "train", f"--config={name}", *port, folder=tmp_path)
+    else:
+        run(environment / "python", name, folder=tmp_path)
 
 
 RUN = """
