@@ -338,7 +338,11 @@ class _Run:
         self._display.say(stage_table(table))
         compiled, loaded = trainer._programs
         seconds = perf_counter() - began
-        self._display.say(f"ready after {seconds:.1f} s: {compiled} programs compiled, {loaded} loaded")
+        whose = f" by all {self._world.size} processes" if self._world.size > 1 else ""
+        self._display.say(
+            f"ready after {seconds:.1f} s: {compiled} programs compiled, {loaded} loaded{whose}: those of "
+            f"stages, their updates and initial values"
+        )
         folder = self._config.settings.executables
         if compiled and folder is not None:
             here = MadeFor.of(jax.local_devices()[0], self._world.size)

@@ -164,7 +164,7 @@ SPREAD = 8
 """How many times the difference between two ways of plain JAX a pipeline may differ from one of them."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CheckReport:
     """A step against unpipelined JAX, and what each stage needs.
 
@@ -215,7 +215,13 @@ class CheckReport:
         leaves = (error <= self.leaf_limits[path] for path, error in self.leaf_errors.items())
         return self.loss_error <= self.loss_limit and all(leaves)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
+        verdict = "agrees with" if self.ok else "DIFFERS FROM"
+        return f"CheckReport({verdict} unpipelined JAX, loss={self.loss:.4g}, worst={self.worst[1]:.1e})"
+
+    @property
+    def text(self) -> str:
+        """All of it in lines, as `Trainer.check` prints it."""
         name, error = self.worst
         verdict = "agrees with" if self.ok else "DIFFERS FROM"
         rest = f"warning: {told_lost(self.lost)}\n" if self.lost else ""
@@ -244,9 +250,9 @@ def stage_table(stages: Sequence[StageLedger]) -> str:
             " ".join(f"{first}-{end - 1}" for first, end in s.layers),
             s.device.partition(" of ")[0],
             f"{s.parameters:,}",
-            *map(in_mib, (s.weight_bytes, s.optimizer_bytes, s.accumulator_bytes)),
-            *map(in_mib, (s.parked_gradient_bytes, s.slot_bytes)),
-            *map(in_mib, _of_microbatch(s.largest)),
+            *map(in_units, (s.weight_bytes, s.optimizer_bytes, s.accumulator_bytes)),
+            *map(in_units, (s.parked_gradient_bytes, s.slot_bytes)),
+            *map(in_units, _of_microbatch(s.largest)),
             f"{s.compile_seconds:.1f} s",
         )
         for index, s in enumerate(stages)
@@ -268,9 +274,11 @@ def _of_microbatch(bucket: BucketLedger) -> tuple[int, ...]:
     )
 
 
-def in_mib(size: int) -> str:
-    """A number of bytes in MiB."""
-    return f"{size / 2**20:.1f} MiB"
+def in_units(size: int) -> str:
+    """A number of bytes in MiB; in KiB where that is too few to be seen."""
+    if size == 0:
+        return "0"
+    return f"{size / 2**20:.1f} MiB" if size >= 2**20 / 20 else f"{size / 2**10:.1f} KiB"
 
 
 def compare(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from rrfp_jax.errors import UsageError
@@ -14,7 +14,7 @@ from rrfp_jax.runtime.stages.step import Reduced, Sums, figures
 from rrfp_jax.trace.records import RecordedStep, StepTrace
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Report:
     """One training step.
 
@@ -42,6 +42,7 @@ class Report:
             held between programs, outputs until delivered, and what a program needs while it runs.
         budget_bytes: per stage, how much that may be; None without a limit in bytes.
         plan: hash of the step's data plan.
+        compiled: programs that this process compiled in the step, for shapes that were not there before.
         recorded: the tasks with their times, and the rules that they were chosen by.
     """
 
@@ -66,7 +67,8 @@ class Report:
     peak_bytes: Sequence[int]
     budget_bytes: Sequence[int | None]
     plan: str
-    recorded: RecordedStep = field(repr=False)
+    compiled: int = 0
+    recorded: RecordedStep
 
     @classmethod
     def of(cls, sums: Sums, **known: Any) -> Report:
@@ -153,6 +155,13 @@ class Report:
     def __str__(self) -> str:
         return f"step {self.step:5d}  {self.summary}"
 
+    def __repr__(self) -> str:
+        idle = " ".join(f"{share:.0%}" for share in self.bubble)
+        return (
+            f"Report(step={self.step}, schedule={self.schedule!r}, loss={self.loss:.4g}, "
+            f"wall_seconds={self.wall_seconds:.3g}, bubble={idle!r}, applied={self.applied}, ...)"
+        )
+
     @property
     def summary(self) -> str:
         """The step's figures as one line, without its number."""
@@ -160,11 +169,12 @@ class Report:
         rates = [value for name, value in self.hyperparams.items() if name.endswith("learning_rate")]
         rate = f"  lr {' '.join(f'{value:.2e}' for value in rates)}" if rates else ""
         planned = "" if self.planning_seconds is None else f"  planned in {self.planning_seconds:.1f} s"
+        made = f"  compiled {self.compiled} programs" if self.compiled else ""
         left_out = "" if self.applied else f"  not finite, skipped ({self.skipped} so far)"
         return (
             f"loss {self.loss:.4f}{metrics}{rate}  norm {self.gradient_norm:.3f}  "
-            f"{self.tokens_per_second:9,.0f} tokens/s  {self.step_seconds * 1e3:7.1f} ms  "
-            f"idle {summary_of_idleness(self.bubble)}{planned}{left_out}"
+            f"{self.tokens_per_second:9,.0f} tokens/s  {self.wall_seconds * 1e3:7.1f} ms  "
+            f"idle {summary_of_idleness(self.bubble)}{planned}{made}{left_out}"
         )
 
 

@@ -215,6 +215,7 @@ class Stepper:
             TrainingError: see `Trainer.steps`.
         """
         began, step, scale = perf_counter(), self.steps_done, self.standing.loss_scale.value
+        compiled = self.engine.executables.compiles
         if self.recorded:  # equal on all processes
             self._tune(step, left)
         if self.saves.latest is not None:
@@ -245,6 +246,7 @@ class Stepper:
             applied=applied,
             skipped=self.standing.skipped,
             plan=self.last_plan,
+            compiled=self.engine.executables.compiles - compiled,
         )
 
     def run(self, phase: Phase, data: Data, step: int, more: bool = False) -> StepOutcome:

@@ -14,7 +14,7 @@ import jax
 import optax
 
 from rrfp_jax.checkpoint.saving import OnError
-from rrfp_jax.core.schedules import Schedule
+from rrfp_jax.core.schedules import Schedule, name_of
 from rrfp_jax.data.contract import Data, InMemory, Microbatch, as_data, load_step, plan_step
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import output_of, says_its_arguments
@@ -204,6 +204,16 @@ class Trainer:
             "process: write it with trainer.save(folder), or copy trainer.params()"
         )
 
+    def __repr__(self) -> str:
+        engine = self._engine
+        layers = " + ".join(map(str, engine.split))
+        replicas = f", {engine.layout.replicas} replicas" if engine.layout.replicas > 1 else ""
+        name = "planned" if isinstance(self.schedule, Planned) else name_of(self.schedule)
+        return (
+            f"Trainer({len(engine.pipe)} layers as {layers} on {engine.layout.stages} stages{replicas}, "
+            f"schedule {name}, {self.steps_done} steps done)"
+        )
+
     # What it is, and how it stands.
 
     @property
@@ -356,7 +366,7 @@ class Trainer:
         report = replace(report, lost=self._engine.library.lost_gradients)
         report = report.of_all(self._world.gather("the check", report.leaves))
         if self._world.rank == 0:
-            say(str(report))
+            say(report.text)
         return report
 
     # Files.

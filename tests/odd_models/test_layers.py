@@ -462,7 +462,7 @@ def test_parameters_of_a_layer_that_would_not_train_though_others_do_are_told_on
     trainer = rrfp.Trainer(pipeline, optax.sgd(0.1), data=rows(), mesh=rrfp.Mesh(pp=2))
     report = trainer.check()
     assert re.fullmatch(rf"warning: {LOST}.*frozen=\['1.router'\]\)\n", capfd.readouterr().err)
-    assert report.ok and [*report.lost] == ["1.router"] and re.search(LOST, str(report))
+    assert report.ok and [*report.lost] == ["1.router"] and re.search(LOST, report.text)
 
 
 def test_a_gradient_without_an_optimizer_and_a_check_tell_of_it(capfd):

@@ -62,7 +62,7 @@ class Counting:
         """This job has all its programs; those that would compute nothing are none."""
         with self._lock:
             if job in self._expected:
-                self._total -= self._expected.pop(job)
+                self._done += self._expected.pop(job)  # a total that changes on the way tells nobody anything
                 if self._done < self._total or not self._expected:
                     self._tell()
 
