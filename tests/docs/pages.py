@@ -8,7 +8,16 @@ from pathlib import Path
 REPOSITORY = Path(__file__).parents[2]
 PACKAGE = REPOSITORY / "rrfp_jax"
 FOLDERS = [
-    *(".", "docs", "docs/reference", "launch", "benchmarks", "benchmarks/results", "tests/verification"),
+    *(
+        ".",
+        "docs",
+        "docs/reference",
+        "launch",
+        "benchmarks",
+        "benchmarks/results",
+        "tests/house",
+        "tests/verification",
+    ),
     "rrfp_jax/core",
 ]
 PAGES = [page for folder in FOLDERS for page in sorted((REPOSITORY / folder).glob("*.md"))]

@@ -1,4 +1,7 @@
-"""What the package reads, runs and listens on, by its syntax trees: docs/security.md lists all of it."""
+"""What the package reads, runs and listens on, by its syntax trees.
+
+reads.md lists all reads, docs/security.md all ports.
+"""
 
 import ast
 import re
@@ -107,23 +110,28 @@ def running(tree):
         yield max(around, key=lambda one: one[1].lineno, default=("", None))[0], name
 
 
-def section(title):
-    text = (REPOSITORY / "docs" / "security.md").read_text(encoding="utf-8")
-    return re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)[1]
+READS = Path(__file__).with_name("reads.md")
+SECURITY = REPOSITORY / "docs" / "security.md"
 
 
-def listed(title):
-    """The modules that a section of docs/security.md names in its table."""
-    rows = [line for line in section(title).splitlines() if line.startswith("|")]
+def section(page, title):
+    text = page.read_text(encoding="utf-8")
+    return re.search(rf"^##? {title}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)[1]
+
+
+def listed(page, title):
+    """The modules that a section of a page names in its table."""
+    rows = [line for line in section(page, title).splitlines() if line.startswith("|")]
     return {name for row in rows for name in re.findall(r"`([\w/]+\.py)`", row)}
 
 
 def test_every_read_is_listed(trees):
-    assert {name for name, tree in trees.items() if reads(tree)} - {*OPEN_NO_FILES} == listed("What is read")
+    found = {name for name, tree in trees.items() if reads(tree)} - {*OPEN_NO_FILES}
+    assert found == listed(READS, "What the package reads")
 
 
 def test_every_port_is_listed(trees):
-    assert {name for name, tree in trees.items() if listens(tree)} == listed("Ports")
+    assert {name for name, tree in trees.items() if listens(tree)} == listed(SECURITY, "Ports")
 
 
 def test_nothing_that_is_read_is_run_but_stored_programs_and_configs(trees):
