@@ -62,7 +62,7 @@ def test_transformer(dtype, remat, layers):
 
 @pytest.mark.parametrize(
     ("dtype", "remat", "most"),
-    [(jnp.float32, "full", 1.02), (jnp.bfloat16, "none", 1.07)],  # more conversions, see docs/decisions.md
+    [(jnp.float32, "full", 1.02), (jnp.bfloat16, "none", 1.07)],  # more conversions, see results/decisions.md
 )
 def test_transformer_in_a_loop(dtype, remat, most):
     pipe = pipeline(GPTConfig(dtype=dtype, **SMALL))
