@@ -82,7 +82,9 @@ def relinked(text, source, place):
         if (where := PLACES.get(target, target.removeprefix("docs/"))) != target or target in PLACES:
             words = title_of(target) if FILE_NAME.fullmatch(words) else words
             return f"{mark}[{words}]({posixpath.relpath(where, posixpath.dirname(place) or '.')}{anchor})"
-        return words if (REPOSITORY / target).exists() else match[0]
+        if not (REPOSITORY / target).exists():
+            return match[0]
+        return f"`{target}`" if FILE_NAME.fullmatch(words) else words
 
     return LINK.sub(link, text)
 
@@ -96,6 +98,18 @@ def title_of(file):
 
 
 def notebook_page(text):
-    """A notebook's cells as Markdown; what code gives is left out."""
-    cells = [(cell["cell_type"], "".join(cell["source"])) for cell in json.loads(text)["cells"]]
-    return "\n\n".join(f"```python\n{own}\n```" if kind == "code" else own for kind, own in cells)
+    """A notebook's cells as Markdown, with the outputs that are stored in it."""
+    found = []
+    for cell in json.loads(text)["cells"]:
+        own = "".join(cell["source"])
+        found.append(f"```python\n{own}\n```" if cell["cell_type"] == "code" else own)
+        found += map(output_as_markdown, cell.get("outputs", []))
+    return "\n\n".join(found)
+
+
+def output_as_markdown(output):
+    """A picture as it is, a text in a block."""
+    if picture := "".join(output.get("data", {}).get("text/html", "")):
+        return f"<div>{picture}</div>"
+    text = "".join(output.get("text", "") or output["data"]["text/plain"])
+    return f"```text\n{text.rstrip()}\n```"
