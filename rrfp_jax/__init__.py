@@ -81,7 +81,11 @@ def __getattr__(name: str) -> Any:
     if name == "__version__":
         return import_module("importlib.metadata").version("rrfp_jax")
     if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from difflib import get_close_matches
+
+        near = get_close_matches(name, __all__, 1)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{meant}")
     found = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name) if name in _MODULES else None
     found = import_module(f"{__name__}.{name}") if found is None else found
     globals()[name] = found  # asked once

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from numbers import Integral, Real
 from pathlib import Path
-from types import NoneType, UnionType
+from types import MappingProxyType, NoneType, UnionType
 from typing import Any, TypeVar
 
 from rrfp_jax.errors import UsageError
@@ -242,7 +242,7 @@ def says_its_arguments(elsewhere: Mapping[str, str] | None = None) -> Callable[[
                 if error.__traceback__ is None or error.__traceback__.tb_next is not None:
                     raise  # of something inside
                 name = type(self).__name__
-                raise UsageError(_misfit(name, made, args, kwargs, elsewhere or {})) from None
+                raise UsageError(misfit_of(name, made, args, kwargs, elsewhere or {})) from None
 
         setattr(own, "__init__", init)  # noqa: B010 (mypy knows of no other way)
         return own
@@ -250,12 +250,12 @@ def says_its_arguments(elsewhere: Mapping[str, str] | None = None) -> Callable[[
     return decorated
 
 
-def _misfit(
+def misfit_of(
     name: str,
     made: Callable[..., None],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
-    elsewhere: Mapping[str, str],
+    elsewhere: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
     """Why a class cannot be called so, and how it is called."""
     from difflib import get_close_matches  # which nobody needs who writes well
@@ -270,7 +270,8 @@ def _misfit(
             remedy = elsewhere[given]
         else:
             remedy = f"did you mean {near[0]}=?" if near else f"it takes {', '.join(names)}"
-        return f"{name}({given}={shown(value)}): no such argument; {remedy}"
+        text = getattr(value, "__name__", None) or shown(value)
+        return f"{name}({given}={text}): no such argument; {remedy}"
     places = [parameter.name for parameter in parameters if parameter.kind is not parameter.KEYWORD_ONLY]
     if len(args) > len(places):
         them = f"only {', '.join(places)}" if places else "none"

@@ -10,7 +10,7 @@ from rrfp_jax.fields import check_not_read, output_of
 from rrfp_jax.files import written_whole
 from rrfp_jax.json_files import Unreadable
 from rrfp_jax.report.explanation import explain
-from rrfp_jax.report.run_folder import READ, TwoRuns, read_run
+from rrfp_jax.report.run_folder import READ, TwoRuns, absent, read_run
 from rrfp_jax.report.timeline import MISSING, can_draw
 
 
@@ -18,6 +18,8 @@ def report(options: argparse.Namespace) -> int:
     """Run the command; its exit status."""
     folder = options.run if options.run.is_dir() else options.run.parent
     file = folder / "report.html" if options.out is None else options.out
+    if not options.run.exists():
+        raise UsageError(absent(options.run))
     if options.run2 is None:
         output_of("output", file)
         check_not_read("--out", file, [options.run, *(options.run / name for name in READ)])
@@ -32,7 +34,7 @@ def report(options: argparse.Namespace) -> int:
     if other is not None:
         print_whole(str(TwoRuns((run, other), (explanation, explain(other.steps)))))
         return DONE
-    print_whole(str(explanation))
+    print_whole(f"{run.head}{explanation}")
     if not can_draw():
         if options.out is not None:
             raise UsageError(f"{file}: {MISSING}")

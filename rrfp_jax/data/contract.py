@@ -28,6 +28,9 @@ from rrfp_jax.user_code import called
 
 Arrays: TypeAlias = Mapping[str, np.ndarray[Any, np.dtype[Any]]]
 
+MOST_MICROBATCHES = 2**14
+"""Of a step, where they are arrays at hand: tens are usual."""
+
 MOST_TOKENS = 2**30
 """Of a step; the largest batches that anybody trains with have a tenth of them."""
 
@@ -348,7 +351,15 @@ def _size(bucket: Bucket) -> int:
 
 
 def _arrays_of_all(microbatches: Iterable[Any], copied: bool = False) -> list[Arrays]:
-    return [_arrays(f"microbatch {j}", mb, copied) for j, mb in enumerate(microbatches)]
+    found = []
+    for j, mb in enumerate(microbatches):
+        if j == MOST_MICROBATCHES:
+            raise UsageError(
+                f"more than {MOST_MICROBATCHES:,} microbatches for one step: does what gives them never end? "
+                f"data(step) returns those of one step"
+            )
+        found.append(_arrays(f"microbatch {j}", mb, copied))
+    return found
 
 
 def _arrays(who: str, mb: Any, copied: bool) -> Arrays:

@@ -30,6 +30,10 @@ WIDTH = 1000
 Row: TypeAlias = Mapping[str, Any]
 
 
+TEXT = 12
+"""Pixels of the letters of a page's charts."""
+
+
 class Plot(NamedTuple):
     """A chart, and the rows of the data that it names: altair checks the one, which the other would slow."""
 
@@ -39,6 +43,13 @@ class Plot(NamedTuple):
     def spec(self) -> dict[str, Any]:
         """What vega-embed and vl-convert draw."""
         return {**self.chart.to_dict(), "datasets": self.rows}
+
+    def readable(self) -> dict[str, Any]:
+        """The same with letters that are large enough for a page."""
+        spec = self.spec()
+        sizes = {"labelFontSize": TEXT, "titleFontSize": TEXT}
+        parts = dict.fromkeys(("axis", "legend", "header"), sizes)
+        return {**spec, "config": {**spec.get("config", {}), **parts}}
 
 
 def milliseconds(seconds: float) -> float:
@@ -402,7 +413,8 @@ def quantile(ordered: Sequence[float], at: float) -> float:
     return ordered[math.ceil(at * (len(ordered) - 1) - 0.5)]
 
 
-FIGURES = {"took, median": "#0072b2", "took, p95": "#d55e00", "slack, median": "#009e73"}
+FIGURES = {"took, median": "#117733", "took, p95": "#cc6677", "slack, median": "#999999"}
+"""Colours of no pass and no cause of idleness."""
 
 
 class LinkMessages(NamedTuple):
@@ -475,6 +487,9 @@ MOST_MARKS = 60
 MOST_MEDIANS = 4.0
 """Times the median; what took longer, such as a step that compiled, is drawn at the edge."""
 
+CURVES = ["#117733", "#cc6677", "#41505e", "#000000"]
+"""Of the whole step, the longest of several, its tasks, and data; none that a pass has."""
+
 RATE_CHANGE = 2.0
 """By which factor a learning rate must differ from where it was last marked to be marked again."""
 
@@ -491,7 +506,7 @@ def history(lines: Sequence[StepLine]) -> Plot:
     curves = curves.encode(
         x=x,
         y=alt.Y("ms:Q", title="ms", scale=alt.Scale(domain=[0, top], clamp=True)),
-        color=alt.Color("what:N", title=None, sort=None),
+        color=alt.Color("what:N", title=None, sort=None, scale=alt.Scale(range=CURVES)),
         tooltip=["step:Q", "what:N", "ms:Q"],
     )
     dashed = alt.Chart(alt.NamedData("changes")).mark_rule(strokeDash=[4, 3], color="#555555", strokeWidth=2)

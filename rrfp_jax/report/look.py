@@ -11,12 +11,13 @@ from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from rrfp_jax.files import staged
 from rrfp_jax.json_files import Count, Unreadable, read_json
+from rrfp_jax.report.run_folder import shared_by
 from rrfp_jax.report.store import LATEST, METRICS, StepLine, read_lines, read_steps
 from rrfp_jax.runtime.run import recorder as flight_recorder
 from rrfp_jax.runtime.run.name_lock import hold_on
@@ -90,6 +91,7 @@ class _Config(msgspec.Struct, frozen=True):
     """Of `config.json`."""
 
     steps: Count
+    origin: Any = msgspec.field(default=None, name="_origin")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +108,13 @@ class Seen:
     busy: Sequence[Sequence[Sequence[float]]] = ()  # of that step and those looked at before, see `StepTrace`
     recorders: Sequence[Recording] = ()  # of its processes, by rank; none if it has no launcher
     failed: bool = False  # whether a diagnosis was written
+
+    @cached_property
+    def shared(self) -> str:
+        """See `Run.shared`."""
+        with suppress(Unreadable):
+            return shared_by(read_json(self.folder / "config.json", _Config).origin)
+        return ""
 
     @property
     def last(self) -> StepLine | None:

@@ -19,7 +19,7 @@ STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; color: #202020; max-width: 1180px }
 body { margin: 2em auto; padding: 0 1em }
 h1 { font-size: 1.5em; margin-bottom: 0.2em } h2 { font-size: 1.1em; margin: 2em 0 0.4em }
-.cause { font-size: 1.25em; border-left: 4px solid #d55e00; padding-left: 0.8em; margin: 1em 0 }
+.cause { font-size: 1.25em; border-left: 4px solid #41505e; padding-left: 0.8em; margin: 1em 0 }
 p.note { color: #606060; margin: 0.2em 0 0.6em } .chart { overflow-x: auto }
 table { border-collapse: collapse }
 td, th { padding: 0.15em 0.9em; text-align: right; border-bottom: 1px solid #e5e5e5 }
@@ -57,7 +57,7 @@ def page(run: Run, explanation: Explanation) -> str:
         f"{explanation.seconds * 1e3:.1f} ms each (mean)"
     )
     sections = list(_sections(run, explanation))
-    specs = {f"chart{i}": own.plot.spec() for i, own in enumerate(sections) if own.plot is not None}
+    specs = {f"chart{i}": own.plot.readable() for i, own in enumerate(sections) if own.plot is not None}
     body = "".join(_html(f"chart{i}", section) for i, section in enumerate(sections))
     vega = vl_convert.javascript_bundle()  # type: ignore[call-arg]  # its stub lacks the defaults
     data = json.dumps(specs, separators=(",", ":")).replace("</", "<\\/")  # which would end the script
@@ -65,7 +65,7 @@ def page(run: Run, explanation: Explanation) -> str:
 <html lang="en"><head><meta charset="utf-8"><title>{escape(run.name)}: why a step takes its time</title>
 <style>{STYLE}</style></head><body>
 <h1>{escape(run.name)}</h1>
-<p class="note">{escape(about)}</p>
+{"".join(f'<p class="note">{escape(line)}</p>' for line in (run.origin, run.shared, about) if line)}
 <p class="cause">{escape(explanation.sentence)}</p>
 {body}
 <script>{vega}</script>
@@ -97,7 +97,8 @@ def _sections(run: Run, explanation: Explanation) -> Iterator[Section]:
     yield Section("What if", what_if, table=explanation.saving_rows())
     replica = f", replica {last.trace.replica}" if last.trace.busy_by_replica else ""
     yield Section(f"Step {last.trace.step}{replica}", _timeline_note(last), charts.timeline(last))
-    yield Section("How each stage spent it", "", charts.stages(last))
+    spent = "Colours are causes here; those of the timeline are passes."
+    yield Section("How each stage spent it", spent, charts.stages(last))
     heat = (
         "A hot spot is a slow worker, a stripe an uneven stage, a column a step of much data; scatter is "
         "lengths. Injected delays count."

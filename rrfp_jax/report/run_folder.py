@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rrfp_jax.fields import printable
 from rrfp_jax.json_files import Unreadable, as_kind, load_json
 from rrfp_jax.report.explanation import LEAST, Explanation, TimedStep, as_text
 from rrfp_jax.report.store import METRICS, OLDER, STEPS, StepLine, read_lines, read_steps
@@ -29,12 +30,26 @@ class Run:
         steps: the latest that trained, as `steps.msgpack` has them.
         history: all its steps, as `metrics.jsonl` has them; empty if there are only steps.
         settings: the fields of `config.json`, as "mesh.pp", with their values as JSON; empty without.
+        origin: when it began, its commit, schedule and hardware, in a line.
+        shared: that processes shared cores, so that idle shares have more causes than the report knows.
     """
 
     name: str
     steps: Sequence[TimedStep]
     history: Sequence[StepLine] = ()
     settings: Mapping[str, str]
+    origin: str = ""
+    shared: str = ""
+
+    @property
+    def head(self) -> str:
+        """The lines above a report; "" if nothing is known."""
+        return "".join(f"{line}\n" for line in (self.origin, self.shared) if line)
+
+
+def absent(given: Path) -> str:
+    """What is said of a run that is not there."""
+    return f"there is no {given}: give the folder of a run, as runs/NAME, or its {STEPS}"
 
 
 def read_run(given: Path) -> Run:
@@ -46,7 +61,7 @@ def read_run(given: Path) -> Run:
     folder = given if given.is_dir() else None
     file = given / STEPS if folder else given
     if not given.exists():
-        raise Unreadable(f"there is no {given}: give the folder of a run, as runs/NAME, or its {STEPS}")
+        raise Unreadable(absent(given))
     if not file.exists():
         if (given / "trace.json").exists():
             raise Unreadable(f"{given} has a trace.json, for ui.perfetto.dev, but no {STEPS}. {OLDER}")
@@ -65,19 +80,38 @@ def read_run(given: Path) -> Run:
         wall = max(line.wall_seconds, step.trace.makespan)
         beside = {"load_seconds": line.load_seconds, "planning_seconds": line.planning_seconds}
         timed.append(TimedStep(recorded=step, wall_seconds=wall, **beside))
+    config = _config(given / "config.json") if folder else {}
+    origin = config.get("_origin")
     return Run(
+        origin=_origin_line(origin if isinstance(origin, dict) else {}, steps[-1].rules.name),
+        shared=shared_by(origin),
         name=(folder or given.absolute().parent).resolve().name,
         steps=timed,
         history=list(lines.values()),
-        settings=_settings(given / "config.json") if folder else {},
+        settings=dict(_flat(config)),
     )
 
 
-def _settings(path: Path) -> dict[str, str]:
+def _origin_line(origin: Mapping[str, Any], schedule: str) -> str:
+    git, hardware = (own if isinstance(own := origin.get(k), dict) else {} for k in ("git", "hardware"))
+    changed = " with changes" if git.get("dirty") else ""
+    commit = f"commit {str(git['commit'])[:9]}{changed}" if "commit" in git else None
+    parts = [origin.get("started"), commit, f"schedule {schedule}", hardware.get("words")]
+    return printable(", ".join(str(part) for part in parts if part))
+
+
+def shared_by(origin: Any) -> str:
+    """That processes shared cores, as the `_origin` of a run's `config.json` has it; "" if none did."""
+    hardware = origin.get("hardware") if isinstance(origin, dict) else None
+    shared = hardware.get("shared") if isinstance(hardware, dict) else None
+    return printable(shared) if isinstance(shared, str) else ""
+
+
+def _config(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        return dict(_flat(as_kind(load_json(path), dict[str, Any])))
+        return as_kind(load_json(path), dict[str, Any])
     except OSError as error:
         raise Unreadable(f"{path} cannot be read: {error.strerror}") from None
     except ValueError as error:

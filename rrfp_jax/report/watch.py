@@ -315,7 +315,7 @@ def _curve(values: Sequence[float], levels: str) -> str:
 
 def _alerts(seen: Seen) -> list[str]:
     """What somebody should look at."""
-    last, said = seen.last, []
+    last, said = seen.last, [seen.shared] if seen.shared else []
     if seen.failed and seen.state is State.ENDED:
         said.append(f"it failed: {seen.folder}/diagnosis.txt says how")
     if last is not None and not last.applied:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import inspect
 import json
 import os
 import sys
@@ -13,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import optax
@@ -21,7 +22,7 @@ import optax
 from rrfp_jax.checkpoint.saving import OnError
 from rrfp_jax.data.contract import as_data
 from rrfp_jax.errors import UsageError
-from rrfp_jax.fields import check_fields, check_name, config_path, path_of, says_its_arguments
+from rrfp_jax.fields import check_fields, check_name, config_path, misfit_of, path_of, says_its_arguments
 from rrfp_jax.forecast.forecast import AUTO, RunSpec
 from rrfp_jax.runtime.engine.pacing import Delays
 from rrfp_jax.runtime.engine.settings import Settings
@@ -114,6 +115,17 @@ class RunConfig(Settings, ABC):
     checkpoint: Checkpointing = field(default_factory=Checkpointing)
     executables: str | Path | None = "auto"
     directory: str = "runs"
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Refuse fields that are not there, and a class that does not say how to build all of it."""
+        if "__dataclass_params__" in vars(cls) and vars(cls)["__dataclass_params__"].init:
+            made = vars(cls)["__init__"]
+            if kwargs.keys() - inspect.signature(made).parameters:
+                raise UsageError(misfit_of(cls.__name__, made, args, kwargs))
+        if lacking := sorted(cls.__abstractmethods__):
+            methods = " and ".join(f"{name}(self)" for name in lacking)
+            raise UsageError(f"{cls.__name__}: define {methods}, which every rrfp.RunConfig needs")
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -10,13 +10,14 @@ import json
 import os
 import platform
 import subprocess
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from types import MappingProxyType, TracebackType
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -136,12 +137,14 @@ class RunFiles:
         writes: Mapping[str, Callable[[Path], None]],
         done: int = 0,
         source: Path | None = None,
+        hardware: Mapping[str, Any] = MappingProxyType({}),
         say: Callable[[str], None] = printing.say,
     ) -> None:
         self.trouble = ""
         self._say, self._failing, self._use = say, dict[str, str](), ExitStack()
         self.folder = Path(config.directory) / config.name
-        self._config, self._world, self._writes, self._source = config, world, writes, source
+        self._config, self._world, self._writes = config, world, writes
+        self._origin = source, hardware
         self._steps, self._done = 0, done
         self._latest = StepFile(self.folder)
 
@@ -152,7 +155,7 @@ class RunFiles:
             with ExitStack() as use:
                 self._take_place()
                 use.enter_context(used_folder(self.folder))
-                self.write("config.json", as_json(self._config) | {ORIGIN: origin_of(self._source)})
+                self.write("config.json", as_json(self._config) | {ORIGIN: origin_of(*self._origin)})
                 lines = _lines_before(self._done, self.folder, self._say)
                 self._metrics = KeptLines(self.folder / METRICS, lines)
                 self._use = use.pop_all()
@@ -268,9 +271,34 @@ GIT_SECONDS = 5.0
 """Within which git must answer: a working directory may lie on a slow disk."""
 
 
-def origin_of(file: Path | None) -> Mapping[str, Any]:
+def cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+Here: TypeAlias = tuple[str, int, str, int]
+"""Of a process: its machine, the cores that it may use, and kind and number of its devices."""
+
+
+def hardware_of(processes: Sequence[Here], on_cpu: bool) -> dict[str, str]:
+    """What a run's processes ran on, in words; and whether they shared cores, "" if not."""
+    machines = Counter(machine for machine, *_ in processes)
+    _, own, kind, devices = processes[0]
+    count = sum(devices for *_, devices in processes)
+    where = f"{len(machines)} machines" if len(machines) > 1 else "1 machine"
+    several = f" in {len(processes)} processes" if len(processes) > 1 else ""
+    words = f"{count} x {kind}{several} on {where}, {own} cores{' each' * (len(machines) > 1)}"
+    crowd = max(machines.values()) if len(processes) > 1 else devices
+    who = "processes" if len(processes) > 1 else "virtual devices"
+    shared = f"{crowd} {who} on {own} core{'s' * (own > 1)}: idle shares include waiting for a core"
+    return {"words": words, "shared": shared if on_cpu and crowd > own else ""}
+
+
+def origin_of(file: Path | None, hardware: Mapping[str, Any] = MappingProxyType({})) -> Mapping[str, Any]:
     """What `config.json` says of the origin of a run."""
     return {
+        "started": datetime.now().astimezone().isoformat(" ", "seconds"),
+        "hardware": hardware,
         "command": typed_command(),
         "config_file": None if file is None else {"path": _absolute(file), "sha256": _sha256(file)},
         "git": commit_of(Path()),

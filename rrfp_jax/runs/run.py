@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import platform
 import shlex
 import signal
 from collections.abc import Callable, Sequence
@@ -26,7 +27,7 @@ from rrfp_jax.report.store import STEPS
 from rrfp_jax.report.timeline import can_draw
 from rrfp_jax.runs.config import RunConfig, as_json, fields_of
 from rrfp_jax.runs.display import Display
-from rrfp_jax.runs.files import RunFiles, check_place
+from rrfp_jax.runs.files import RunFiles, check_place, cores, hardware_of
 from rrfp_jax.runs.saving import Saver, started_again
 from rrfp_jax.runtime.mesh.topology import Mesh
 from rrfp_jax.runtime.run.exits import fail
@@ -224,7 +225,8 @@ class _Run:
         done = saver.resume()
         writes = {STEPS: trainer.write_trace, "trace.json": trainer.write_trace}
         writes["costs.json"] = trainer.write_costs
-        self._files = files = RunFiles(config, world, writes, done, self._source, say)
+        hardware = self._found_hardware()
+        self._files = files = RunFiles(config, world, writes, done, self._source, hardware, say)
         answer = self._stopping.in_steps(lambda: trainer.steps_done)
         with signals.answered_by(answer, signal.SIGTERM), files:
             files.write("memory.json", [row.plain() for row in table])
@@ -233,6 +235,8 @@ class _Run:
                 self._display.say(f"ended after step {last.report.step}, as the config's own method asked")
             if last.validation is not None and last.ends:
                 self._say_validation(last.validation, validation)
+        if hardware["shared"]:
+            self._display.say(hardware["shared"])
         self._display.say(
             f"files: {files.folder}/config.json, memory.json, metrics.jsonl, costs.json, {STEPS}, "
             f"trace.json (open it at ui.perfetto.dev)\n{_to_open_next(files.folder)}"
@@ -246,6 +250,14 @@ class _Run:
             lost = f"the checkpoint {folder / str(steps)} could not be written"
         _require_all_there(steps, lost, files.trouble)
         return DONE
+
+    def _found_hardware(self) -> dict[str, str]:
+        """See `hardware_of`; of all processes."""
+        devices = jax.local_devices()
+        used = min(len(devices), self._mesh.devices) if self._world.size == 1 else len(devices)
+        here = platform.node(), cores(), devices[0].device_kind, used
+        found = self._world.gather("the machines", here)
+        return hardware_of([tuple(own) for own in found], devices[0].platform == "cpu")
 
     def _loop(self) -> Followed:
         """Train until a step ends the run or it stops; that step. There must be one left."""

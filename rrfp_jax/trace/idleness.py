@@ -58,7 +58,7 @@ class CauseRow(NamedTuple):
     column: str  # of a table of schedules
     letter: str  # in a live bar
     style: str  # of that letter
-    colour: str  # in a report's charts; pictures have that of `drawn`
+    colour: str  # in a report's charts, none of a pass's (`KINDS`); pictures have that of `drawn`
 
 
 CAUSES: Mapping[Cause, CauseRow] = {
@@ -70,12 +70,12 @@ CAUSES: Mapping[Cause, CauseRow] = {
     Cause.STAGE: CauseRow(
         *("other stages", "idle: waiting for another stage's task", "waits for another stage"),
         "nothing is ready; {waits}",
-        *("nothing", "stall", "s", "yellow", "#d55e00"),
+        *("nothing", "stall", "s", "yellow", "#ddcc77"),
     ),
     Cause.LINK: CauseRow(
         *("transfers", "idle: waiting for a transfer", "for a transfer"),
         "nothing is ready; what {task} needs of {source} is on its way",
-        *("nothing", "stall", "l", "red", "#e69f00"),
+        *("nothing", "stall", "l", "red", "#999933"),
     ),
     Cause.INJECTED: CauseRow(
         *("injected delays", "idle: an injected delay holds a transfer", "for a delay that was injected"),
@@ -85,27 +85,27 @@ CAUSES: Mapping[Cause, CauseRow] = {
     Cause.ORDER: CauseRow(
         *("fixed order", "idle: the fixed order waits for another task", "for its fixed order"),
         "another task is ready, but the order has {task} next{after}",
-        *("held back", "blocked", "o", "blue", "#cc79a7"),
+        *("held back", "blocked", "o", "blue", "#332288"),
     ),
     Cause.MEMORY: CauseRow(
         *("memory", "idle: a limit on memory holds forwards back", "for memory"),
         "{task} is ready, but the limit on what is in flight holds it back",
-        *("held back", "held", "m", "magenta", "#8c564b"),
+        *("held back", "held", "m", "magenta", "#882255"),
     ),
     Cause.TURN: CauseRow(
         *("gradients' turn", "idle: gradients wait for their turn", "for its turn to add gradients"),
         "{task} is ready, but its gradient's turn to be added has not come",
-        *("held back", "held", "t", "cyan", "#f0e442"),
+        *("held back", "held", "t", "cyan", "#44aa99"),
     ),
     Cause.GROUP: CauseRow(
         *("agreement", "idle: the processes of the stage agree", "for its group"),
         "{task} is ready, but the stage's processes have not agreed on it yet",
-        *("not started", "launch", "g", "bright_blue", "#56b4e9"),
+        *("not started", "launch", "g", "bright_blue", "#88ccee"),
     ),
     Cause.HOST: CauseRow(
         *("host", "idle: the host", "for the host"),
         "{task} is ready, but the host has not started it yet",
-        *("not started", "launch", "h", "bright_red", "#555555"),
+        *("not started", "launch", "h", "bright_red", "#aa4499"),
     ),
     Cause.END: CauseRow(
         *("draining", "idle: the pipeline drains", "drains"),
@@ -134,7 +134,7 @@ class ShareRow(NamedTuple):
 
 
 SHARES: Mapping[str, ShareRow] = {
-    "compute": ShareRow("computing", "#0072b2"),
+    "compute": ShareRow("computing", "#41505e"),
     "delayed": ShareRow("injected delays: a device is kept busy", "#ff69b4"),
     **{cause: ShareRow(row.share, row.colour) for cause, row in CAUSES.items()},
     "data": ShareRow("waiting for data", "#000000"),

@@ -78,8 +78,11 @@ def check_types(
     wanted = {"first argument": (pipe, Pipeline), "mesh": (mesh, Mesh), "settings": (settings, Settings)}
     for name, (value, kind) in wanted.items():
         if not isinstance(value, kind):
+            given = type(value).__name__
+            if given == kind.__name__:  # such as JAX's own mesh
+                given = f"{type(value).__module__.partition('.')[0]}'s {given}"
             raise UsageError(
-                f"Trainer: the {name} is of type {type(value).__name__}, not {kind.__name__}: "
+                f"Trainer: the {name} is of type {given}, not rrfp.{kind.__name__}: "
                 f"Trainer(rrfp.Pipeline(layers, loss), optimizer, mesh=rrfp.Mesh(pp=4), ...)"
             )
     if type(settings) is not Settings:

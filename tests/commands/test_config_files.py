@@ -53,7 +53,7 @@ FILES = {
     ),
     "unknown": (
         f"{START}\ndef get_config():\n    return replace(quickstart(), stps=3)",
-        "raised TypeError: .*stps",
+        r"Quickstart\(stps=3\): no such argument; did you mean steps=\?",
     ),
     "pipeline": (
         f"{START}\n@dataclass(frozen=True, kw_only=True)\nclass Own(type(quickstart())):\n"

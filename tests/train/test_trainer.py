@@ -72,7 +72,7 @@ def test_a_function_of_the_step_is_asked_once_per_step():
     ("build", "said"),
     [
         (lambda: rrfp.Trainer(optax.sgd(0.1), toy.pipeline()), "first argument"),
-        (lambda: rrfp.Trainer(toy.layers(), optax.sgd(0.1)), "is of type list, not Pipeline"),
+        (lambda: rrfp.Trainer(toy.layers(), optax.sgd(0.1)), "is of type list, not rrfp.Pipeline"),
         (lambda: rrfp.Trainer(toy.pipeline(), mesh=4), "mesh is of type int"),
         (lambda: rrfp.Trainer(toy.pipeline(), split=3), "split=3"),
         (lambda: rrfp.Mesh(pp="4"), "pp='4'"),

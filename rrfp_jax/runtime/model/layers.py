@@ -276,7 +276,7 @@ class FunctionLayer(LayerSpec):
 
     def apply(self, params: Params, carry: Any, mb: MicrobatchView) -> Any:
         if self.make_params is None:
-            with calling(self.function):
+            with calling(self.function, without_params=True):
                 return self.function(carry, mb)
         with calling(self.function, ("params", *CARRY_AND_MB)):
             return self.function(params, carry, mb)

@@ -188,7 +188,7 @@ class Pipeline:
             loss = self.apply_loss(carry, MicrobatchView(fields, ids, len(self.layers)))
             return loss.total, loss.weight
 
-        with named(self.who(len(self)), f"failed when it was called{self._given(len(self), carry, fields)}"):
+        with named(*self._called(len(self), carry, fields)):
             closed = jax.make_jaxpr(sums)(carry, dict(fields), IDS)
             check_pure(closed)
         return closed
@@ -212,7 +212,7 @@ class Pipeline:
             # As an update of optax would type them, too.
             params = jax.tree.map(lambda own: own.update(weak_type=False) if own.weak_type else own, params)
             partition = _partition(spec.partition(key, carry, mb))
-        with named(who, f"failed when it was called{given}"):
+        with named(*self._called(index, carry, fields)):
             arguments = params, carry, dict(fields), IDS
             closed, (out, _) = jax.make_jaxpr(traced, return_shape=True)(*arguments)
             check_pure(closed)
@@ -232,8 +232,14 @@ class Pipeline:
         own = f" and the fields {describe(dict(fields))}" if index in (0, len(self)) else ""
         if index == 0:
             return f" with None as carry{own}"
-        missing = " (is a `return` missing there?)" if carry is None else ""
-        return f" with what {self.who(index - 1)} gives, {describe(carry)}{missing}{own}"
+        return f" with what {self.who(index - 1)} gives, {describe(carry)}{own}"
+
+    def _called(self, index: int, carry: Any, fields: Specs) -> tuple[str, str]:
+        """Who is called, and what is said if that fails: a layer before that gave None is named first."""
+        who = self.who(index)
+        if carry is None and index > 0:
+            return f"{self.who(index - 1)} returned None (is a `return` missing?), and {who}", "failed of it"
+        return who, f"failed when it was called{self._given(index, carry, fields)}"
 
 
 def _check_carry(carry: Any) -> None:

@@ -11,6 +11,7 @@ import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from inspect import Parameter, Signature, formatannotation
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ _POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 _FLAGS = ("train", "training", "is_training", "deterministic", "use_running_average")
 """What authors call an argument that is true or false."""
 _BOOL = re.compile(r"bool( ?\| ?None)?|None ?\| ?bool|([\w.]+\.)?Optional\[bool\]")
+_OF_LAYER = ("repeat", "init", "call", "make", "split", "combine")
 _OF_FLAX = ("rngs", "parent", "name")
 """Parameters of modules that nobody gives here."""
 
@@ -167,6 +169,8 @@ def building(factory: Any, args: Sequence[Any], kwargs: Mapping[str, Any], where
             raise
         name = factory.__name__
         called = f"{name}.__init__" if isinstance(factory, type) else name
+        near = [found for name in kwargs if (found := _of_layer(signature, name))]
+        misfit += f" (did you mean rrfp.layer(..., {near[0]}=)?)" if near else ""
         written = ", ".join([name, *filter(None, map(_written, signature.parameters.values()))])
         raise UsageError(
             f"{where}{called}(): {misfit}; give what it takes after it, rrfp.layer({written})"
@@ -174,7 +178,9 @@ def building(factory: Any, args: Sequence[Any], kwargs: Mapping[str, Any], where
 
 
 @contextmanager
-def calling(function: Callable[..., Any], takes: Sequence[str] = CARRY_AND_MB) -> Iterator[None]:
+def calling(
+    function: Callable[..., Any], takes: Sequence[str] = CARRY_AND_MB, without_params: bool = False
+) -> Iterator[None]:
     """Refuse a layer, a module or a function, that is called inside but takes no arguments of these names."""
     try:
         yield
@@ -182,6 +188,11 @@ def calling(function: Callable[..., Any], takes: Sequence[str] = CARRY_AND_MB) -
         signature = signature_of(function)
         if signature is None or not _misfit(signature, takes, {}):
             raise
+        if without_params and not _misfit(signature, ["params", *takes], {}):
+            raise UsageError(
+                f"takes {len(signature.parameters)} arguments, as a function with parameters does; say how "
+                f"they are made: rrfp.layer({getattr(function, '__name__', 'f')}, init=lambda key: params)"
+            ) from error
         who, other = ("", "") if hasattr(function, "__name__") else ("__call__ ", f", or give {_BY_CALL}")
         raise UsageError(
             f"{who}must take ({', '.join(takes)}); {_remedy(signature, takes)}{other}"
@@ -223,6 +234,13 @@ def _misfit(signature: Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
     except TypeError as error:
         return str(error)
     return ""
+
+
+def _of_layer(signature: Signature, name: str) -> str | None:
+    """The argument of `rrfp.layer` that one is meant by which the author's class does not take."""
+    if name in signature.parameters:
+        return None
+    return next(iter(get_close_matches(name, _OF_LAYER, 1)), None)
 
 
 def _written(parameter: Parameter) -> str:

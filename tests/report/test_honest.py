@@ -1,0 +1,78 @@
+"""What a report says of where it ran, what its colours mean, and what its what-ifs leave out."""
+
+import pytest
+
+from rrfp_jax.core.tasks import KINDS
+from rrfp_jax.report import charts
+from rrfp_jax.report.run_folder import Run, _origin_line, shared_by
+from rrfp_jax.runs.files import hardware_of, origin_of
+from rrfp_jax.sim.what_if import SPLIT_COSTS, what_ifs
+from rrfp_jax.trace.idleness import SHARES
+from tests.support.watched import step_of
+
+SHARED = "4 processes on 2 cores: idle shares include waiting for a core"
+
+
+@pytest.mark.parametrize(
+    ("processes", "on_cpu", "words", "shared"),
+    [
+        ([("a", 2, "cpu", 1)] * 4, True, "4 x cpu in 4 processes on 1 machine, 2 cores", SHARED),
+        ([("a", 4, "cpu", 1)] * 4, True, "4 x cpu in 4 processes on 1 machine, 4 cores", ""),
+        ([("a", 2, "H100", 1)] * 4, False, "4 x H100 in 4 processes on 1 machine, 2 cores", ""),
+        (
+            [("a", 8, "cpu", 2), ("b", 8, "cpu", 2)],
+            True,
+            "4 x cpu in 2 processes on 2 machines, 8 cores each",
+            "",
+        ),
+        (
+            [("a", 1, "cpu", 4)],
+            True,
+            "4 x cpu on 1 machine, 1 cores",
+            "4 virtual devices on 1 core: idle shares include waiting for a core",
+        ),
+    ],
+)
+def test_processes_that_share_cores_are_told(processes, on_cpu, words, shared):
+    found = hardware_of(processes, on_cpu)
+    assert found == {"words": words, "shared": shared} and shared_by({"hardware": found}) == shared
+
+
+def test_a_report_says_when_where_and_by_which_schedule():
+    origin = dict(origin_of(None, hardware_of([("a", 2, "cpu", 1)] * 4, True)))
+    line = _origin_line(origin | {"git": {"commit": "0123456789abc", "dirty": True}}, "bf")
+    assert line == (
+        f"{origin['started']}, commit 012345678 with changes, schedule bf, "
+        f"4 x cpu in 4 processes on 1 machine, 2 cores"
+    )
+    run = Run(name="a", steps=(), settings={}, origin=line, shared=SHARED)
+    assert run.head == f"{line}\n{SHARED}\n"
+
+
+@pytest.mark.parametrize(
+    "origin", [None, 3, {}, {"hardware": None}, {"hardware": {"shared": 3}}, {"git": []}]
+)
+def test_earlier_runs_and_odd_files_say_less(origin):
+    assert shared_by(origin) == ""
+    assert _origin_line(origin if isinstance(origin, dict) else {}, "bf") == "schedule bf"
+
+
+def test_no_colour_means_a_pass_and_something_else():
+    passes = {row.colour for row in KINDS}
+    others = [row.colour for row in SHARES.values()]
+    assert len(set(others)) == len(others) and passes.isdisjoint(others)
+    assert passes.isdisjoint(charts.FIGURES.values()) and passes.isdisjoint(charts.CURVES)
+
+
+def test_letters_of_a_page_are_large_enough():
+    config = charts.stages(step_of(2)).readable()["config"]
+    sizes = [size for part in ("axis", "legend", "header") for size in config[part].values()]
+    assert len(sizes) == 6 and min(sizes) >= 12
+
+
+def test_a_schedule_that_splits_backwards_says_that_this_costs():
+    changes = [found.change for found in what_ifs(step_of(2), ["bf", "1f1b", "bfw", "zb-h1"]).changes]
+    schedules = [change for change in changes if change.startswith("schedule ")]
+    assert {own for own in schedules if SPLIT_COSTS in own} == {
+        own for own in schedules if own.startswith(("schedule bfw", "schedule zb"))
+    } and any(SPLIT_COSTS in own for own in schedules)
