@@ -16,6 +16,10 @@ FAST := tests/core tests/sim tests/forecast tests/house/test_layering.py \
 	$(addprefix tests/runtime/test_,mailbox.py handshake.py groups.py readiness.py memory.py) \
 	$(addprefix tests/train/test_,trainer.py refusals.py)
 
+# The files with tests about optimized programs: a second pytest need not collect all others.
+OPTIMIZED := $(addprefix tests/,runtime/test_split.py runtime/test_adding.py train/test_exactness.py \
+	train/test_equal_schedules.py)
+
 .PHONY: train test test-all test-fast test-durations golden odd-models other-models gpu-compile lint format docs docs-serve rivals clean
 
 train: $(VENV)/.train
@@ -27,7 +31,7 @@ test: $(VENV)/.installed
 
 test-all: $(VENV)/.installed
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not optimized" $(ARGS)
-	RRFP_TEST_OPTIMIZED=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m optimized $(ARGS)
+	RRFP_TEST_OPTIMIZED=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m optimized $(OPTIMIZED) $(ARGS)
 
 test-fast: $(VENV)/.installed
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(FAST) $(ARGS)
@@ -38,7 +42,8 @@ odd-models: $(VENV)/.installed
 	RRFP_ODD_MODELS=all $(BIN)/python -m pytest -n 2 --dist worksteal tests/odd_models $(ARGS)
 	$(BIN)/python -m tests.odd_models.corpus
 
-# How long each test takes: .pytest_cache/durations.json, the slowest, and those of over 5 s not marked slow.
+# What each test takes of clock and CPU: .pytest_cache/durations.json, those that take most, and those of over 5 s
+# that are not marked slow.
 test-durations: $(VENV)/.installed
 	$(MAKE) test-all ARGS="-p tests.support.durations --durations-file=.pytest_cache/durations.json $(ARGS)"
 	$(BIN)/python -m tests.support.durations .pytest_cache/durations.json

@@ -1,6 +1,7 @@
 """The plugins of `make test`: what is left out, and how long tests take."""
 
 import json
+import re
 import subprocess
 import sys
 import zlib
@@ -10,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.support import quick
-from tests.support.durations import slowest
+from tests.support.durations import changed, most, read
+from tests.verification.mutation.table import mutants
 
 
 @dataclass(frozen=True)
@@ -43,10 +45,43 @@ def test_slow_tests_and_most_cases_are_left_out(file, count):
     assert cases[0] == cases[1]  # the same, as they may share what a fixture made of them
 
 
+def test_named_tests_are_kept_with_all_their_cases_and_other_cases_as_they_were():
+    names = [f"test_a[{i}]" for i in range(8)]
+    own = items("train/test_auto.py", [*names, "test_b"], slow=True) + items(
+        "train/test_auto.py", ["test_c[1]"]
+    )
+    kept, _ = quick.split(own, {own[3].nodeid, own[8].nodeid})
+    assert [item.nodeid.partition("::")[2] for item in kept] == ["test_a[3]", "test_b", "test_c[1]"]
+    kept, _ = quick.split(own, {own[0].nodeid.partition("[")[0]})
+    assert len(kept) == 9 and own[8] not in kept
+
+
+def test_no_test_that_the_table_of_mutants_names_is_left_out():
+    """All of them, and by their files: collecting the whole suite takes long."""
+    names = {name for mutant in mutants() for name in mutant.tests}
+    assert names == quick.named() and len(names) > 30
+    files = sorted({name.partition("::")[0] for name in names})
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
+    command += ["-o", "addopts=", "-p", "tests.support.quick", "--quick", *files]
+    said = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    kept = {line for line in said.splitlines() if "::" in line}
+    kept |= {line.partition("[")[0] for line in kept}
+    assert not names - kept
+
+
 def test_which_cases_are_kept_does_not_depend_on_others():
     names = [f"test_a[{i}]" for i in range(4)]
     (kept,), _ = quick.split(items("train/test_auto.py", names))
     assert quick.case_number(kept) == min(zlib.crc32(f"{i}]".encode()) for i in range(4))
+
+
+def test_the_makefile_knows_all_files_with_tests_about_optimized_programs():
+    marked = {file for file in quick.TESTS.rglob("test_*.py") if "mark.optimized" in file.read_text()}
+    listed = re.search(
+        r"OPTIMIZED := \$\(addprefix tests/,(.*?)\)", (ROOT / "Makefile").read_text(), re.DOTALL
+    )
+    names = listed[1].replace("\\", " ").split()
+    assert {quick.TESTS / name for name in names} == marked - {Path(__file__)}
 
 
 ROOT = Path(__file__).parents[2]
@@ -54,10 +89,11 @@ ROOT = Path(__file__).parents[2]
 
 def test_durations_are_added_to_the_file(tmp_path):
     (tmp_path / "test_it.py").write_text(
-        "import time\n\n\ndef test_a():\n    time.sleep(0.2)\n\n\ndef test_b(): pass\n"
+        "import time\n\n\ndef test_a():\n    until = time.process_time() + 0.2\n"
+        "    while time.process_time() < until: pass\n\n\ndef test_b(): pass\n"
     )
     file = tmp_path / "durations.json"
-    file.write_text('{"test_old.py::test_c": 9.0}')
+    file.write_text('{"test_old.py::test_c": [9.5, 9.0]}')
     subprocess.run(
         [
             sys.executable,
@@ -75,6 +111,10 @@ def test_durations_are_added_to_the_file(tmp_path):
         capture_output=True,
     )
     found = json.loads(file.read_text())
-    assert 0.2 <= found["test_it.py::test_a"] < 9.0 and "test_it.py::test_b" in found
-    first, second, *_ = slowest(found)
+    assert set(found) == {"test_it.py::test_a", "test_it.py::test_b", "test_old.py::test_c"}
+    assert all(0.2 <= seconds < 9.0 for seconds in found["test_it.py::test_a"])
+    cpu = read(file)
+    first, second, *_ = most(cpu)
     assert first.startswith("3 tests:") and "1 of over 5 s" in first and second.endswith("test_old.py")
+    lines = [line.split() for line in changed(cpu, {"test_old.py::test_c": 3.0})]
+    assert lines[1] == ["3.0", "9.0", "s", "test_old.py"] and lines[2][0] == "0.0"

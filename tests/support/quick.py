@@ -2,14 +2,21 @@
 
 `--quick` deselects tests marked `slow`. A parametrised test of the folders and files below keeps one case of
 so many, at least one. Which ones depends on their ids alone, so tests that share a fixture keep the same.
-`make test-all` runs everything.
+Tests that the table of mutants names are kept in any case. `make test-all` runs everything.
+`python -m tests.support.quick` lists what `make test` leaves out.
 """
 
+import re
+import subprocess
+import sys
+import tempfile
 import zlib
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
+MUTANTS = TESTS / "verification" / "bugs.md"
 
 KEPT_OF = {
     **{"attacks": 3, "checkpoint": 4, "commands/test_compile.py": 2, "data/test_loading.py": 4},
@@ -21,29 +28,41 @@ KEPT_OF = {
 
 def pytest_addoption(parser):
     parser.addoption("--quick", action="store_true", help="leave out slow tests, and most cases of others")
+    parser.addoption("--quick-file", type=Path, help="where to write the names of what is left out")
 
 
 def pytest_collection_modifyitems(config, items):
     """Deselect what `--quick` leaves out."""
     if not config.getoption("--quick"):
         return
-    kept, left_out = split(items)
+    kept, left_out = split(items, named())
+    if (file := config.getoption("--quick-file")) is not None:
+        file.write_text("".join(f"{item.nodeid}\n" for item in left_out))
     config.hook.pytest_deselected(items=left_out)
     items[:] = kept
 
 
-def split(items):
+@cache
+def named():
+    """The tests that the table of mutants names: ids of cases, of functions or of files."""
+    return frozenset(re.findall(r"`(tests/[\w/]+\.py[^`]*)`", MUTANTS.read_text()))
+
+
+def is_named(nodeid, names):
+    """Whether a test, or the test of which it is a case, is among the names."""
+    return nodeid in names or nodeid.partition("[")[0] in names
+
+
+def split(items, names=frozenset()):
     """The tests that are kept, in their order, and those that are left out."""
+    kept = {item for item in items if is_named(item.nodeid, names)}
     cases = defaultdict(list)
     for item in items:
-        if item.get_closest_marker("slow") is None:
-            name = item.nodeid.partition("[")[0]
-            cases[name].append(item)
-    kept = set()
+        if item in kept or item.get_closest_marker("slow") is None:
+            cases[item.nodeid.partition("[")[0]].append(item)
     for own in cases.values():
-        share = share_of(own[0].path)
-        count = -(-len(own) // share)
-        kept.update(sorted(own, key=case_number)[:count])
+        count = -(-len(own) // share_of(own[0].path))
+        kept.update(sorted(own, key=lambda item: (item not in kept, case_number(item)))[:count])
     return [item for item in items if item in kept], [item for item in items if item not in kept]
 
 
@@ -56,3 +75,26 @@ def share_of(path):
 def case_number(item):
     """A number that follows from a case's id, the same for all tests that have this case."""
     return zlib.crc32(item.nodeid.partition("[")[2].encode())
+
+
+def left_out():
+    """The ids of the tests that `make test` leaves out, as pytest collects them now."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "left_out"
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "--collect-only",
+            "-qq",
+            "-p",
+            "tests.support.quick",
+            "--quick",
+        ]
+        command += ["-p", "no:cacheprovider", f"--quick-file={file}"]
+        subprocess.run(command, cwd=TESTS.parent, check=True, stdout=subprocess.DEVNULL)
+        return file.read_text().splitlines()
+
+
+if __name__ == "__main__":
+    print("\n".join(left_out()))
