@@ -25,7 +25,7 @@ OPTIMIZED := $(addprefix tests/,runtime/test_split.py runtime/test_adding.py tra
 train: $(VENV)/.train
 	$(BIN)/rrfp launch --config=$(CONFIG) $(ARGS)
 
-# Every feature, within minutes: without slow tests and most cases of others (tests/support/quick.py).
+# Every feature, within minutes: without slow tests and most cases of others; `python -m tests.support.quick` lists them.
 test: $(VENV)/.installed
 	$(MAKE) test-all ARGS="-p tests.support.quick --quick $(ARGS)"
 
@@ -43,7 +43,7 @@ odd-models: $(VENV)/.installed
 	$(BIN)/python -m tests.odd_models.corpus
 
 # What each test takes of clock and CPU: .pytest_cache/durations.json, those that take most, and those of over 5 s
-# that are not marked slow.
+# that are marked neither slow nor costly.
 test-durations: $(VENV)/.installed
 	$(MAKE) test-all ARGS="-p tests.support.durations --durations-file=.pytest_cache/durations.json $(ARGS)"
 	$(BIN)/python -m tests.support.durations .pytest_cache/durations.json

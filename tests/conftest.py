@@ -1,5 +1,6 @@
 """Four virtual CPU devices for every test, compiled programs kept between tests and runs, shared fixtures."""
 
+import gc
 import os
 import signal
 from pathlib import Path
@@ -45,6 +46,12 @@ def pytest_collection_modifyitems(items):
     """Whole files change places, if `--no-loadscope-reorder` lets them be."""
     place = {Path(__file__).parent / name: number for number, name in enumerate(FIRST)}
     items.sort(key=lambda item: place.get(item.path, len(FIRST)))
+
+
+def pytest_collection_finish():
+    """What is there now stays: collecting garbage need not look at thousands of tests again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="module")

@@ -140,6 +140,7 @@ class TestSupervision:
         assert verdicts[2] == "failed: ended with status 3: last words"
         assert verdicts[3] == f"ran out of time: ended after {LIMIT_SECONDS} s"
 
+    @pytest.mark.slow(reason="5 s: a process")
     def test_what_was_found_before_is_kept(self, run):
         parts = run[0].parts
         assert parts["2"]["figures"] == {"a": {"failed": "ValueError: broken"}, "b": {"x": 1}}
@@ -264,6 +265,7 @@ class TestCommand:
             harness.run("gpu", arguments)
         assert arguments[-1].partition("=")[0] in capsys.readouterr().err
 
+    @pytest.mark.slow(reason="17 s: the whole command; test_end_to_end has the small one")
     def test_full_size_without_a_gpu_fails(self, tmp_path):
         check.run_part("benchmarks.gpu.costs", str(tmp_path / "found.json"), str(tmp_path), 10, False)
         found = json.loads((tmp_path / "found.json").read_text())

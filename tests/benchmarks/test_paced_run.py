@@ -63,6 +63,7 @@ def run(tmp_path_factory):
 
 
 class TestPacedDevices:
+    @pytest.mark.slow(reason="9 s: a run of processes by the clock")
     def test_steps_last_as_long_as_the_workload_says(self, run):
         lines = [json.loads(line) for line in (run[0] / "metrics.jsonl").read_text().splitlines()]
         # Fill with forwards and backwards of the other two stages, 4 hops; then 4 tasks of 20 and 40 ms.

@@ -42,6 +42,7 @@ def test_every_kind_of_array_is_read(first):
         assert (again.dtype, again.shape, again.tobytes()) == (array.dtype, array.shape, array.tobytes()), key
 
 
+@pytest.mark.slow(reason="6 s: two Trainers")
 def test_it_goes_on_to_the_bit_as_one_of_today_does(first, tmp_path):
     old = trainer(2, 2, 2)
     assert old.restore(first / "run") and old.steps_done == 2

@@ -48,6 +48,7 @@ def losses(lines):
     return [(line["step"], line["loss"]) for line in lines]
 
 
+@pytest.mark.slow(reason="10 s: three runs; test_resume.py has Trainers")
 def test_a_run_that_broke_off_goes_on_to_the_bit(train, tmp_path, monkeypatch):
     """It repeats the steps after its latest checkpoint; their lines are those of the second time."""
     _, _, straight = train(steps=7, **{"checkpoint.every_steps": 0})
@@ -70,6 +71,7 @@ def test_a_run_that_broke_off_goes_on_to_the_bit(train, tmp_path, monkeypatch):
     assert checkpoints(tmp_path) == [6, 7]
 
 
+@pytest.mark.costly(reason="several runs")
 def test_what_a_start_finds_there(train, tmp_path, monkeypatch):
     said_none = "no checkpoint in"
     _, said, _ = train(steps=3)
@@ -87,6 +89,7 @@ def test_what_a_start_finds_there(train, tmp_path, monkeypatch):
     assert len(lines) == 2
 
 
+@pytest.mark.slow(reason="4 s: a process")
 def test_sigterm_saves_and_is_a_good_end(train, tmp_path, monkeypatch):
     add = running.RunFiles.add
 
@@ -157,6 +160,7 @@ def test_refusals(folder, tmp_path, capsys, overrides, said):
     assert said in "".join(capsys.readouterr())
 
 
+@pytest.mark.slow(reason="6 s: several runs; runs/test_differences.py has the sentences")
 def test_a_changed_configuration_is_told_or_refused_before_it_compiles(train, folder, tmp_path, monkeypatch):
     train(steps=2)
     _, said, _ = train(steps=3, learning_rate=0.25)

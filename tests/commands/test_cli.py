@@ -153,6 +153,7 @@ def interrupted(folder):
     return run
 
 
+@pytest.mark.slow(reason="6 s: a process; test_control_c_says_how_to_go_on has one")
 def test_control_c_ends_after_a_step(folder, interrupted):
     out, _ = interrupted("stopped", "step     3")
     assert "Ctrl-C: stops after this step and saves nothing" in out

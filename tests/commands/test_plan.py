@@ -137,6 +137,7 @@ class TestForecast:
         assert shared.makespan == sum(stage.compute_seconds for stage in alone.stages)
         assert shared.makespan > 2 * alone.makespan
 
+    @pytest.mark.slow(reason="5 s")
     def test_stages_on_one_device_take_turns_and_share_its_memory(self):
         config = quickstart.get_config()
         mesh = dataclasses.replace(config.mesh, share_devices=True)
@@ -155,6 +156,7 @@ class TestForecast:
         assert own.does_not_fit.startswith(f"its 4 stages hold up to {own.peak_bytes:,} bytes")
         assert "all stages share one, in turn" in str(plan_run(shared, H100, NVLINK, None))
 
+    @pytest.mark.slow(reason="6 s: forecasts of all hints")
     def test_auto_plans_with_the_hint_that_it_chooses(self):
         config = dataclasses.replace(qwen3_4b.get_config(), schedule="auto", split=())
         planned = plan_run(config, H100, NVLINK, 60 * 10**9)
@@ -253,6 +255,7 @@ class TestCommand:
         assert said.endswith("\nrrfp plan: 1 of 3 documents skipped: 1 too short: none.txt\n")
 
 
+@pytest.mark.slow(reason="13 s: a command that compiles")
 def test_random_tokens():
     config = gpt3_large.get_config()
     small = dataclasses.replace(config.model, d_model=16, n_layers=1, n_heads=2, n_kv_heads=2, head_size=8)

@@ -32,6 +32,7 @@ def heavy_head(stages=2, **kwargs):
 
 
 class TestAuto:
+    @pytest.mark.costly(reason="costs of all layers are measured")
     def test_a_heavy_head_gets_a_stage_of_its_own(self):
         trainer = heavy_head(split="auto")
         assert trainer._engine.chunks == [[range(5)], [range(5, 6)]]
@@ -71,6 +72,7 @@ class TestAuto:
         config = dataclasses.replace(quickstart.get_config(), split="auto")
         assert (config.split, config.layers_per_virtual_stage) == (("auto",), "auto")
 
+    @pytest.mark.slow(reason="14 s: processes; in one, the other tests of this class")
     def test_all_processes_agree(self, text, tmp_path):
         given = [*tiny(text), "--config.split=auto", f"--config.directory={tmp_path}"]
         status, said = command("rrfp_jax", "launch", *given, folder=ROOT, limit=400.0)

@@ -173,6 +173,7 @@ def once(folder):
     return done.stdout if done.returncode == 0 else None
 
 
+@pytest.mark.slow(reason="22 s: processes; report/test_frame.py has the frames")
 def test_a_run_of_several_processes_is_watched(tmp_path):
     folder = tmp_path / "toy"
     command = [sys.executable, "-m", "rrfp_jax", "launch", "--config=tests/scripts/toy_run.py"]
@@ -202,6 +203,7 @@ def test_a_run_of_several_processes_is_watched(tmp_path):
     assert read_latest(folder / LATEST).trace.step == steps[-1], "the last step, however soon it came"
 
 
+@pytest.mark.slow(reason="18 s: processes; report/test_frame.py has the frames")
 def test_a_step_with_replicas(tmp_path):
     report = toy.trainer(mesh=rrfp.Mesh(pp=2, dp=2), data=None).step(toy.microbatches(4))
     StepFile(tmp_path).add(report)

@@ -56,6 +56,7 @@ def no_thread_is_left():
             assert not thread.is_alive()
 
 
+@pytest.mark.slow(reason="3 s: a Trainer of its own")
 def test_all_but_the_first_step_are_loaded_ahead_and_nothing_after_the_last():
     data, plain = Watched(), toy.trainer(2)
     expected = [plain.step(toy.microbatches(3, seed=step)).loss for step in range(4)]
@@ -108,6 +109,7 @@ def test_an_error_belongs_to_the_step_that_needs_the_data(wrong, error, said):
     assert next(trainer.steps(1)).step == 3
 
 
+@pytest.mark.slow(reason="5 s: two Trainers")
 def test_what_was_loaded_is_not_taken_for_another_step(tmp_path):
     def run():
         return toy.trainer(2, data=Watched())
@@ -196,6 +198,7 @@ def test_a_rank_whose_data_hangs_on_the_main_thread_says_so_at_its_end(tmp_path)
     assert "waited for the data's load() of microbatch 0 of step 0, since" in said, said
 
 
+@pytest.mark.slow(reason="6 s: a process")
 def test_ctrl_c_does_not_wait_for_data(tmp_path):
     script = tmp_path / "slow.py"
     script.write_text(

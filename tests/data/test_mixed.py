@@ -27,6 +27,7 @@ def ranks(tmp_path_factory):
     return [json.loads((folder / f"mixed-{rank}.json").read_text()) for rank in range(RANKS)]
 
 
+@pytest.mark.slow(reason="23 s: models with images; test_documents.py has text")
 def test_mixed_buckets_equal_the_unpadded_unpipelined_reference(ranks):
     for rank in ranks:
         for loss, leaf in rank["errors"].values():
@@ -45,6 +46,7 @@ def test_all_ranks_plan_alike(ranks):
         assert all(rank[name] == ranks[0][name] for rank in ranks)
 
 
+@pytest.mark.slow(reason="7 s: processes; train/test_processes.py has a plan")
 def test_a_planned_order_that_differs_names_rank_and_step(tmp_path):
     script = tmp_path / "differs.py"
     script.write_text(

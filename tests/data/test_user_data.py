@@ -191,6 +191,7 @@ for report in toy.trainer(2, data=data).steps(5):
 """
 
 
+@pytest.mark.slow(reason="4 s: a process")
 def test_a_script_whose_data_exits_does_not_look_as_if_it_had_ended_well(tmp_path):
     (tmp_path / "train.py").write_text(ENDS)
     done = subprocess.run(
@@ -206,6 +207,7 @@ def test_a_script_whose_data_exits_does_not_look_as_if_it_had_ended_well(tmp_pat
     assert "step 2: the data's plan(2) called sys.exit()" in done.stderr
 
 
+@pytest.mark.slow(reason="6 s: processes")
 def test_of_several_processes_the_rank_is_told_too(tmp_path):
     (tmp_path / "train.py").write_text(
         ENDS.replace("if step", "import os\n    if os.environ['RRFP_RANK'] == '1' and step")

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 DIFFS = Path(__file__).parent / "diffs"
 LIMIT_SECONDS = 120.0
@@ -44,6 +46,7 @@ def test_a_transport_touches_two_files(tmp_path):
     assert last_line("tests.support.made_up_transport", tmp_path) == "by pigeons: 11 scenarios"
 
 
+@pytest.mark.slow(reason="9 s: a copy of the package that trains")
 def test_a_kind_of_task_touches_seven_files(tmp_path):
     """A recomputation between forward and backward: a Trainer runs it, views and the simulator know it."""
     assert len(applied("kind.diff", tmp_path)) == 7

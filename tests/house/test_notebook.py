@@ -127,6 +127,7 @@ def test_shows_that_it_is_right(executed):
     assert json.loads((folder / "runs" / "quickstart-trace.json").read_text())["traceEvents"]
 
 
+@pytest.mark.slow(reason="35 s: it trains until the model counts")
 def test_its_model_counts_on_by_itself(executed):
     numbers, _ = executed[1].run("print(greedy(modules, [[0, 3], [30, 31], [5, 10]], 8).tolist())")
     counted = [[(start + stride * i) % 32 for i in range(10)] for start, stride in ((0, 3), (30, 1), (5, 5))]

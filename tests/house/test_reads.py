@@ -231,6 +231,7 @@ WALL_CLOCK = {
 """Who asks for the time of day, and why. It may be set meanwhile, so durations are never measured by it."""
 
 
+@pytest.mark.slow(reason="5 s: it reads every call of the package")
 def test_durations_are_not_measured_by_the_time_of_day(trees):
     asking = {
         name

@@ -48,6 +48,7 @@ def test_what_is_the_budget(value, expected):
     assert walks.is_budget(value) == expected
 
 
+@pytest.mark.slow(reason="5 s: a run in a process of its own")
 def test_a_step_is_walked_through():
     table = walks.counts(walks.traced("step"))
     main, engine = table[walks.MAIN], table[f"{walks.MAIN}, engine"]

@@ -15,6 +15,7 @@ QUICK = [
 CASES = {case.name: case for case in all_cases()}
 
 
+@pytest.mark.slow(reason="10 s: processes; runtime/test_place.py has the places")
 @pytest.mark.parametrize("name", QUICK)
 def test_a_run_in_an_odd_environment(name, tmp_path, tmp_path_factory):
     (tmp_path / "scratch").mkdir()

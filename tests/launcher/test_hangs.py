@@ -7,6 +7,7 @@ from tests.support.commands import why as main
 from tests.verification.hangs import CELLS, faults_of, run_cell
 
 
+@pytest.mark.slow(reason="11 s: four processes; test_diagnosis.py has the verdicts")
 @pytest.mark.parametrize("name", ["message", "data"])
 def test_a_run_that_hangs(name, tmp_path):
     cell = next(cell for cell in CELLS if cell.name == name)

@@ -21,6 +21,7 @@ def layers():
     return [gpt.Embed(CONFIG, rngs=rngs), gpt.Block(CONFIG, rngs=rngs), gpt.Head(CONFIG, rngs=rngs)]
 
 
+@pytest.mark.costly(reason="a program for each length")
 def test_each_token_is_the_most_likely_one(layers):
     tokens = prompt = np.array([[1, 2, 3], [7, 7, 0]], np.int32)
     for _ in range(4):
@@ -31,6 +32,7 @@ def test_each_token_is_the_most_likely_one(layers):
     assert greedy(layers, prompt, 0).tolist() == prompt.tolist()
 
 
+@pytest.mark.slow(reason="7 s; text in test_each_token_is_the_most_likely_one")
 def test_a_model_that_sees_images_gets_them_with_every_token():
     """New tokens are no places of images; each is the most likely one after those before it."""
     seen, steps, start = test_vlm.microbatch(), 3, 9

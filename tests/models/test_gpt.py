@@ -38,6 +38,7 @@ def test_shapes_and_dtypes(cfg, dtype):
     assert {str(leaf.dtype) for leaf in jax.tree.leaves(states)} == {"float32"}
 
 
+@pytest.mark.slow(reason="3 s")
 def test_bfloat16_is_close_to_float32():
     np.testing.assert_allclose(carries(BF16, TOKENS)[-1], carries(CFG, TOKENS)[-1], atol=0.15)
 
@@ -106,6 +107,7 @@ def test_attention_and_norm_against_loops():
     np.testing.assert_allclose(normed, np.array([[3.0, 40.0]]) / 12.5**0.5, rtol=1e-5)
 
 
+@pytest.mark.slow(reason="3 s: deep models")
 def test_the_stream_keeps_its_scale_at_any_depth():
     for cfg in (CFG, replace(CFG, n_layers=6)):
         assert 0.9 < float(carries(cfg, TOKENS)[-2].std()) < 1.6

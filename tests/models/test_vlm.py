@@ -98,6 +98,7 @@ def test_an_image_reaches_its_own_patches_and_the_text_after_it(changes):
     assert (moved[0, 7:] != before[0, 7:]).any(axis=-1).all()
 
 
+@pytest.mark.slow(reason="11 s: gradients of a whole model; data/test_image_documents.py has outputs")
 def test_padding_reaches_nothing_and_has_no_gradient():
     layers, mb = model(CFG), microbatch()
     graph, state = nnx.split(layers)

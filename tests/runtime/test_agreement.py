@@ -7,6 +7,7 @@ import re
 import pytest
 
 from tests.support import toy
+from tests.support.selected import selected
 from tests.train.test_processes import command
 from tests.verification.failures import END_SECONDS, Cell, faults_of, run_launched
 
@@ -26,21 +27,30 @@ def launched(folder, count, *meshes):
 
 
 @pytest.fixture(scope="module")
-def launch(tmp_path_factory):
-    """The folder of a launch of so many processes; each is launched once."""
+def launch(request, tmp_path_factory):
+    """The folder of a launch of so many processes, through the meshes of tests that are to run."""
+    wanted = selected(request, "mesh")
 
     @functools.cache
     def launch(count):
         folder = tmp_path_factory.mktemp("groups")
-        status, said = launched(folder, count, *SIZES[count])
+        status, said = launched(folder, count, *(size for number, size in wanted if number == count))
         assert status == 0, said
         return folder
 
     return launch
 
 
+SMALLEST = "2 2,4 1 few"
+SLOW = pytest.mark.slow(reason="15 to 60 s: four to six processes; three are enough for agreement")
+
+
 @pytest.fixture(
-    params=[(count, size) for count, sizes in SIZES.items() for size in sizes], ids=lambda of: of[1]
+    params=[
+        pytest.param((count, size), id=size, marks=[] if size == SMALLEST else SLOW)
+        for count, sizes in SIZES.items()
+        for size in sizes
+    ]
 )
 def mesh(request):
     return request.param
@@ -70,6 +80,7 @@ def passes(rank, schedules=("bf", "bfw", "ranked:zb-h2")):
     return [one for case, own in rank["cases"].items() if case.split()[-1] in schedules for one in own]
 
 
+@pytest.mark.costly(reason="a launch for all tests of a mesh")
 def test_ranks_of_a_stage_dispatch_the_same_although_they_get_their_inputs_in_different_orders(ranks):
     for group in ranks.values():
         orders = [[one["order"] for one in passes(rank)] for rank in group]

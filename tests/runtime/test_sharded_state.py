@@ -31,6 +31,7 @@ def saved(tmp_path_factory):
     return folder, losses + [report.loss for report in own.steps(2)], leaves(own)
 
 
+@pytest.mark.slow(reason="9 s: two Trainers; the test of its parts resumes on one device")
 @pytest.mark.parametrize(("pp", "tp", "dp"), LAYOUTS)
 def test_checkpoints_resume_with_other_numbers_of_stages_devices_and_replicas(saved, pp, tp, dp):
     folder, losses, params = saved
@@ -71,6 +72,7 @@ def test_replicas_may_share_the_state_of_the_optimizer(pp, tp):
     assert half < 0.6 * full
 
 
+@pytest.mark.slow(reason="10 s: four Trainers")
 def test_shared_state_is_saved_and_resumed_elsewhere(tmp_path):
     def made(**kwargs):
         mesh = rrfp.Mesh(**kwargs)

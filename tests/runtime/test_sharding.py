@@ -55,6 +55,7 @@ def test_training_is_that_of_one_device(pp, tp, dp, trained):
     assert toy.worst_leaf(whole(several.stage_params), whole(one.stage_params)) <= 1e-4
 
 
+@pytest.mark.slow(reason="3 s: a Trainer of its own")
 @pytest.mark.parametrize(("pp", "tp", "dp"), [(4, 1, 1), (2, 2, 2)])
 def test_a_trace_has_how_busy_every_replica_was(pp, tp, dp, trained):
     trace = trained(pp, tp, dp)[1][-1].trace
@@ -78,6 +79,7 @@ def test_parameters_gradients_and_state_are_spread(trained):
     assert half < 0.6 * trainer(2, 1).start()[0].weight_bytes
 
 
+@pytest.mark.slow(reason="4 s: two Trainers")
 def test_a_carry_that_is_spread_is_sent_in_parts():
     """Sequences between the stages: each device sends its own half."""
     batch, sent = toy.microbatches(8), {}
@@ -105,6 +107,7 @@ def test_between_stages_that_differ_the_carry_is_whole():
     assert first < second
 
 
+@pytest.mark.slow(reason="5 s: three programs a stage")
 @pytest.mark.parametrize("shape", ["looped", "v"])
 def test_stages_that_differ_may_have_several_chunks_frozen_parameters_and_budgets(shape):
     sizes = {"chunks": 2, "shape": shape}
@@ -127,6 +130,7 @@ def test_what_lies_on_other_stages_need_not_be_divisible():
         trainer(2, (1, 3), pipe=toy.pipeline(sharding={"-1.out": P("tp", None)}))
 
 
+@pytest.mark.slow(reason="4 s: two Trainers")
 def test_stages_that_share_any_device_take_turns():
     own = trainer(3, (1, 2, 4), data=None)
     own.step(toy.microbatches(4))
@@ -147,6 +151,7 @@ def test_every_stage_has_devices_of_its_own(tp, places):
     assert [[device.id for device in stage_mesh.devices] for stage_mesh in stage_meshes.values()] == places
 
 
+@pytest.mark.slow(reason="4 s: two Trainers")
 @pytest.mark.parametrize("pattern", ["0.table", "-1.table"])
 def test_a_tied_parameter_is_spread_by_any_of_its_names(pattern):
     own = trainer(2, 2, pipe=toy.tied_pipeline(sharding={pattern: P(None, "tp")}))
@@ -155,6 +160,7 @@ def test_a_tied_parameter_is_spread_by_any_of_its_names(pattern):
     assert [table.sharding.spec for table in tables] == [P(None, "tp")] * 2
 
 
+@pytest.mark.slow(reason="5 s: two Trainers")
 def test_whole_tied_parameters_go_between_stages_that_differ():
     one, several = (trainer(2, tp, pipe=toy.tied_pipeline()) for tp in (1, (2, 1)))
     for a, b in zip(one.steps(3), several.steps(3), strict=True):
@@ -170,6 +176,7 @@ def test_replicas_share_the_microbatches_and_end_with_equal_parameters(trained):
         chex.assert_trees_all_equal(stages[stage_replica].leaves[0], stages[stage_replica + 2].leaves[0])
 
 
+@pytest.mark.slow(reason="6 s: two Trainers; between processes, test_agreement.py")
 def test_results_are_equal_to_the_bit_from_run_to_run():
     def run(seed):
         own = trainer(2, 2, 2, delays=Delays(skew=0.01, jitter="J2", seed=seed))
@@ -214,6 +221,7 @@ class LinenBlock(linen.Module):
         return {**carry, "x": carry["x"] + linen.Dense(16, kernel_init=init)(carry["x"])}
 
 
+@pytest.mark.slow(reason="4 s: two Trainers")
 @pytest.mark.parametrize("tp", [1, 2])
 @pytest.mark.parametrize("block", [Attention, LinenBlock(), Foreign, LinenBlock(("fsdp", "tp"))])
 def test_metadata_of_flax_modules_counts(block, tp):

@@ -29,6 +29,7 @@ from rrfp_jax.runtime.transport.protocol import UNOBSERVED, Arrival, Endpoints, 
 from rrfp_jax.runtime.transport.socket import SocketTransport
 from tests.support import dying_peer, toy
 from tests.support import transport_conformance as conformance
+from tests.support.selected import selected
 from tests.support.transport_conformance import Ends, numbers
 
 
@@ -180,25 +181,32 @@ def run(commands, folder):
 
 
 @pytest.fixture(scope="module")
-def between(tmp_path_factory):
-    """All scenarios between two processes, which are started once; errors by transport and scenario."""
+def between(request, tmp_path_factory):
+    """Scenarios between two processes, which are started once; errors by transport and scenario."""
     with reserved_port() as port:
         place = {"RRFP_COORDINATOR": f"127.0.0.1:{port}", "RRFP_PROCESSES": "2", "RRFP_BIND": "127.0.0.1"}
         place["RRFP_TOKEN"] = "0123456789abcdef" * 4
+        place["TEST_CASES"] = json.dumps(selected(request, "scenario_between"))
         ranks = [("tests.support.transport_process", place | {"RRFP_RANK": str(rank)}) for rank in range(2)]
         statuses, said, logs = run(ranks, tmp_path_factory.mktemp("between"))
     found = [{(line["transport"], line["scenario"]): line["error"] for line in lines} for lines in said]
     return statuses, found, logs
 
 
+@pytest.mark.costly(reason="one launch of two processes for all of its cases")
 @pytest.mark.parametrize(
-    ("name", "scenario"), [(n, s.__name__) for n, scenarios in conformance.BETWEEN.items() for s in scenarios]
+    "scenario_between",
+    [
+        pytest.param((name, scenario.__name__), id=f"{name}-{scenario.__name__}")
+        for name, scenarios in conformance.BETWEEN.items()
+        for scenario in scenarios
+    ],
 )
-def test_between_processes(between, name, scenario):
+def test_between_processes(between, scenario_between):
     _, found, logs = between
     for rank, results in enumerate(found):
-        assert (name, scenario) in results, f"rank {rank} did not get so far: {logs}"
-        assert results[name, scenario] is None, results[name, scenario]
+        assert scenario_between in results, f"rank {rank} did not get so far: {logs}"
+        assert results[scenario_between] is None, results[scenario_between]
 
 
 def test_processes_end_well(between):
@@ -207,17 +215,21 @@ def test_processes_end_well(between):
 
 
 @pytest.fixture(scope="module")
-def deaths(tmp_path_factory):
-    statuses, (lines,), logs = run([("tests.support.dying_peer", {})], tmp_path_factory.mktemp("deaths"))
+def deaths(request, tmp_path_factory):
+    cases = {"TEST_CASES": json.dumps(selected(request, "death"))}
+    statuses, (lines,), logs = run([("tests.support.dying_peer", cases)], tmp_path_factory.mktemp("deaths"))
     assert statuses == [0], logs
     return {(line["transport"], line["phase"]): line for line in lines}, logs
 
 
-@pytest.mark.parametrize("phase", dying_peer.PHASES)
-@pytest.mark.parametrize("name", dying_peer.TRANSPORTS)
-def test_a_dying_peer(deaths, name, phase):
+@pytest.mark.parametrize(
+    "death",
+    [(name, phase) for name, phases in dying_peer.TRANSPORTS.items() for phase in phases],
+    ids="-".join,
+)
+def test_a_dying_peer(deaths, death):
     found, logs = deaths
-    seen = found[name, phase]
+    seen, (_, phase) = found[death], death
     victim = dying_peer.SENDER if phase.startswith("the sender") else dying_peer.RECEIVER
     assert seen["ended"] == {str(victim): -signal.SIGKILL, str(1 - victim): 0}, (seen, logs)
     assert seen["error"] in ("PeerLost", "TrainingError"), seen["traceback"]

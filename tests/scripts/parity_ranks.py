@@ -1,4 +1,7 @@
-"""One rank of a parity run: every case of a world shape in one launch. Writes parity-<rank>.json."""
+"""One rank of a parity run: every case of a world shape in one launch. Writes parity-<rank>.json.
+
+parity_ranks.py FOLDER all|few
+"""
 
 import gc
 import json
@@ -17,12 +20,13 @@ CASES = [
     (rrfp.Mesh(pp=4, chunks=2, shape="v"), None, ("zb-v", "bf", "bfw")),
     (rrfp.Mesh(pp=4), [1, 4, 2, 1], ("gpipe", "1f1b", "zb-h1", "bfw", "bf")),
 ]
+FEW = [(rrfp.Mesh(pp=4), [1, 4, 2, 1], ("1f1b", "bfw", "bf"))]
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, cases: str) -> None:
     batch = toy.microbatches(8)
     found, expected = [], None
-    for mesh, split, schedules in CASES:
+    for mesh, split, schedules in CASES if cases == "all" else FEW:
         trainer = toy.trainer(mesh=mesh, split=split, clip_norm=0.3)
         rank = trainer._world.rank
         first = None
@@ -89,4 +93,4 @@ def mean_loss(logits, mb):
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])

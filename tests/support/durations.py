@@ -3,8 +3,8 @@
 The file is JSON: by test id the seconds that passed and the seconds of CPU, of this process and of those that
 it has started and waited for, set-up and tear-down included; a fixture that several tests share counts for
 the first. Seconds of CPU are comparable on a busy machine. A later run adds to the file. Tests of over 5 s of
-CPU that are not marked `slow` are listed at the end. `python -m tests.support.durations FILE` says which
-files and tests take most, and `FILE BEFORE` what changed by file.
+CPU that are marked neither `slow` nor `costly` are listed at the end. `python -m tests.support.durations
+FILE` says which files and tests take most, and `FILE BEFORE` what changed by file.
 """
 
 import collections
@@ -72,7 +72,7 @@ class Durations:
         self.seconds[report.nodeid] += report.duration
         own = [value for name, value in report.user_properties if name == "cpu"]
         self.cpu[report.nodeid] += own[-1] if own else 0.0
-        if "slow" in report.keywords:
+        if "slow" in report.keywords or "costly" in report.keywords:
             self.slow.add(report.nodeid)
 
     @pytest.hookimpl(optionalhook=True)
@@ -84,7 +84,7 @@ class Durations:
     def pytest_terminal_summary(self, terminalreporter):
         for test, seconds in self.cpu.most_common():
             if seconds > SLOW_SECONDS and test not in self.slow and "::" in test:
-                terminalreporter.write_line(f"{seconds:.1f} s of CPU, not marked slow: {test}")
+                terminalreporter.write_line(f"{seconds:.1f} s of CPU, marked neither slow nor costly: {test}")
 
     def pytest_sessionfinish(self):
         before = json.loads(self.file.read_text()) if self.file.exists() else {}

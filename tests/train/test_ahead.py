@@ -134,6 +134,7 @@ class TestOrders:
 
 
 class TestTraining:
+    @pytest.mark.slow(reason="9 s: it measures three steps")
     def test_first_the_base_then_what_was_measured(self):
         trainer = toy.trainer(2, data=mixed, schedule=Planned(base=OneFOneB(), evaluations=20))
         reports = list(trainer.steps(4))

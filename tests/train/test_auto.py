@@ -115,6 +115,7 @@ class TestExchange:
 
 
 class TestTraining:
+    @pytest.mark.slow(reason="4 s: two Trainers")
     def test_an_exchange_changes_no_bit(self, monkeypatch, capfd):
         """Costs that leave no room to wait: V-Min takes over from ZB-V, and parameters stay what they are."""
         (bucket,) = set(buckets_of(InMemory(data(0)).plan(0)))

@@ -66,6 +66,7 @@ def test_what_does_not_fit_is_said(tmp_path):
     assert refusal is not None and "activation_budget=auto: stage" in refusal
 
 
+@pytest.mark.slow(reason="3 s")
 def test_both_halves_of_a_backward_that_stands_for_a_whole_one_have_texts(tmp_path):
     ahead = compiled(rrfp.Mesh(pp=2), "bf", toy.pipeline(), tmp_path, equal_schedules=True)
     texts = [own.texts()[f"stage-{own.number}-B-bucket-0-chunk-0"] for own in ahead.stages]

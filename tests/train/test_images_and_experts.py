@@ -134,6 +134,7 @@ def test_hints_give_equal_bits_those_of_plain_jax_but_for_rounding(name, mesh, s
         assert np.abs(leaf - expected[path]).max() <= 1e-5 * np.abs(expected[path]).max(), path
 
 
+@pytest.mark.slow(reason="10 s: all buckets; models/test_vlm.py has the layers")
 def test_nothing_is_compiled_in_steps_of_all_buckets():
     config = CONFIGS["experts"]
     trainer = trainer_of(config, rrfp.Mesh(pp=2), "bfw")

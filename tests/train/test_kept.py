@@ -92,6 +92,7 @@ def test_only_parameters_are_trained_and_the_optimizer_knows_no_others(trainer):
     assert changed["4"] == {"order": False, "w": True}
 
 
+@pytest.mark.slow(reason="4 s; runtime/test_random_keys.py has the keys")
 def test_random_numbers_are_those_of_the_microbatch_whatever_the_order(trainer):
     found = []
     for schedule in ("bf", "gpipe", "fb", "bf"):

@@ -18,6 +18,7 @@ from rrfp_jax.runtime.stages.stage import Leaf
 from tests.runtime.test_interrupts import interrupt_after
 from tests.scripts.moving_ranks import BY_THEMSELVES
 from tests.support import sharded, toy
+from tests.support.selected import is_quick, selected
 from tests.train.test_processes import SCRIPTS, command
 
 BATCH = toy.microbatches(4)
@@ -39,6 +40,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow(reason="4 s; test_interrupts.py has other moments")
 def test_control_c_during_a_move_comes_after_it(monkeypatch):
     one, other = (toy.trainer(2, data=BATCH, split=[4, 4]) for _ in range(2))
     for own in (one, other):
@@ -88,6 +90,7 @@ def with_typed_keys():
     return optax.chain(optax.adamw(1e-2), optax.GradientTransformation(init, update))
 
 
+@pytest.mark.slow(reason="3 s: two Trainers")
 @pytest.mark.parametrize("share_devices", [False, True])
 def test_state_of_no_layer_goes_to_a_stage_that_had_none(share_devices):
     mesh = rrfp.Mesh(pp=2, share_devices=share_devices)
@@ -141,6 +144,7 @@ def test_the_hint_that_costs_choose_waits_for_costs_of_this_split():
     assert len(list(trainer.steps(3))) == 3
 
 
+@pytest.mark.slow(reason="4 s: two Trainers")
 def test_a_split_that_is_noted_before_a_checkpoint_is_taken(tmp_path):
     first = toy.trainer(2, data=BATCH, split=[4, 4])
     list(first.steps(1))
@@ -207,28 +211,29 @@ PROCESSES, CASES_OF_PROCESSES = 4, ("tied", "spread")  # moving_ranks.py has mor
 
 
 @pytest.fixture(scope="module")
-def moved_between_processes(tmp_path_factory):
-    """What every rank found."""
-    folder = tmp_path_factory.mktemp("moving")
-    launch = ["rrfp_jax", "launch", "-n", PROCESSES, SCRIPTS / "moving_ranks.py", folder]
-    status, said = command(*launch, *CASES_OF_PROCESSES, BY_THEMSELVES, folder=folder)
+def moved_between_processes(request, tmp_path_factory):
+    """What every rank found, of the cases that are to run."""
+    folder, count = tmp_path_factory.mktemp("moving"), 2 if is_quick(request) else PROCESSES
+    launch = ["rrfp_jax", "launch", "-n", count, SCRIPTS / "moving_ranks.py", folder]
+    status, said = command(*launch, *selected(request, "case_of_processes"), BY_THEMSELVES, folder=folder)
     assert status == 0, said
-    return [json.loads((folder / f"moving-{rank}.json").read_text()) for rank in range(PROCESSES)]
+    return [json.loads((folder / f"moving-{rank}.json").read_text()) for rank in range(count)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES_OF_PROCESSES)
-def test_layers_move_between_processes(moved_between_processes, case):
+@pytest.mark.parametrize("case_of_processes", CASES_OF_PROCESSES)
+def test_layers_move_between_processes(moved_between_processes, case_of_processes):
     for rank in moved_between_processes:
-        moved, restored = rank[case]["losses"]
+        moved, restored = rank[case_of_processes]["losses"]
         assert moved == restored
-        assert len(rank[case]["equal"]) > 2
-        assert all(rank[case]["equal"])
+        assert len(rank[case_of_processes]["equal"]) > 2
+        assert all(rank[case_of_processes]["equal"])
 
 
+@pytest.mark.costly(reason="a run of processes that compiles twice")
 def test_processes_move_layers_before_the_same_step(moved_between_processes):
     found = [rank[BY_THEMSELVES] for rank in moved_between_processes]
-    assert found[1:] == found[:1] * 3
+    assert found[1:] == found[:1] * (len(found) - 1)
     splits = [split for split, _ in found[0]]
     assert splits == [[2, 2, 2, 2]] * (len(splits) - 2) + [[1, 2, 2, 3]] * 2
 

@@ -110,6 +110,7 @@ class TestLossScale:
         assert trainer._stepper.standing.after(finite=False).loss_scale == trainer.loss_scale
         assert trainer.loss_scale.value == 8
 
+    @pytest.mark.slow(reason="2 s: a Trainer of its own")
     def test_no_other_scale_compiles_anything(self, monkeypatch):
         trainer = toy.trainer(4, loss_scale="dynamic")
         assert trainer.step(GOOD).loss_scale == 2.0**15
@@ -141,6 +142,7 @@ class TestSkipping:
         other.step(GOOD)
         assert same(other, copied(trainer))
 
+    @pytest.mark.slow(reason="2 s: a Trainer of its own")
     def test_many_in_a_row_stop_the_run(self):
         trainer = toy.trainer(4, data=None, on_nonfinite="skip")
         for _ in range(2):

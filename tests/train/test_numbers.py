@@ -127,10 +127,12 @@ class TestBrokenVariantsAreCaught:
         monkeypatch.setattr(Stage, "norms", lambda self: norms(self) * (self.index == 0))
         assert differs("clipped, scaled", FOUR)[0] > 1e-3
 
+    @pytest.mark.slow(reason="3 s: a mutant of tests/verification/bugs.md")
     def test_a_tied_gradient_that_is_not_added(self, monkeypatch):
         monkeypatch.setattr(Stage, "add_aliases", lambda self, leaf, gradients: None)
         assert differs("all", FOUR)[0] > 1e-3
 
+    @pytest.mark.slow(reason="2 s: a mutant of tests/verification/bugs.md")
     def test_a_tied_value_that_is_not_sent_back(self, monkeypatch):
         monkeypatch.setattr(Stage, "set_leaf", lambda self, leaf, value: None)
         assert differs("all", FOUR)[0] > 1e-3
@@ -226,6 +228,7 @@ def test_sums_of_bfloat16_gradients_agree_and_are_float32():
     assert toy.worst_leaf(gradient, expected) <= 0.02  # of the order of bfloat16's rounding
 
 
+@pytest.mark.slow(reason="4 s: two Trainers; runtime/test_adding.py has the sums")
 def test_gradients_added_as_they_come_train_as_well():
     reference, arrival = (
         toy.trainer(4, accumulation=how, optimizer=optimizer()) for how in ("index", "arrival")

@@ -101,6 +101,7 @@ class TestBrokenVariantsAreCaught:
         assert len(held) == 2
 
 
+@pytest.mark.slow(reason="4 s; test_numbers.py has clipping")
 def test_training_equals_plain_optax_with_global_norm_clipping():
     trainer = toy.trainer(4, clip_norm=0.3)
     params = jax.device_get(trainer_params(trainer))

@@ -12,19 +12,21 @@ import pytest
 
 from tests.scripts import narrow_ranks
 from tests.support import toy
+from tests.support.kept import with_cache
+from tests.support.selected import is_quick
 
 REPOSITORY = Path(__file__).parents[2]
 SCRIPTS = REPOSITORY / "tests" / "scripts"
 
 
-CASES = 11  # of parity_ranks.py
+CASES = {"all": 11, "few": 3}  # of parity_ranks.py
 
 
 def environment():
     """What commands of ours run in."""
     own = {"PYTHONPATH": str(REPOSITORY), "JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"}
     own["RRFP_TEST_EXECUTABLES"] = str(REPOSITORY / ".pytest_cache" / "executables")
-    return {**os.environ, **own}
+    return with_cache({**os.environ, **own})
 
 
 def command(*arguments, folder, limit=150.0):
@@ -46,7 +48,7 @@ PROCESSES = [pytest.param(4, marks=pytest.mark.slow), 2]
 
 @pytest.fixture(scope="module", params=PROCESSES, ids="{}-processes".format)
 def parity(request, tmp_path_factory):
-    """What every rank found, of one launch that runs all cases of a world shape."""
+    """What every rank found, of one launch that runs all cases of a world shape; `make test` takes a few."""
     folder = tmp_path_factory.mktemp("parity")
     count = request.param
     status, said = command(
@@ -56,6 +58,7 @@ def parity(request, tmp_path_factory):
         count,
         SCRIPTS / "parity_ranks.py",
         folder,
+        "few" if is_quick(request) else "all",
         folder=folder,
         limit=400.0,
     )
@@ -82,9 +85,10 @@ def tied_alone():
 
 
 class TestParity:
-    def test_every_schedule_and_split_agrees_with_plain_jax(self, parity):
+    @pytest.mark.costly(reason="one launch of processes for all tests of the class")
+    def test_every_schedule_and_split_agrees_with_plain_jax(self, request, parity):
         for rank in parity:
-            assert len(rank["cases"]) == CASES
+            assert len(rank["cases"]) == CASES["few" if is_quick(request) else "all"]
             for case in rank["cases"]:
                 assert case["loss_error"] <= 1e-6 and case["leaf_error"] <= 1e-5, case
 
@@ -92,7 +96,7 @@ class TestParity:
         assert all(case["bitwise"] for rank in parity for case in rank["cases"])
 
     def test_together_the_ranks_have_every_layer_once(self, parity):
-        for number in range(CASES):
+        for number in range(len(parity[0]["cases"])):
             layers = [int(layer) for rank in parity for layer in rank["cases"][number]["layers"]]
             assert sorted(layers) == list(range(toy.BLOCKS + 2))
 
@@ -123,6 +127,7 @@ class TestParity:
         assert all(rank["checked"] for rank in parity)
 
 
+@pytest.mark.costly(reason="a run of two processes")
 def test_a_plan_that_differs_names_rank_and_step(tmp_path):
     script = tmp_path / "differs.py"
     script.write_text(
@@ -130,9 +135,9 @@ def test_a_plan_that_differs_names_rank_and_step(tmp_path):
         "from tests.support import toy\n"
         "odd = os.environ['RRFP_RANK'] == '1'\n"
         "data = lambda step: toy.microbatches(6 if odd and step == 3 else 5, seed=step)\n"
-        "for report in toy.trainer(3, data=data).steps(5): pass\n"
+        "for report in toy.trainer(2, data=data).steps(5): pass\n"
     )
-    status, said = command("rrfp_jax", "launch", "-n", 3, script, folder=tmp_path)
+    status, said = command("rrfp_jax", "launch", "-n", 2, script, folder=tmp_path)
     assert status == 1
     assert "rank 1" in said and "step 3" in said and "Traceback" not in said, said
 
@@ -151,6 +156,7 @@ SMALL_RUN = [
 ]
 
 
+@pytest.mark.costly(reason="a run of two processes")
 def test_a_named_run_trains_and_validates(tmp_path):
     (tmp_path / "text.txt").write_bytes(bytes(range(256)) * 40)
     arguments = [*SMALL_RUN, "--config.steps=2", f"--config.path={tmp_path}/text.txt"]
@@ -188,6 +194,7 @@ def interrupted_at(line_with, *arguments, folder, limit=60):
         return launched.wait(limit), "".join(said)
 
 
+@pytest.mark.slow(reason="12 s: two processes; commands/test_cli.py has one")
 def test_ctrl_c_ends_a_run_with_its_files_complete(tmp_path):
     (tmp_path / "text.txt").write_bytes(bytes(range(256)) * 40)
     arguments = [*SMALL_RUN, "--config.steps=1000", f"--config.path={tmp_path}/text.txt"]
@@ -199,6 +206,7 @@ def test_ctrl_c_ends_a_run_with_its_files_complete(tmp_path):
     assert "Traceback" not in said
 
 
+@pytest.mark.slow(reason="10 s: two processes; launcher/test_slurm.py has the variables")
 def test_the_tasks_of_a_slurm_step_find_each_other(tmp_path):
     """By the environment that srun sets: there is no SLURM here."""
     script = "from tests.support import toy\nprint([r.loss for r in toy.trainer(2).steps(2)])"
@@ -223,6 +231,7 @@ def test_the_tasks_of_a_slurm_step_find_each_other(tmp_path):
     assert losses[0] == losses[1] and len(losses[0]) == 2
 
 
+@pytest.mark.slow(reason="6 s: two processes; in one, test_numbers.py")
 def test_between_processes_too_and_numbers_of_few_bits_travel(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("JAX_TRANSFER_GUARD", "disallow")
     status, said = command(

@@ -49,6 +49,7 @@ def anchored():
 
 
 class TestParamsOnly:
+    @pytest.mark.slow(reason="7 s: two Trainers")
     @pytest.mark.parametrize(
         ("mesh", "optimizer"),
         [(rrfp.Mesh(), None), (rrfp.Mesh(pp=2, tp=2), optax.sgd(0.1)), (rrfp.Mesh(pp=3), anchored())],

@@ -139,6 +139,7 @@ def test_what_came_of_it_is_said(decides, capfd):
     assert distrusted.startswith("rebalance: the simulator is 12% off")
 
 
+@pytest.mark.slow(reason="2 s: a Trainer of its own")
 def test_what_cannot_be_compiled_is_said_and_training_goes_on(decides, capfd, monkeypatch):
     decided = decides(to(3, 5))
 
@@ -191,6 +192,7 @@ def test_what_cannot_be_looked_at_is_said_and_training_goes_on(decides, capfd, m
     assert said.count("steps could not be looked at, so layers stay: ZeroDivisionError: of a fit") == 1
 
 
+@pytest.mark.slow(reason="3 s: a Trainer of its own")
 def test_somebody_else_may_set_the_split_meanwhile(decides):
     decided = decides(to(3, 5))
     own = trainer()
@@ -216,6 +218,7 @@ def slowly(monkeypatch):
     let.set()
 
 
+@pytest.mark.slow(reason="2 s: a Trainer of its own")
 def test_all_steps_beside_compiling_are_counted_though_few_are_recorded(decides, slowly, capfd):
     decided, (_, let) = decides(to(3, 5, seconds=1e-9)), slowly
     own = trainer()
@@ -254,6 +257,7 @@ ENDS = {
 }
 
 
+@pytest.mark.slow(reason="3 s: a Trainer of its own")
 @pytest.mark.parametrize("ends", ENDS.values(), ids=ENDS)
 def test_what_nobody_wants_any_more_is_not_compiled(decides, slowly, monkeypatch, ends):
     (begun, let), calls = slowly, []
@@ -342,6 +346,7 @@ def test_layers_by_name_with_what_they_take_and_hold():
     assert report.recorded.work() is work, "it is found out once"
 
 
+@pytest.mark.slow(reason="2 s: a Trainer of its own")
 def test_a_last_layer_with_a_loss_that_counts_is_another_kind():
     _, report = trained(heavy_loss)
     layers = report.recorded.work().layers

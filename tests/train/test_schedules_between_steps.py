@@ -150,6 +150,7 @@ class TestRankings:
         with pytest.raises(rrfp.UsageError, match=said):
             schedule_of(name)
 
+    @pytest.mark.slow(reason="5 s: a Trainer of its own")
     @pytest.mark.parametrize("bounds", [{}, {"max_in_flight": 1}, {"activation_budget": "least"}], ids=str)
     def test_the_bits_are_those_of_the_order(self, bounds):
         """Also where the order does not fit the limit."""

@@ -38,6 +38,7 @@ def trainer():
     return trainer
 
 
+@pytest.mark.slow(reason="3 s: a Trainer of its own")
 def test_initial_values_given_by_the_user_stay_the_users(trainer):
     given = jax.tree.map(jnp.copy, trainer.stage_params)
     leaves = {
@@ -121,6 +122,7 @@ def test_gradients_of_bfloat16_parameters_are_summed_in_float32():
     assert float(trainer.value_and_grad(batch)[1]["0"]["w"]) == 1.0
 
 
+@pytest.mark.slow(reason="4 s: a Trainer of its own")
 def test_the_check_accepts_bfloat16_parameters():
     def init(key):
         return jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), toy.head_init(key))

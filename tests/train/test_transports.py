@@ -4,6 +4,8 @@ import pytest
 
 from tests.verification.transports import differences, trained
 
+pytestmark = pytest.mark.slow(reason="17 s: four processes; runtime/test_transport.py has NIXL between two")
+
 CASES = ["bf", "tied"]
 
 
