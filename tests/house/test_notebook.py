@@ -1,7 +1,6 @@
 """The notebook, run by Jupyter as a user would run it, then interrupted and run again."""
 
 import json
-import os
 import sys
 import time
 from pathlib import Path
@@ -9,14 +8,10 @@ from pathlib import Path
 import nbformat
 import numpy as np
 import pytest
-from jupyter_client.kernelspec import KernelSpecManager
-from jupyter_client.manager import KernelManager
-from nbclient import NotebookClient
 
 from tests.support.kept import with_cache
+from tests.support.notebook import NOTEBOOK, NUMBER, TIMES, client_of, environment, outputs_of, timeless
 
-REPOSITORY = Path(__file__).parents[2]
-NOTEBOOK = REPOSITORY / "notebooks" / "quickstart.ipynb"
 LIMIT_SECONDS = 300
 """For everything together; it takes about a minute on two free cores."""
 
@@ -68,17 +63,10 @@ def executed(tmp_path_factory):
     """The notebook with its outputs, and its kernel."""
     folder = tmp_path_factory.mktemp("notebook")
     deadline = time.monotonic() + LIMIT_SECONDS
-    # With no folder to look for kernels in, `python3` is the running interpreter.
-    manager = KernelManager(kernel_name="python3", kernel_spec_manager=KernelSpecManager(kernel_dirs=[]))
-    own = {"PYTHONPATH": str(REPOSITORY), "IPYTHONDIR": str(folder / "ipython"), "JAX_PLATFORMS": "cpu"}
-    client = NotebookClient(
-        nbformat.read(NOTEBOOK, as_version=4),
-        km=manager,
-        timeout_func=lambda cell: max(1, int(deadline - time.monotonic())),
-        resources={"metadata": {"path": str(folder)}},
-    )
+    client = client_of(folder, lambda cell: max(1, int(deadline - time.monotonic())))
+    manager = client.km
     try:
-        notebook = client.execute(cleanup_kc=False, env=with_cache(os.environ | own))
+        notebook = client.execute(cleanup_kc=False, env=with_cache(environment(folder)))
         kernel = Kernel(manager, deadline)
         yield {cell.id: cell for cell in notebook.cells}, kernel, folder
         kernel.client.stop_channels()
@@ -92,12 +80,36 @@ def results(cell, kind):
     return [output["data"][kind] for output in cell.outputs if kind in output.get("data", {})]
 
 
-def test_is_stored_without_outputs():
+def stored():
+    """The code cells as they are in the repository."""
     notebook = nbformat.read(NOTEBOOK, as_version=4)
-    nbformat.validate(notebook)
-    for cell in notebook.cells:
-        assert cell.metadata == {}
-        assert cell.cell_type == "markdown" or (cell.outputs, cell.execution_count) == ([], None)
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def test_is_stored_with_outputs_and_nothing_of_a_machine():
+    nbformat.validate(nbformat.read(NOTEBOOK, as_version=4))
+    for cell in stored():
+        assert (cell.metadata, cell.execution_count) == ({}, None)
+    assert sum(bool(cell.outputs) for cell in stored()) >= 7
+
+
+def text_of(output):
+    return output.get("text") or output["data"].get("text/plain", "")
+
+
+def test_its_stored_outputs_are_those_of_today(executed):
+    """But for times, and for decimals where machines round differently: python -m tests.support.notebook."""
+    for cell in stored():
+        found = outputs_of(executed[0][cell.id])
+        assert [list(own.get("data", ["text"])) for own in cell.outputs] == [
+            list(own.get("data", ["text"])) for own in found
+        ], cell.id
+        for kept, own in zip(map(text_of, cell.outputs), map(text_of, found), strict=True):
+            assert timeless(kept) == timeless(own), cell.id
+            before, now = (
+                [float(n.strip("%")) for n in NUMBER.findall(TIMES.sub("", t))] for t in (kept, own)
+            )
+            assert now == pytest.approx(before, rel=0.2, abs=0.05), cell.id
 
 
 @pytest.mark.slow
