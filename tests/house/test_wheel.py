@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.pages import blocks_of
 from tests.examples.test_examples import free_port
 from tests.support.kept import with_cache
 
@@ -81,6 +82,14 @@ def test_trains_from_an_empty_folder(environment, tmp_path, name):
     assert len(Path(script).read_text(encoding="utf-8").splitlines()) <= 40
     run(environment / "python", script, folder=tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.slow
+def test_the_script_of_the_readme_runs_from_an_empty_folder(environment, tmp_path):
+    (block,) = (own for own in blocks_of(REPOSITORY / "README.md") if own.language == "python")
+    assert block.given == "" and len(block.code.splitlines()) <= 20
+    (tmp_path / "train.py").write_text(block.code, encoding="utf-8")
+    assert block.printed and run(environment / "python", "train.py", folder=tmp_path) == block.printed
 
 
 @pytest.mark.slow
