@@ -8,9 +8,26 @@ README, ALL = 700, 31_000
 """Most words."""
 
 TERMS = [
-    *("1F1B", "activation checkpointing", "checkpoint", "CUDA", "data parallelism", "fine-tun", "FSDP"),
+    *(
+        "1F1B",
+        "activation checkpointing",
+        "checkpoint",
+        "CUDA",
+        "data parallelism",
+        "FAQ",
+        "fine-tuning",
+        "FSDP",
+    ),
     *("gradient accumulation", "install", "interleaved", "JaxPP", "MaxText", "Megatron", "MFU"),
-    *("mixed precision", "multi-node", "NCCL", "pipeline parallelism", "rematerialization", "SLURM"),
+    *(
+        "mixed precision",
+        "multi-node",
+        "NCCL",
+        "pipeline parallelism",
+        "profiler",
+        "rematerialization",
+        "SLURM",
+    ),
     *("tensor parallelism", "torch.distributed.pipelining", "TPU", "ZeRO-1", "zero bubble"),
 ]
 """Words of the field, not ours."""
