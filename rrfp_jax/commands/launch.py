@@ -16,14 +16,11 @@ from rrfp_jax.environment import ENVIRONMENT
 from rrfp_jax.errors import DONE, INTERRUPTED, REFUSED, UsageError
 from rrfp_jax.fields import check_name
 from rrfp_jax.files import read_whole
-from rrfp_jax.launcher.folders import RunFolder
-from rrfp_jax.launcher.restarts import Elastic
-from rrfp_jax.launcher.spawn import Launch
-from rrfp_jax.launcher.supervisor import Patience
 from rrfp_jax.printing import warn
 from rrfp_jax.runtime.run.host_memory import lent_folder
 
 if TYPE_CHECKING:
+    from rrfp_jax.launcher.restarts import Elastic
     from rrfp_jax.runs.config import RunConfig
 
 CPU_DEVICES = "JAX_NUM_CPU_DEVICES"
@@ -54,6 +51,10 @@ def _launch_script(options: argparse.Namespace) -> int:
             f"--replace-after={options.replace_after} with a script: only a named run keeps its state in the "
             f"machine's memory, and says how many replicas it has; write {FLAG}=FILE.py instead"
         )
+    from rrfp_jax.launcher.folders import RunFolder  # these import NumPy
+    from rrfp_jax.launcher.spawn import Launch
+    from rrfp_jax.launcher.supervisor import Patience
+
     patience = Patience.of(ENVIRONMENT)
     folder = RunFolder(directory, name)
     if earlier := folder.begin():
@@ -67,7 +68,10 @@ def _launch_run(options: argparse.Namespace, line: ConfigLine) -> int:
         if value is not None:
             raise UsageError(f"--{flag}={value}: is for scripts; did you mean --config.{flag}?")
     leave_accelerators_alone()  # the config is read here too: the devices are the ranks'
-    from rrfp_jax.commands.overrides import config_of  # which imports JAX
+    from rrfp_jax.commands.overrides import config_of  # these import JAX
+    from rrfp_jax.launcher.folders import RunFolder
+    from rrfp_jax.launcher.spawn import Launch
+    from rrfp_jax.launcher.supervisor import Patience
 
     config = config_of(line)
     most = config.processes
@@ -106,6 +110,7 @@ def _elastic(
     if seconds is None:
         yield None
         return
+    from rrfp_jax.launcher.restarts import Elastic
     from rrfp_jax.runs.run import checkpoints_of
     from rrfp_jax.runs.saving import ranks_of_replicas, save_latest
 
