@@ -15,7 +15,7 @@ def path_as_before(monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="programs of large models")
 @pytest.mark.parametrize("name", ["gpt3", "llama3"])
 def test_predictions_are_not_below_what_xla_said(name):
     for pair in pairs_of(name, read_record()[name]):

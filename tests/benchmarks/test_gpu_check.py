@@ -132,7 +132,7 @@ def run(started, tmp_path_factory):
 
 
 class TestSupervision:
-    @pytest.mark.slow
+    @pytest.mark.slow(reason="parts of the check run as they would on GPUs")
     def test_one_that_fails_hides_no_other(self, run):
         verdicts = [found["verdict"] for found in json.loads(run[0].file.read_text())["parts"].values()]
         assert verdicts[0] == verdicts[4] == "passed"
@@ -169,7 +169,7 @@ class TestSupervision:
         assert [part.number for part in PARTS] == [1, 2, 3, 6]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="every part of the check")
 class TestParts:
     @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.title)
     def test_every_part_passes_without_other_packages(self, everything, part):

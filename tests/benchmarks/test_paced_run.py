@@ -93,7 +93,7 @@ class TestPacedDevices:
         assert all(line.startswith("[0] ") for line in said.splitlines() if "step " in line)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a run of processes by the clock")
 def test_a_v_on_paced_devices(tmp_path):
     """ZB-V with chunks on the same stage as neighbours: as long as simulated, or a little longer."""
     workload = constant(2, 6, 0.02, transfer=0.002)

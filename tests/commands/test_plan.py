@@ -86,7 +86,7 @@ class TestLedger:
 
 
 class TestForecast:
-    @pytest.mark.slow
+    @pytest.mark.slow(reason="costs of published models")
     def test_published_sizes(self):
         expected = {gpt3_large: 760_300_032, qwen3_4b: 4_022_468_096, llama3_70b: 70_553_706_496}
         for module, parameters in expected.items():
@@ -101,7 +101,7 @@ class TestForecast:
             attention = 4 * tokens * config.sequence_length * block.n_heads * block.head_size
             assert forward == pytest.approx(2 * model.states[1].parameters * tokens + attention, rel=0.03)
 
-    @pytest.mark.slow
+    @pytest.mark.slow(reason="costs of every bucket")
     def test_every_bucket_that_there_may_be(self):
         given = {"path": str(ROOT / "docs"), "buckets": 3, "microbatches": 1}
         config = dataclasses.replace(gpt_lengths.get_config(), **given)

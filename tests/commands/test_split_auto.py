@@ -41,7 +41,7 @@ class TestAuto:
         reports = [next(iter(own.steps(1))) for own in (trainer, even)]
         np.testing.assert_allclose(reports[0].loss, reports[1].loss, rtol=1e-5)
 
-    @pytest.mark.slow
+    @pytest.mark.slow(reason="costs are measured twice")
     def test_it_is_the_same_every_time(self):
         assert len({str(heavy_head(3, split="auto")._engine.chunks) for _ in range(3)}) == 1
 

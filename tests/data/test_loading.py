@@ -178,7 +178,7 @@ def test_waiting_for_data_that_hangs_has_a_limit_and_a_name(asks, named):
     no_thread_is_left()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a run of processes that hangs")
 def test_a_rank_whose_data_hangs_on_the_main_thread_says_so_at_its_end(tmp_path):
     script = tmp_path / "hangs.py"
     script.write_text(

@@ -75,7 +75,7 @@ def expected():
     return losses(fresh)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a Trainer for each case")
 @pytest.mark.parametrize("data", [Reusing, Yielding])
 def test_buffers_may_be_filled_again_as_soon_as_they_have_been_given(data, expected):
     assert losses(data()) == expected

@@ -44,7 +44,7 @@ class Read(HTMLParser):
         self.fetched |= {value for name, value in attrs if (tag, name) in LOADED and value}
 
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(reason="it builds the site")
 
 
 @pytest.fixture(scope="module")

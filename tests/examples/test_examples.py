@@ -60,7 +60,7 @@ def example(name, folder):
     return said
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a process that compiles for itself")
 def test_minimal(tmp_path):
     found = losses(example("minimal.py", tmp_path))
     assert list(found) == list(range(20)) and found[0] > 3.0 and found[19] < 0.4
@@ -75,7 +75,7 @@ def test_own_data(tmp_path):
     assert equal == "equal losses: True"
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a process that compiles for itself")
 def test_lengths(tmp_path):
     said = example("lengths.py", tmp_path)
     several, single = (float(share) for share in re.findall(r"(\d+)%.*\n", said)[:2])
@@ -91,7 +91,7 @@ def test_tensor_and_data_parallelism(tmp_path):
     assert said.count("has (128, 256) of the kernel (128, 512)") == 2  # of one replica
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a process that compiles for itself")
 def test_multimodal(tmp_path):
     said = example("multimodal.py", tmp_path)
     assert losses(said)[29] < 0.2
@@ -114,7 +114,7 @@ def test_prometheus(tmp_path):
 SBATCH = EXAMPLES / "slurm.sbatch"
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="processes that compile for themselves")
 def test_slurm_resumes_where_it_was(tmp_path):
     """The file, with an `srun` that starts a single task."""
     for name in ("slurm.sbatch", "slurm_run.py"):
@@ -138,7 +138,7 @@ def test_slurm_asks_as_the_file_for_all_configs_does():
     assert ours - {"--time=1:00:00"} == whole
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="processes that compile for themselves")
 @pytest.mark.parametrize("name", ["minimal.py", "own_data.py", "lengths.py", "tp_dp.py", "multimodal.py"])
 def test_runs_with_a_process_per_stage(name, tmp_path):
     """With as many as its docstring says, and prints the same losses."""

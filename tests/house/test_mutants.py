@@ -15,7 +15,7 @@ from tests.verification.mutation.trial import tried
 REPOSITORY = Path(__file__).parents[2]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a pytest with a mutant")
 @pytest.mark.parametrize("name", ["a_decision_not_told", "added_as_they_come"])
 def test_a_mutant_is_found(name):
     (mutant,) = chosen(name)

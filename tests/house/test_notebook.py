@@ -112,7 +112,7 @@ def test_its_stored_outputs_are_those_of_today(executed):
             assert now == pytest.approx(before, rel=0.2, abs=0.05), cell.id
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="it runs a notebook")
 def test_runs_in_this_interpreter(executed):
     _, kernel, _ = executed
     assert Path(kernel.run("import sys; print(sys.prefix)")[0].strip()).samefile(sys.prefix)
@@ -146,7 +146,7 @@ def test_its_model_counts_on_by_itself(executed):
     assert (np.array(json.loads(numbers)) == counted).mean() > 0.9
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="it runs a notebook twice")
 def test_interrupted_and_run_again_leaves_nothing_behind(executed):
     cells, kernel, _ = executed
     train = cells["train"].source

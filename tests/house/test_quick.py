@@ -14,6 +14,8 @@ from tests.support import quick
 from tests.support.durations import changed, most, read
 from tests.verification.mutation.table import mutants
 
+MARKS = re.compile(r"pytest\.mark\.(?:slow|costly)\b(\(reason=\"[^\"]+\"\))?")
+
 
 @dataclass(frozen=True)
 class Item:
@@ -75,6 +77,12 @@ def test_which_cases_are_kept_does_not_depend_on_others():
     assert quick.case_number(kept) == min(zlib.crc32(f"{i}]".encode()) for i in range(4))
 
 
+def test_what_is_left_out_or_costly_has_a_reason():
+    marked = {file: MARKS.findall(file.read_text()) for file in quick.TESTS.rglob("test_*.py")}
+    assert sum(map(len, marked.values())) > 50
+    assert [file for file, marks in marked.items() if not all(marks)] == []
+
+
 def test_the_makefile_knows_all_files_with_tests_about_optimized_programs():
     marked = {file for file in quick.TESTS.rglob("test_*.py") if "mark.optimized" in file.read_text()}
     listed = re.search(
@@ -89,7 +97,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_durations_are_added_to_the_file(tmp_path):
     (tmp_path / "test_it.py").write_text(
-        "import time\n\n\ndef test_a():\n    until = time.process_time() + 0.2\n"
+        "import time\n\n\ndef test_a():\n    until = time.process_time() + 0.3\n"
         "    while time.process_time() < until: pass\n\n\ndef test_b(): pass\n"
     )
     file = tmp_path / "durations.json"

@@ -75,7 +75,7 @@ def test_holds_the_package_and_its_commands_only(wheel):
     assert {name for name in names if name.startswith("rrfp_jax/")} == {*sources, "rrfp_jax/py.typed"}
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="scripts in an environment of the wheel")
 @pytest.mark.parametrize("name", ["nnx_script.py", "linen_script.py"])
 def test_trains_from_an_empty_folder(environment, tmp_path, name):
     script = shutil.copy(SCRIPTS / name, tmp_path)
@@ -84,7 +84,7 @@ def test_trains_from_an_empty_folder(environment, tmp_path, name):
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a script in an environment of the wheel")
 def test_the_script_of_the_readme_runs_from_an_empty_folder(environment, tmp_path):
     (block,) = (own for own in blocks_of(REPOSITORY / "README.md") if own.language == "python")
     assert block.given == "" and len(block.code.splitlines()) <= 20
@@ -92,7 +92,7 @@ def test_the_script_of_the_readme_runs_from_an_empty_folder(environment, tmp_pat
     assert block.printed and run(environment / "python", "train.py", folder=tmp_path) == block.printed
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="scripts in an environment of the wheel")
 @pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.py")))
 def test_runs_every_example_from_an_empty_folder(environment, tmp_path, name):
     shutil.copy(EXAMPLES / name, tmp_path)
@@ -145,7 +145,7 @@ def data(step):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a run in an environment of the wheel")
 def test_launches_a_run_anywhere_with_the_modules_beside_its_config(environment, tmp_path):
     """In every one of its processes, from another folder."""
     (tmp_path / "mine").mkdir()

@@ -55,7 +55,7 @@ def test_with_the_launcher(cell, how, tmp_path):
     assert len(beside) == 3 and all(told) and any(": waited for " in line for line in beside), outcome.text
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="processes started by hand")
 def test_every_rank_started_by_hand_and_the_host_of_the_coordination_dies(tmp_path):
     cell = Cell(0, "kill", "start")
     check(cell, run_by_hand(cell, BRISK_SILENCE, tmp_path))

@@ -5,7 +5,7 @@ import pytest
 from tests.verification.failures import END_SECONDS, Cell, failed_and_resumed, faults_of, undisturbed
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="two runs of four processes")
 def test_a_rank_that_dies_while_layers_move_and_the_next_start(tmp_path):
     (tmp_path / "failing").mkdir()
     (tmp_path / "fine").mkdir()

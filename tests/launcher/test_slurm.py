@@ -270,7 +270,7 @@ def wait_for(text, log, script):
         time.sleep(0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a job of two nodes that is started twice")
 def test_a_job_on_two_nodes_is_stopped_requeued_and_goes_on(job, tmp_path):
     """Four tasks on two addresses, with a proxy in their environment that must not be asked."""
     arguments = [f"--config={SCRIPTS}/toy_run.py", "--config.checkpoint.every_steps=100000"]

@@ -249,7 +249,7 @@ def test_what_outlasts_the_work(tmp_path, code, limit, status, who):
         assert done.stderr == ""
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="it waits for threads to end")
 def test_a_process_that_nobody_waits_for_lasts_as_long_as_its_threads(tmp_path):
     (tmp_path / "script.py").write_text(f"{ENDS}threading.Timer(7.0, print, ['heard']).start()")
     command = [sys.executable, tmp_path / "script.py", "1", "alone"]

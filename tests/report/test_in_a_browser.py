@@ -14,7 +14,7 @@ from tests.support.browser import CHROMIUM, browser
 from tests.support.spoilt import MICROBATCHES, large_step, spoilt
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.slow(reason="it starts a browser"),
     pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed"),
 ]
 

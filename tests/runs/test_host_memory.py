@@ -77,7 +77,7 @@ def column(lines, name):
     return [line[name] for line in lines]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="runs of processes that lose one")
 def test_no_step_is_lost_and_all_have_the_same_microbatches(attempt, tmp_path):
     _, calm, _ = attempt(2, memory=False, name="calm")
     status, lines, said = attempt(2, 2)
@@ -97,7 +97,7 @@ def test_no_step_is_lost_and_all_have_the_same_microbatches(attempt, tmp_path):
     assert CheckpointFolder(tmp_path / "memory" / "states").steps() == [STEPS - 1]  # one at a time
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="runs of processes that lose one")
 def test_whichever_is_later_of_memory_and_checkpoint(attempt, tmp_path):
     attempt(2, 4, every_steps=4)
     assert CheckpointFolder(tmp_path / "lent.checkpoints").steps() == [4]  # a hand-over saves nothing
@@ -122,7 +122,7 @@ def test_full_memory_is_told_and_training_goes_on(attempt, monkeypatch, asked_af
     assert said.count("params.0: No space left on device; there is no other") == STEPS - 1
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="runs of processes that lose one")
 def test_with_full_memory_a_checkpoint_is_handed_over(attempt, monkeypatch, tmp_path):
     write = saving.write_leaf
 

@@ -113,7 +113,7 @@ def test_a_method_that_raises(run):
         run(after_step=fails)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a run that is interrupted")
 def test_control_c_breaks_a_validation_off_but_not_the_last(run):
     press = Corpus(lambda: os.kill(os.getpid(), signal.SIGINT))
     status, _, lines, said = run(validation=press)

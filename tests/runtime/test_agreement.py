@@ -120,7 +120,7 @@ def test_all_have_the_hint_that_rank_0_chooses(ranks):
     assert len({tuple(rank["chosen"]) for group in ranks.values() for rank in group}) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a run of three processes that fails")
 def test_without_agreement_the_run_ends_with_ranks_position_and_tasks_named(tmp_path):
     status, said = launched(tmp_path, 3, "2 2,4 1 off")
     found = re.search(
@@ -135,7 +135,7 @@ def test_without_agreement_the_run_ends_with_ranks_position_and_tasks_named(tmp_
     assert "Traceback" not in said, said
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="runs of four processes that lose one")
 @pytest.mark.parametrize(("rank", "way"), [(2, "kill"), (3, "freeze")], ids=["leader", "follower"])
 def test_a_member_that_is_gone_is_named(rank, way, tmp_path):
     cell = Cell(rank, way, "step", tp=2)
@@ -144,7 +144,7 @@ def test_a_member_that_is_gone_is_named(rank, way, tmp_path):
     assert outcome.seconds < SILENCE + END_SECONDS
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a run of four processes that fails")
 def test_a_store_that_does_not_answer_is_named(tmp_path):
     outcome = run_launched(Cell(0, "store", "step", tp=2), SILENCE, tmp_path)
     assert outcome.statuses == [1] and not outcome.left and not outcome.hung, outcome.text

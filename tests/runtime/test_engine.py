@@ -80,7 +80,7 @@ def test_who_has_forbidden_collections_is_obeyed(monkeypatch):
         gc.enable()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a Trainer of its own")
 def test_steps_are_counted_however_rounds_are(monkeypatch):
     """Processes that share a stage, and transports, take numbers of rounds, too."""
     counted, usual = [], World.next_round
@@ -92,7 +92,7 @@ def test_steps_are_counted_however_rounds_are(monkeypatch):
     assert counted == [1, 2, 3]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a Trainer of its own")
 def test_a_kept_report_keeps_no_trainer():
     trainer = toy.trainer()
     report = trainer.step(toy.microbatches(2))

@@ -55,7 +55,7 @@ def test_many_may_store_the_same_program_at_once(tmp_path):
     assert len(list(tmp_path.iterdir())) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a process that compiles twice")
 def test_a_program_from_the_cache_of_jax_is_not_stored(tmp_path):
     """It could not be loaded again."""
     jax.config.update("jax_compilation_cache_dir", str(tmp_path / "jax"))
@@ -215,7 +215,7 @@ def test_what_runs_once_is_compiled_roughly_if_the_compiler_can(monkeypatch):
     assert store.compiled(programs.lowered(device), [device]) is not roughly
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="two Trainers that compile without a cache")
 def test_a_step_is_equal_to_the_bit_whether_programs_are_taken_over_or_compiled(monkeypatch):
     def step():
         trainer = toy.trainer(4, data=refusals.BATCH)

@@ -64,7 +64,7 @@ def test_a_script_in_a_folder_named_like_a_package_is_named(package, tmp_path):
     assert says.replace("HERE", str(folder)) in said
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a process for each case")
 @pytest.mark.parametrize(
     ("variable", "value"),
     [("XLA_FLAGS", "--xla_force_host_platform_device_count=2"), ("JAX_NUM_CPU_DEVICES", "2")],

@@ -11,7 +11,7 @@ from tests.support import group_changes as changes
 from tests.support import toy
 from tests.train.test_processes import command
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(reason="a run of four processes; core/test_group.py has the protocol")
 
 RANKS = 4
 

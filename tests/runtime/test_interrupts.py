@@ -76,7 +76,7 @@ def no_collection():
     gc.enable()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="an interrupt at every moment; test_at_the_worst_moment has one")
 @pytest.mark.usefixtures("no_collection")
 def test_at_any_moment(trainers):
     trainer, undisturbed = trainers

@@ -98,7 +98,7 @@ class TestEveryState:
         assert full or placement.chunks > 1  # with several chunks the peak is an upper bound
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="hundreds of random steps")
 def test_random_steps_of_the_driver_keep_their_budgets():
     """A slice of `python -m tests.verification.budget_runs`."""
     full = 0

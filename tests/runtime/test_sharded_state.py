@@ -9,7 +9,7 @@ from tests.support import toy
 from tests.support.sharded import leaves, pipeline, trainer
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="two Trainers")
 def test_optimizer_state_that_is_no_tree_of_parameters_is_whole():
     def losses(tp):
         optimizer = optax.adafactor(1e-2, min_dim_size_to_factor=8)

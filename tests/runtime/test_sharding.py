@@ -93,7 +93,7 @@ def test_a_carry_that_is_spread_is_sent_in_parts():
     assert sent[P(None, "tp")] < 0.7 * sent[P()]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="two Trainers")
 def test_between_stages_that_differ_the_carry_is_whole():
     """One copy is sent for all devices of a process; within the stages it is spread as asked for."""
     spread = pipeline(carry=P(None, "tp"))
@@ -233,7 +233,7 @@ def test_metadata_of_flax_modules_counts(block, tp):
     assert own.check().ok
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="two Trainers")
 def test_tied_and_frozen_parameters_clipping_and_evaluation():
     reports = []
     for sizes in ((1, 1, 1), (2, 2, 1), (2, 2, 2)):

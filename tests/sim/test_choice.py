@@ -306,7 +306,7 @@ def followed(rules, costs, planned, **options):
     return simulate(dataclasses.replace(rules, schedule=planned.order), costs, **options)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="many simulated steps")
 @given(steps(stages=3))
 @settings(max_examples=40, deadline=None, derandomize=True)
 def test_a_plan_is_followed_as_predicted(step):

@@ -64,7 +64,7 @@ def test_a_bad_cut_is_mended():
     assert splits(train(Machine([0.01] * 16, always(1, 1, 1, 1)), (2, 4, 8, 2), 40)) == [ALIKE]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="many simulated runs")
 @pytest.mark.parametrize("level", ["J1", "J2", "J3"])
 def test_jitter_alone_moves_nothing(level):
     for seed in range(3):
@@ -237,7 +237,7 @@ def test_a_verdict_is_on_what_was_promised():
     assert Verdict(move, 1.1).gain == pytest.approx(-0.1)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="many simulated runs")
 @settings(max_examples=6, deadline=None, derandomize=True)
 @given(
     st.lists(st.sampled_from([1.0, 1.3, 2.0]), min_size=4, max_size=4),

@@ -67,7 +67,7 @@ def steps(draw):
     return name, rules, workload
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="thousands of simulated steps by a slow reference")
 @settings(max_examples=300, deadline=None)
 @given(steps())
 def test_two_simulators_agree_to_the_bit(case):

@@ -9,8 +9,9 @@ FILE` says which files and tests take most, and `FILE BEFORE` what changed by fi
 
 import collections
 import json
-import os
+import resource
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,8 @@ COLLECTING = "(collecting)"
 
 def cpu_seconds():
     """Of this process, and of its children that have ended."""
-    return sum(os.times()[:4])
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + ended.ru_utime + ended.ru_stime
 
 
 def pytest_addoption(parser):

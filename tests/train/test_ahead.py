@@ -149,7 +149,7 @@ class TestTraining:
         assert [r.loss for r in plain.steps(4)] == [r.loss for r in reports]
         assert trainer.evaluate(mixed).loss == plain.evaluate(mixed).loss
 
-    @pytest.mark.slow
+    @pytest.mark.slow(reason="several steps are measured")
     @pytest.mark.parametrize("base", [BF(), BFW()], ids=["BF", "BFW"])
     def test_by_a_file_from_the_first_step_on(self, file, base):
         schedule = f"planned:{file}" if base == BF() else Planned(base=base, costs=str(file))
@@ -179,7 +179,7 @@ class TestTraining:
         with pytest.raises(rrfp.UsageError, match="the workload has 4 stages, the placement 2"):
             toy.trainer(2, data=mixed, schedule=Planned(costs=own)).start()
 
-    @pytest.mark.slow
+    @pytest.mark.slow(reason="two Trainers that measure")
     def test_what_a_run_has_measured_can_be_given_to_the_next(self, tmp_path):
         trainer = toy.trainer(2, data=mixed)
         trainer.write_costs(tmp_path / "none.json")

@@ -49,7 +49,7 @@ class TestBeforeTheFirstStep:
         assert [[len(own) for own in chunks] for chunks in trainer._engine.chunks] == [[1, 2], [3, 2]]
         assert trainer._stepper.exchange is None
 
-    @pytest.mark.slow
+    @pytest.mark.slow(reason="a Trainer of its own")
     def test_what_does_not_fit_is_left_out(self, capfd):
         """Eight layers are too few for two chunks on each of five stages."""
         trainer = toy.trainer(5, data=data, schedule="auto", mesh=rrfp.Mesh(pp=5, share_devices=True))

@@ -101,7 +101,7 @@ def leaves(tree):
     return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="models with images on many meshes")
 @pytest.mark.parametrize(
     ("name", "mesh", "schedules"),
     [

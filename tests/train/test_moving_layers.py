@@ -120,7 +120,7 @@ def test_layers_lost_on_their_way_are_not_made_anew(monkeypatch):
             again()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a Trainer of its own")
 def test_what_cannot_be_compiled_changes_nothing(monkeypatch):
     trainer = toy.trainer(2, data=BATCH, split=[4, 4])
     list(trainer.steps(1))
@@ -136,7 +136,7 @@ def test_what_cannot_be_compiled_changes_nothing(monkeypatch):
     assert np.isfinite(next(trainer.steps(1)).loss)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a Trainer that measures")
 def test_the_hint_that_costs_choose_waits_for_costs_of_this_split():
     trainer = toy.trainer(2, data=BATCH, split=[4, 4], schedule="auto")
     list(trainer.steps(2))
@@ -155,7 +155,7 @@ def test_a_split_that_is_noted_before_a_checkpoint_is_taken(tmp_path):
     assert trainer.steps_done == 1
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="two Trainers")
 def test_layers_that_move_to_and_fro_leave_losses_as_they_would_be():
     moving, staying = (toy.trainer(2, data=BATCH, split=[4, 4]) for _ in range(2))
     found = []
@@ -196,7 +196,7 @@ def test_stages_of_other_widths_are_refused_before_anything_moves():
     assert np.isfinite(next(trainer.steps(1)).loss)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a Trainer of its own")
 def test_nothing_stays_of_where_layers_were():
     trainer = toy.trainer(2, data=BATCH, split=[4, 4])
     list(trainer.steps(1))
@@ -220,7 +220,7 @@ def moved_between_processes(request, tmp_path_factory):
     return [json.loads((folder / f"moving-{rank}.json").read_text()) for rank in range(count)]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a run of four processes; in one, the tests above")
 @pytest.mark.parametrize("case_of_processes", CASES_OF_PROCESSES)
 def test_layers_move_between_processes(moved_between_processes, case_of_processes):
     for rank in moved_between_processes:

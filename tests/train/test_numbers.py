@@ -176,7 +176,7 @@ class TestFrozen:
         assert frozen.check().ok
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="several Trainers; make test keeps it for the mutants that it finds")
 def test_aliases_in_other_chunks_and_in_the_same_one():
     tied = {"1.up": ["4.up", "-2.up"], "2.bias": "3.bias"}
     trainer = toy.trainer(mesh=LOOPED, pipe=toy.pipeline(tied=tied), loss_scale=4.0)

@@ -43,7 +43,7 @@ def command(*arguments, folder, limit=150.0):
     return done.returncode, done.stdout + done.stderr
 
 
-PROCESSES = [pytest.param(4, marks=pytest.mark.slow), 2]
+PROCESSES = [pytest.param(4, marks=pytest.mark.slow(reason="four processes; two have the same tests")), 2]
 
 
 @pytest.fixture(scope="module", params=PROCESSES, ids="{}-processes".format)

@@ -191,7 +191,7 @@ def test_a_checkpoint_that_tells_of_other_layers_than_it_has(monkeypatch, tmp_pa
         rrfp.export(tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="two runs of two processes")
 def test_two_processes(saved, tmp_path):
     """Both get the whole model, also of a stage that they share, and each reads what its stages own."""
     states, _ = saved

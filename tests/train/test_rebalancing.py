@@ -92,7 +92,7 @@ def test_layers_move_by_themselves_and_losses_are_those_of_a_move_by_hand(decide
     assert said[1].startswith(f"rebalance: from step {len(losses) - 3} on split=3,5: layers have moved in ")
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a Trainer of its own")
 def test_nothing_refers_to_arrays_of_where_layers_were(decides):
     decides(to(3, 5), to(4, 4, before=(3, 5)))
     own = trainer()
@@ -157,7 +157,7 @@ def test_what_cannot_be_compiled_is_said_and_training_goes_on(decides, capfd, mo
     assert "split=3,5 was refused: ValueError: no such program" in capfd.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a Trainer of its own")
 def test_layers_go_back_if_bytes_do_not_suffice_after_all(decides, capfd, monkeypatch):
     decided = decides(to(3, 5))
     own = trainer()

@@ -35,7 +35,7 @@ def test_the_schedule_may_change_between_steps_to_one_that_splits():
     assert trainer.steps_done == 4
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a Trainer of its own")
 def test_a_schedule_for_another_placement_is_refused_also_between_steps():
     trainer = toy.trainer(2)
     trainer.step(toy.microbatches())

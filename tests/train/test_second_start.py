@@ -23,7 +23,7 @@ def start(folder):
     return [int((folder / f"compiled-{rank}").read_text()) for rank in range(RANKS)], said
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="two runs of processes that compile")
 def test_it_compiles_nothing(tmp_path):
     cold, said = start(tmp_path)
     assert any(cold), "equal programs are compiled by whoever comes first"

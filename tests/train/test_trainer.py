@@ -164,7 +164,7 @@ class Hanging:
         time.sleep(max(0.0, self.until - time.monotonic()))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="it waits; make test keeps it for the mutant that it finds")
 def test_a_program_that_hangs_does_not_hold_its_error_back(trainer, monkeypatch):
     run, first = ModelStep.run, iter([Hanging(8)])
 
@@ -288,7 +288,7 @@ MESHES = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a Trainer for each mesh")
 @pytest.mark.parametrize("case", MESHES)
 def test_transfers_that_nobody_asked_for_may_be_disallowed(case, tmp_path):
     mesh, pipe = MESHES[case]
