@@ -211,6 +211,7 @@ class TestParts:
 
 
 class TestCommand:
+    @pytest.mark.slow(reason="7 s: the whole command; test_gpu_parts.py has its parts")
     def test_end_to_end(self, blocked, tmp_path):
         command = [sys.executable, "-m", "benchmarks", "gpu", f"--out={tmp_path}", "--quick", "--parts=6"]
         done = subprocess.run(

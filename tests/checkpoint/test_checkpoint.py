@@ -286,6 +286,7 @@ class TestRefusals:
                 made(**wrong)
 
 
+@pytest.mark.costly(reason="a run of two processes")
 def test_two_processes(tmp_path):
     """Each writes its own leaves; what one of them cannot write or read, none of them uses."""
     ranks = ("-n", 2, "-m", "tests.support.checkpoint_ranks", tmp_path)

@@ -164,6 +164,7 @@ def test_control_c_ends_after_a_step(folder, interrupted):
     assert json.loads((run / "config.json").read_text())["steps"] == 10**6
 
 
+@pytest.mark.costly(reason="a process that is interrupted")
 def test_control_c_says_how_to_go_on(folder, interrupted):
     settings = {"checkpoint.every_steps": 10**5, "checkpoint.resume": False}
     out, command = interrupted("goes-on", "step     1", **settings)

@@ -186,6 +186,7 @@ if multiprocessing.parent_process() is None:
 """
 
 
+@pytest.mark.slow(reason="4 s: processes")
 @pytest.mark.parametrize("name", ["with_workers", "with-workers"])
 def test_what_spawned_workers_call_may_be_in_the_file(tmp_path, capfd, name):
     (tmp_path / f"{name}.py").write_text(SPAWNS)

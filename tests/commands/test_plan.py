@@ -41,6 +41,7 @@ def as_before(monkeypatch):
 class TestLedger:
     """What is predicted of a stage, against what its Trainer says once it has started."""
 
+    @pytest.mark.costly(reason="a Trainer, and the costs of its layers")
     @pytest.mark.parametrize(
         ("schedule", "options"), [("bfw", {}), ("interleaved-1f1b", {"frozen": "0.*", "remat": "full"})]
     )
@@ -112,6 +113,7 @@ class TestForecast:
         assert len(lengths) == 3 and list(stage.flops) == sorted(stage.flops)
         assert stage.flops_of_step in stage.flops  # of the one that the step has
 
+    @pytest.mark.slow(reason="2 s: two forecasts")
     def test_doubling_what_the_card_does_halves_the_compute(self):
         config = quickstart.get_config()
         fast, slow = (plan_run(config, H100.at(x), NVLINK, None).own for x in (1.0, 0.5))
@@ -241,6 +243,7 @@ class TestCommand:
         out, err = capsys.readouterr()
         assert said in err and err.startswith("rrfp plan: ") and err.count("\n") == 1 and out == ""
 
+    @pytest.mark.slow(reason="4 s: it measures this machine")
     def test_this_machine(self, text):
         """In a process of its own: it measures with one thread."""
         status, said = command("rrfp_jax", "plan", *tiny(text), folder=ROOT)

@@ -97,6 +97,7 @@ def test_masks_are_made_without_reading(monkeypatch):
     assert data.load(mb, ["mask"])["mask"].sum() == mb.weight
 
 
+@pytest.mark.slow(reason="3 s: processes")
 def test_plans_are_equal_in_every_process():
     data = load_config(str(ROOT / "configs" / "gpt_lengths.py")).train_data()
     assert isinstance(data, Data)

@@ -64,6 +64,7 @@ def not_said(printed, said):
     return [line for line in printed.splitlines() if line.split() not in lines]
 
 
+@pytest.mark.costly(reason="the first one imports JAX in a process")
 @pytest.mark.parametrize("page", [page for page in PAGES if python_blocks(page)], ids=name_of)
 def test_python_runs_and_prints_what_the_page_says(page, folder, capsys):
     absent = [package for package in NEEDED.get(name_of(page), ()) if find_spec(package) is None]

@@ -126,6 +126,7 @@ def defined(node):
     return names | {inner.attr for inner in flat if isinstance(inner, ast.Attribute)}
 
 
+@pytest.mark.costly(reason="it imports all that extensions may import")
 def test_names_in_extending_exist():
     text = prose_of(REPOSITORY / "docs" / "extending.md")
     words = {re.sub(r"^(rrfp\.)?(schedules\.(?!py))?|\(.*\)$", "", word) for word in INLINE.findall(text)}

@@ -44,6 +44,7 @@ def test_a_model_that_sees_images_gets_them_with_every_token():
     assert (completed[:, start:] == likely[:, start - 1 : -1]).all()
 
 
+@pytest.mark.slow(reason="5 s: a model of its own")
 @pytest.mark.parametrize("kind", [moe.Block, RoutedBlock], ids=["balance", "loss"])
 def test_terms_of_the_loss_are_let_go(kind):
     """A model with routed experts; (carry, term) is what training takes of it, too."""

@@ -76,6 +76,7 @@ def test_no_row_depends_on_others_and_none_on_padding():
     assert (gradient[~REAL] == 0).all()
 
 
+@pytest.mark.slow(reason="2 s: a model of its own")
 def test_the_term_is_least_where_experts_get_equally_much():
     experts = Experts(CFG, rngs=nnx.Rngs(0))
     experts.router[...] = jnp.tile(jnp.eye(4), (2, 1)) * 20

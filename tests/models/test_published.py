@@ -116,6 +116,7 @@ def encoded(name):
     return np.asarray(project.norm(carry))[0]
 
 
+@pytest.mark.slow(reason="2 s: a model of its own; test_classes_of_vit has images")
 def test_features_of_siglip():
     np.testing.assert_allclose(encoded("siglip").ravel(), EXPECTED["siglip"], atol=1e-4)
 

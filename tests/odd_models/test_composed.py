@@ -15,6 +15,7 @@ def test_like_plain_jax(number):
     assert corpus.outcomes(number, stages) == [(*stages, "equal", "")]
 
 
+@pytest.mark.slow(reason="4 s: runtime/test_random_keys.py has the keys")
 @pytest.mark.parametrize("name", ["NNX stream, jit", "Linen stream"])
 def test_streams_of_modules_draw_what_the_whole_model_draws(name):
     assert corpus.outcomes(name, (2,)) == [(2, "equal", "")]

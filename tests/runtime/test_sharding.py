@@ -299,6 +299,7 @@ def chunked(stages, chunks, shape, **kwargs):
     return toy.trainer(mesh=rrfp.Mesh(pp=stages, chunks=chunks, shape=shape), **kwargs)
 
 
+@pytest.mark.slow(reason="2 s: two Trainers")
 @pytest.mark.parametrize(("stages", "chunks", "shape"), PLACEMENTS)
 def test_gradients_of_chunks_are_those_of_the_whole_batch(stages, chunks, shape):
     own, batch = chunked(stages, chunks, shape), toy.microbatches(2 * stages)
@@ -308,6 +309,7 @@ def test_gradients_of_chunks_are_those_of_the_whole_batch(stages, chunks, shape)
     assert toy.worst_leaf(gradient, expected) <= 1e-5
 
 
+@pytest.mark.slow(reason="2 s: two Trainers; train/test_parity.py has splits")
 def test_initial_values_do_not_depend_on_the_placement():
     one, other = chunked(1, 1, "looped"), chunked(4, 2, "v")
     one.start()

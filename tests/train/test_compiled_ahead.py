@@ -60,6 +60,7 @@ def test_a_start_compiles_nothing_and_says_the_same(name, tmp_path):
     ]
 
 
+@pytest.mark.slow(reason="2 s")
 def test_what_does_not_fit_is_said(tmp_path):
     mesh, schedule, pipe = MESHES["tied, split backward"]
     refusal = compiled(mesh, schedule, pipe(), tmp_path, memory=20_000).refusal

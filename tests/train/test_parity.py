@@ -66,6 +66,7 @@ def drop_gradients(monkeypatch, dropped):
 class TestBrokenVariantsAreCaught:
     """The same comparison fails when the runtime does one of the classic wrong things."""
 
+    @pytest.mark.slow(reason="3 s: test_check_agrees_and_tells_bytes has one")
     def test_the_intact_one_passes(self, four_stages):
         assert agrees(four_stages, toy.microbatches())
 

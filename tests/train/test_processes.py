@@ -142,6 +142,7 @@ def test_a_plan_that_differs_names_rank_and_step(tmp_path):
     assert "rank 1" in said and "step 3" in said and "Traceback" not in said, said
 
 
+@pytest.mark.slow(reason="3 s: processes; test_refusals.py has meshes")
 def test_more_processes_than_the_mesh_divides_among(tmp_path):
     script = tmp_path / "two.py"
     script.write_text("from tests.support import toy\ntoy.trainer(3)\n")
