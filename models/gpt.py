@@ -39,8 +39,8 @@ class GPTConfig:
     vocab_size: int = 256  # tokens that there are
     dtype: DTypeLike = jnp.float32  # of activations and matrix products
     param_dtype: DTypeLike = jnp.float32  # of parameters
-    init_scale: float = 1.0  # of matrices at the start, see above
-    embed_scale: float = 1.0  # of embeddings at the start, see above
+    init_scale: float = 1.0  # standard deviation of initial matrices, times the root of their fan-in
+    embed_scale: float = 1.0  # standard deviation of initial embeddings
 
     def __post_init__(self) -> None:
         for name in ("d_model", "n_heads", "d_ff", "n_layers", "vocab_size", "init_scale", "embed_scale"):

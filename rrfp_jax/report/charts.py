@@ -48,7 +48,7 @@ class Plot(NamedTuple):
         """The same with letters that are large enough for a page."""
         spec = self.spec()
         sizes = {"labelFontSize": TEXT, "titleFontSize": TEXT}
-        parts = dict.fromkeys(("axis", "legend", "header"), sizes)
+        parts = {"axis": sizes, "legend": sizes | {"labelLimit": 320}, "header": sizes}
         return {**spec, "config": {**spec.get("config", {}), **parts}}
 
 

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from rrfp_jax.report.causes import Finding, main_cause
 from rrfp_jax.sim.splits import Layers
-from rrfp_jax.sim.what_if import TRUSTED_ERROR, WhatIfs, what_ifs
+from rrfp_jax.sim.what_if import SPLIT, SPLIT_COSTS, TRUSTED_ERROR, WhatIfs, what_ifs
 from rrfp_jax.trace.idleness import SHARES, shares, stage_times
 from rrfp_jax.trace.records import RecordedStep
 
@@ -87,7 +87,13 @@ class Explanation:
         return self.finding.sentence
 
     def __str__(self) -> str:
-        return as_text(80, self.sentence, self.share_rows(), self.saving_rows() or self.trust)
+        savings = self.saving_rows() or self.trust
+        return as_text(80, self.sentence, self.share_rows(), savings, *([self.caveat] * bool(self.caveat)))
+
+    @property
+    def caveat(self) -> str:
+        """What the what-ifs leave out of schedules that split backwards; "" without any."""
+        return SPLIT_COSTS if any(SPLIT in saving.change for saving in self.savings) else ""
 
     @property
     def trust(self) -> str:

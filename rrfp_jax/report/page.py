@@ -93,7 +93,9 @@ def _sections(run: Run, explanation: Explanation) -> Iterator[Section]:
         "All stages of all steps shown, and what was beside their tasks.",
         table=explanation.share_rows(),
     )
-    what_if = f"The same steps in virtual time, with one thing changed. {explanation.trust}"
+    what_if = (
+        f"The same steps in virtual time, with one thing changed. {explanation.trust} {explanation.caveat}"
+    )
     yield Section("What if", what_if, table=explanation.saving_rows())
     replica = f", replica {last.trace.replica}" if last.trace.busy_by_replica else ""
     yield Section(f"Step {last.trace.step}{replica}", _timeline_note(last), charts.timeline(last))

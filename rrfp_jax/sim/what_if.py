@@ -79,7 +79,7 @@ def _schedules(step: RecordedStep, costs: TableCosts, names: Sequence[str]) -> I
             change, limit = f"schedule {name} with as many microbatches in flight, {held}", held
         other = replace(step, rules=replace(rules, schedule=schedule, limit=limit))
         if _splits(other.rules) and not _splits(rules):
-            change += f" ({SPLIT_COSTS})"
+            change += SPLIT
         yield Variant(change, "schedule", name, _Halves(costs), other)
 
 
@@ -236,7 +236,8 @@ class _Halves(StepCosts):
         return max(self.inner.transfer(stage, task._replace(kind=kind)) for kind in kinds)
 
 
-SPLIT_COSTS = "its split backward computes 4-19 % more, not counted here"
+SPLIT = ", splitting backwards"
+SPLIT_COSTS = "A backward that is split computes 4-19 % more on CPU, which is not counted here."
 """As `python -m benchmarks split_backward` found on CPU; the simulator gives each half half of a whole."""
 
 TRUSTED_ERROR = 0.05

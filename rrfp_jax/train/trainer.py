@@ -134,7 +134,7 @@ class Trainer:
             microbatches are given to `step` and `value_and_grad`.
         mesh: number of stages and where they run.
         schedule: a hint, a fixed order, `Planned` or `Auto`; its name, or "csv:FILE" for an order in a file.
-            "auto" takes the hint and placement that the simulator finds fastest (`docs/concepts.md`).
+            "auto" takes the hint and placement that the simulator finds fastest (`docs/which-schedule.md`).
         split: layers per stage, or per virtual stage in the model's order if stages have several chunks;
             None for an even split, "auto" for one by predicted costs (`docs/plan.md`).
         init: `init(path, spec) -> array`, asked on each leaf's stage; or None, to keep the layer's own.
