@@ -11,11 +11,11 @@ HANDED_OVER = 75
 
 
 class UsageError(ValueError):
-    """Something asked for cannot be done; refused before it costs anything."""
+    """An invalid request, rejected before it costs anything."""
 
 
 class TrainingError(RuntimeError):
-    """A run that had started cannot go on: the message names the step and the microbatch."""
+    """A run that had started cannot continue: the message names the step and the microbatch."""
 
 
 class PeerLost(TrainingError):

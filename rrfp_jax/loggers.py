@@ -25,14 +25,14 @@ FLUSH_SECONDS = 10
 
 
 class Sink(NamedTuple):
-    """Where figures go: `write(step, figures)`, and `close()`."""
+    """Where metrics go: `write(step, figures)`, and `close()`."""
 
     write: Callable[[int, Mapping[str, float]], None]
     close: Callable[[], object]
 
 
 class Logger:
-    """Writes the figures of reports. Call it in every process; rank 0 writes.
+    """Writes the metrics of reports. Call it in every process; rank 0 writes.
 
     Args:
         make: opens what is written to, given the first step; called when that is reported.
@@ -44,7 +44,7 @@ class Logger:
         self._first: dict[str, float] | None = None  # of hyperparameters that have not changed
 
     def on_step(self, report: Report) -> None:
-        """Write a step's figures; also for `Trainer(on_step=...)`.
+        """Write a step's metrics; also for `Trainer(on_step=...)`.
 
         Hyperparameters other than learning rates are written from their first change on: most of those that
         `optax.inject_hyperparams` keeps are constants, such as Adam's b1.
@@ -79,7 +79,7 @@ class Logger:
 
 
 def figures_of(report: Report) -> dict[str, float]:
-    """A report's figures as loggers name them: "train/loss", "hyperparams/learning_rate", "idle/stage_0"."""
+    """A report's metrics as loggers name them: "train/loss", "hyperparams/learning_rate", "idle/stage_0"."""
     return {
         "train/loss": report.loss,
         **{f"train/{name}": value for name, value in report.metrics.items()},
@@ -97,7 +97,7 @@ def figures_of(report: Report) -> dict[str, float]:
 
 
 def tensorboard(folder: str | PathLike[str], **options: Any) -> Logger:
-    """To TensorBoard's files. A run that goes on from a checkpoint writes into the same folder.
+    """To TensorBoard's files. A resumed run writes into the same folder.
 
     Args:
         folder: of this run; `tensorboard --logdir` takes it, or one above it.
@@ -128,7 +128,7 @@ def wandb(project: str, **options: Any) -> Logger:
 
     Args:
         project: its name there.
-        **options: of `wandb.init`: `name`, `config`, `dir`, `id` with `resume` to go on with a run. With
+        **options: of `wandb.init`: `name`, `config`, `dir`, `id` with `resume` to continue a run. With
             `mode="offline"` nothing is sent; `wandb sync` does that later.
 
     Raises:

@@ -185,7 +185,7 @@ class CheckpointFolder:
         if unknown := unknown_keys(state):
             raise UsageError(
                 f"{self.final(step)} has {printable(', '.join(unknown))}, which this version of rrfp_jax "
-                f"does not know: go on with the version that wrote it"
+                f"does not know: use the version that wrote it"
             )
         with _damaged_if_wrong(metadata):
             check(run := run_state(state, step))
@@ -261,6 +261,6 @@ def readable_checkpoints(
         try:
             run, leaves = folder.open(own)
         except Damaged as error:
-            say(f"the checkpoint {folder.final(own)} is refused: {error}")
+            say(f"the checkpoint {folder.final(own)} is rejected: {error}")
         else:
             yield CheckpointView(folder.final(own), run, {leaf.key: leaf for leaf in leaves.values()})

@@ -232,7 +232,7 @@ class Checkpoints:
         )
         if self._on_error == "stop":
             raise TrainingError(
-                f"{reason}; free the disk, or let training go on without (on_error='continue')"
+                f"{reason}; free the disk, or let training continue without (on_error='continue')"
             )
         self._say(reason)
 
@@ -299,7 +299,7 @@ class Checkpoints:
             damage = str(error)
         damages = self._world.gather(f"the checkpoint of step {step} as read", damage, START_SECONDS)
         if any(damages):
-            self._say(f"the checkpoint {folder} is refused: {next(filter(None, damages))}")
+            self._say(f"the checkpoint {folder} is rejected: {next(filter(None, damages))}")
             return None
         if refusal:
             raise UsageError(refusal)

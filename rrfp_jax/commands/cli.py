@@ -112,7 +112,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise UsageError."""
-        raise UsageError(f"{printable(message)} (--help tells more)")
+        raise UsageError(f"{printable(message)} (see --help)")
 
 
 def _add(parser: argparse._ActionsContainer, flag: Flag) -> None:
@@ -157,7 +157,7 @@ def _check_strays(verb: Verb, strays: Iterable[str]) -> None:
             kinds = [flag for flag in verb.flags if flag.read is path_of and not flag.is_positional]
             takes = next((flag.name for flag in kinds if Path(stray).suffix in flag.suffixes), "")
             hint = f"to name the file write {takes}={shown}" if takes else "is no flag, nor the value of one"
-            raise UsageError(f"{shown}: {hint} (--help tells more)")
+            raise UsageError(f"{shown}: {hint} (see --help)")
         known = [*(flag.name for flag in verb.flags), *([FLAG] if verb.config else [])]
         hint = f"a field gets a value by {FLAG}.{shown.lstrip('-')}" if verb.config else "--help lists them"
         hint = f"did you mean {meant}?" if (meant := near(name, known)) else hint

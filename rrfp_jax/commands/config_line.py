@@ -33,7 +33,7 @@ def read_config_line(arguments: Sequence[str]) -> ConfigLine:
     if len(files) != 1:
         raise UsageError(
             f"{'no' if not files else len(files)} {FLAG} given: name one run, such as "
-            f"{FLAG}=configs/quickstart.py (--help tells more)"
+            f"{FLAG}=configs/quickstart.py (see --help)"
         )
     file = str(config_path(files[0]))
     return ConfigLine(file, rest)

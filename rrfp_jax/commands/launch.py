@@ -42,7 +42,7 @@ def launch(options: argparse.Namespace) -> int:
 def _launch_script(options: argparse.Namespace) -> int:
     command, stem = _command(options.script)
     if options.n is None:
-        raise UsageError("-n: is missing; give the number of processes (--help tells more)")
+        raise UsageError("-n: is missing; give the number of processes (see --help)")
     name = stem if options.name is None else options.name
     directory = options.directory or Path("runs")
     check_name("--name", name, str(directory))
@@ -154,7 +154,7 @@ def _command(script: Sequence[str]) -> tuple[list[str], str]:
     if script and script[0] == "-m":
         module = script[1:]
         if not module:
-            raise UsageError("-m: no module given (--help tells more)")
+            raise UsageError("-m: no module given (see --help)")
         if "" not in sys.path:
             sys.path.insert(0, "")  # where `python -m` looks
         package = module[0].partition(".")[0]
@@ -162,7 +162,7 @@ def _command(script: Sequence[str]) -> tuple[list[str], str]:
             raise UsageError(f"-m {module[0]}: no such module; is it in this directory, or installed?")
         return ["-m", *module], module[0].rpartition(".")[2]
     if not script:
-        raise UsageError(f"no script given: {LAUNCH.command} -n 4 train.py (--help tells more)")
+        raise UsageError(f"no script given: {LAUNCH.command} -n 4 train.py (see --help)")
     if not Path(script[0]).is_file():
         raise UsageError(f"{script[0]}: no such file; give a Python script, or -m and a module")
     if _is_config(Path(script[0])):

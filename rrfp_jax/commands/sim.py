@@ -21,7 +21,7 @@ STAGES = 8
 def sim(options: argparse.Namespace) -> int:
     """Run the command; its exit status."""
     if (options.workload is None) == (options.family is None):
-        raise UsageError("give one of --workload=FILE.json and --family=NAME (--help tells more)")
+        raise UsageError("give one of --workload=FILE.json and --family=NAME (see --help)")
     policies = list(dict.fromkeys(options.policy or POLICIES))
     outputs = [path for path in (options.out, options.trace, options.plot) if path is not None]
     source = _source(options)

@@ -15,10 +15,10 @@ from rrfp_jax.fields import output_of, path_of
 MEMORY_SHARE = 0.75
 """Part of a GPU's memory that JAX takes unless XLA_CLIENT_MEM_FRACTION says otherwise."""
 
-STATUS = "exit status: 0 done, 1 failed, 2 refused, 130 interrupted"
+STATUS = "exit status: 0 done, 1 failed, 2 invalid arguments, 130 interrupted"
 
 RUN = Flag("RUN", "RUN", "the run's folder, such as runs/quickstart", path_of, needed=True)
-FIGURES = Flag("--json", "FILE.json", "write all figures here", output_of)
+FIGURES = Flag("--json", "FILE.json", "write all numbers here", output_of)
 DIRECTORY = Flag("--directory", "DIR", "where runs are kept", path_of, default=Path("runs"))
 SHARE = number(float, "a share", above=0, most=1)
 
@@ -28,10 +28,10 @@ TRAIN = Verb(
     text="""\
 Trains the run that FILE.py's get_config() describes and keeps its files in runs/<name>/.
 With --config=FILE.py --help, lists the fields of that run: their values, and what they are for. That takes
-some seconds, as the file is read and imports JAX. Modules beside the file can be imported from it.""",
+some seconds, as the file is read and imports JAX. Modules next to the file can be imported from it.""",
     notes=f"""\
-Ctrl-C stops the run after a step; it saves itself if checkpoints are on, and says how to go on. A second one
-ends it at once.
+Ctrl-C stops the run after a step; it saves itself if checkpoints are on, and prints how to resume. A second
+one ends it at once.
 
 {STATUS}""",
     config=True,
@@ -48,7 +48,7 @@ kept in <directory>/<name>/rank-<r>.log.
 
 With --config=FILE.py instead of a script it trains the run that FILE.py's get_config() describes, in as many
 processes as its mesh asks for, or N. --config.FIELD=VALUE changes a field, such as its name and directory;
---config=FILE.py --help lists all fields. Modules beside FILE.py can be imported from it.""",
+--config=FILE.py --help lists all fields. Modules next to FILE.py can be imported from it.""",
     usage="""\
 rrfp launch -n N [--name NAME] [--directory DIR] [--max-restarts N] (SCRIPT.py | -m MODULE) [ARGUMENT ...]
        rrfp launch --config=FILE.py [--config.FIELD=VALUE ...] [-n N]
@@ -59,9 +59,9 @@ Signals are passed on to all ranks; a second Ctrl-C or SIGTERM kills them. No pr
 RRFP_SILENCE_SECONDS (25) is how long a rank may be silent, as when it is frozen, before it is given up;
 RRFP_SAVE_SECONDS (120) how long ranks may take to save after SIGTERM or Ctrl-C.
 
-With --max-restarts a failed run is started again, and must go on from what it has saved. It
+With --max-restarts a failed run is started again, and must resume from what it saved. It
 is given up after three restarts in a row that came no further. With --replace-after as well, a named run of
-several replicas goes on from the machine's memory and loses no step.
+several replicas continues from the machine's memory and loses no step.
 
 {STATUS}
 
@@ -89,7 +89,7 @@ examples:
         Flag(
             "--replace-after",
             "SECONDS",
-            "with --config: go on without lost replicas from memory, and replace them after so long",
+            "with --config: continue without lost replicas, from memory, and replace them after this long",
             number(int, "a number of seconds", 0, most=10**9),
         ),
     ),
@@ -173,7 +173,7 @@ examples:
             1,
             group=RULES,
         ),
-        Flag("--out", "FILE.json", "makespan, order and figures", output_of, group=OUTPUTS),
+        Flag("--out", "FILE.json", "step time, order and metrics", output_of, group=OUTPUTS),
         Flag("--trace", "FILE.json", "for ui.perfetto.dev", output_of, group=OUTPUTS),
         Flag("--plot", "FILE", "a picture: .svg, .html, .png or .pdf", output_of, group=OUTPUTS),
     ),
@@ -196,11 +196,11 @@ simulated.""",
 --config.FIELD=VALUE may be given as for rrfp train (--config=FILE --help lists them), such as
 --config.schedule=1f1b, --config.remat=full, --config.split=auto.
 
-columns: GFLOP = forward and backward of a microbatch; fixed = weights, optimizer state, gradient sums,
-parked gradients and, unless config.transport is socket, slots for messages; held = per microbatch in flight;
-peak = the most on the device in the simulated order
+columns: GFLOP = forward and backward of a microbatch; fixed = weights, optimizer state, gradient
+accumulators, parked gradients and, unless config.transport is socket, slots for messages; held = per
+microbatch in flight; peak = the most on the device in the simulated order
 
-exit status: 0 done, whether or not the run fits; 1 failed, 2 refused, 130 interrupted""",
+exit status: 0 done, whether or not the run fits; 1 failed, 2 invalid arguments, 130 interrupted""",
     usage="rrfp plan --config=FILE.py [--card=NAME] [--link=NAME] [--config.FIELD=VALUE ...]",
     flags=(
         Flag(
@@ -234,7 +234,7 @@ COMPILE = Verb(
     line="compile a run's programs for GPUs that are not there",
     text="""\
 Compiles all programs of a run for GPUs that are not there: every stage, every shape of microbatch. Says per
-stage what XLA's compiler wants in bytes, beside what rrfp plan predicts, and whether the run fits. The
+stage what XLA's compiler wants in bytes, next to what rrfp plan predicts, and whether the run fits. The
 programs are kept where the run looks for them, so that a start on such GPUs finds them there.
 
 It needs XLA's compiler for GPUs (pip install 'jax[cuda12]'), but neither a GPU nor a driver. Nothing is
@@ -244,11 +244,11 @@ allocated. Without a GPU XLA cannot try out which kernel is fastest: it goes by 
 of the run; flags for CPUs do not matter. Elsewhere the programs are taken only with this user's key
 (docs/security.md).
 
-columns: fixed = weights, optimizer state, gradient sums and parked gradients; held = per microbatch in
-flight; temporaries = of the largest program of each kind; of two numbers the first is what rrfp plan
+columns: fixed = weights, optimizer state, gradient accumulators and parked gradients; held = per microbatch
+in flight; temporaries = of the largest program of each kind; of two numbers the first is what rrfp plan
 predicts, the second what XLA says
 
-exit status: 0 done and it fits, 1 it does not fit or failed, 2 refused, 130 interrupted""",
+exit status: 0 done and it fits, 1 it does not fit or failed, 2 invalid arguments, 130 interrupted""",
     usage="rrfp compile --config=FILE.py --card=NAME [--stages=N,...] [--config.FIELD=VALUE ...]",
     flags=(
         Flag("--card", "NAME", CARD, choices=CARDS, needed=True),
@@ -271,7 +271,7 @@ Checks, before a run is started, the place where it would be: start it as you wo
 srun, or with RRFP_COORDINATOR, RRFP_PROCESSES and RRFP_RANK. Several tasks call each other. Rank 0 prints
 every check, the others what is wrong with them.""",
     notes="""\
-exit status: 0 nothing fails, 1 something does, 2 refused, 130 interrupted
+exit status: 0 nothing fails, 1 something does, 2 invalid arguments, 130 interrupted
 
 examples:
   rrfp doctor
@@ -299,13 +299,13 @@ EXPORT = Verb(
     text="""\
 Writes the parameters of a run's latest intact checkpoint as safetensors files: under the names that they have
 here, or, with --as, as models of a published family are, with config.json, so that other programs read them
-and rrfp_jax.weights.published does. Values are those of the checkpoint to the bit, unless --dtype is given.
+and rrfp_jax.weights.published does. Values are bitwise those of the checkpoint, unless --dtype is given.
 
-The folder is written beside its place and then renamed, so it is there in full or not at all. It is never
+The folder is written under another name and then renamed, so it is complete or absent. It is never
 written over. The run may still train. A file at a time is in memory.""",
     notes=f"""\
 A tokenizer is not written: copy its files from the model that the run began with. tie_word_embeddings is true
-where embedding and head are equal to the bit.
+where embedding and head are bitwise identical.
 
 {STATUS}
 
@@ -358,7 +358,7 @@ Of two runs it says the same side by side, and what differs in their configs."""
 A run keeps its latest 20 steps in RUN/steps.msgpack. The replay of the steps as they were says how far the
 simulator is off; above 5 % it predicts nothing.
 
-exit status: 0 done, 2 refused
+exit status: 0 done, 2 invalid arguments
 
 examples:
   rrfp report runs/quickstart
@@ -383,7 +383,7 @@ It reads the files in the run's folder, so it works over ssh, and wherever that 
 for a run that has not begun. It ends when the run has ended, or by Ctrl-C. If not all stages fit the
 terminal, those that are busy longest are shown.
 
-exit status: 0 done, 2 refused
+exit status: 0 done, 2 invalid arguments
 
 examples:
   rrfp top runs/quickstart
@@ -405,10 +405,10 @@ Looks at all ranks of a living run and says which of them it waits for, and for 
 decision that one rank has sent and another has not got, a rank that is in the user's code or loads data, one
 that is stopped. Below that: what every rank is at, and the Python stacks of all its threads.
 
-The run goes on undisturbed. It must have been started by rrfp launch, on this machine, by this user. SIGUSR1
-to rrfp launch has the same printed there. A run that stalls prints it by itself before it ends.""",
+The run continues undisturbed. It must have been started by rrfp launch, on this machine, by this user.
+SIGUSR1 to rrfp launch prints the same there. A run that stalls prints it by itself before it ends.""",
     notes="""\
-exit status: 0 the run moves, 1 it does not, 2 refused, 130 interrupted
+exit status: 0 the run moves, 1 it does not, 2 invalid arguments, 130 interrupted
 
 examples:
   rrfp why runs/quickstart

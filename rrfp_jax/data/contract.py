@@ -101,22 +101,22 @@ class InMemory:
 
 
 class Stream:
-    """The elements of an iterable, `microbatches` a step: a `Data` for a grain DataLoader or IterDataset.
+    """An iterable as data, `microbatches` elements per step, such as a grain DataLoader or IterDataset.
 
     Each element is a microbatch, a dict of arrays. Every process iterates over all of them, since only the
-    elements tell the shapes of a step; a hash of their contents is part of the plan, so processes that see
-    different ones are told. Going back, or on past steps that were not asked for (a restored run), costs as
-    much as making the elements between, from the beginning if need be. For documents with a length and an
-    index, such as a MapDataset, use `Examples`, which reads only what a step needs.
+    elements determine the shapes of a step; a hash of their contents is part of the plan, so processes that
+    see different ones raise an error. Going back, or skipping steps (a resumed run), iterates over all
+    elements in between, from the beginning if need be. For documents with a length and an index, such as a
+    MapDataset, use `Examples`, which reads only what a step needs.
 
     Args:
-        elements: gives the same elements whenever it is iterated over anew.
+        elements: an iterable, not an iterator; it yields the same elements each time.
         microbatches: per step.
-        buckets: fields of every shape that microbatches can have, so that others are refused; () for any.
+        buckets: fields of every shape that microbatches can have, so that others are rejected; () for any.
 
     Raises:
-        UsageError: when made: an iterator, which cannot begin anew, or an impossible number; when planned:
-            the elements end before the step, or are no dicts of arrays.
+        UsageError: when made: an iterator, which cannot restart, or an impossible number; when planned: the
+            elements end before the step, or are no dicts of arrays.
     """
 
     def __init__(

@@ -105,7 +105,7 @@ class Corpus:
     Args:
         source: of the documents.
         tokenizer: for text, each stretch between images by itself; None if documents are tokens.
-        vocabulary: of the model; a tokenizer or token beyond it is refused.
+        vocabulary: of the model; a tokenizer or token beyond it is rejected.
         end: a token to put behind every document, so that its end is learnt; None for none.
         bad: "refuse" or "skip" documents that are bad: unreadable, undecodable, not what the source holds,
             with an image that is missing, broken or too large, or "too short", with nothing to predict. With
@@ -370,11 +370,11 @@ def write_tokens(corpus: Corpus, path: str | PathLike[str]) -> None:
 
     Args:
         corpus: whose `end` is written, too.
-        path: a `.npy`; `.offsets.npy` goes beside it.
+        path: a `.npy`; `.offsets.npy` is written next to it.
 
     Raises:
         UsageError: another suffix, which `TokenFile` would take for raw numbers; a file that cannot be
-            written, or that the corpus reads; and what `Corpus` refuses. Earlier files are as they were.
+            written, or that the corpus reads; and what `Corpus` rejects. Earlier files are as they were.
     """
     path = path_of("path", path)
     if path.suffix != ".npy":

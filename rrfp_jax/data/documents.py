@@ -86,7 +86,7 @@ class Documents:
 
     A text of n tokens is n - 1 predictions. One with more than the longest bucket has is cut, the pieces
     following on one another; none is dropped or cut short. Documents with images are never cut: one that is
-    longer in either length than the longest bucket is a bad document, refused or skipped as the corpus says.
+    longer in either length than the longest bucket is a bad document, rejected or skipped as the corpus says.
 
     Attributes:
         corpus: the documents, of both splits; may be shared with other `Documents`.
@@ -99,7 +99,7 @@ class Documents:
         packed: documents share rows of the longest bucket, instead of one row each; then each row is in the
             smallest bucket that holds it. With images rows have the most patches and the most tokens of any
             bucket, and those that no bucket holds are taken apart.
-        split: "train" for rows shuffled by (seed, epoch) for ever, epoch after epoch without a gap (see
+        split: "train" for rows shuffled by (seed, epoch) forever, epoch after epoch without a gap (see
             `sampling.py`); "validation" for those held out, in order, all of them in `steps` steps.
         validation_share: of the documents, those whose index hashes lowest; at least one.
         seed: of the order.

@@ -219,7 +219,7 @@ class JsonLines(FileSpans):
 
 @dataclass(frozen=True)
 class ImageFolder:
-    """Images of a folder, each with the text that describes it in a file beside it: `cat.png` and `cat.txt`.
+    """Images of a folder, each with the text that describes it in a file next to it: `cat.png` and `cat.txt`.
 
     A text without an image is a bad document, and so is an image without text.
 

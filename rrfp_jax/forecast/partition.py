@@ -24,7 +24,7 @@ class LayerLoad:
 
     Attributes:
         seconds: of a step, all microbatches.
-        fixed_bytes: whatever the microbatches are: weights, optimizer state, gradient sums.
+        fixed_bytes: whatever the microbatches are: weights, optimizer state, gradient accumulators.
         held_bytes: of each microbatch in flight.
         transient_bytes: while a program runs; of a virtual stage the largest of its layers counts.
     """

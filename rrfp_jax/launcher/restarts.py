@@ -151,7 +151,7 @@ class Elastic:
     def handed_over(self) -> str:
         """The ranks have made room for all replicas; what follows, as the end of a sentence."""
         self._bring_back()
-        return f"goes on with all {self._assignment.replicas} replicas"
+        return f"continues with all {self._assignment.replicas} replicas"
 
     def refuses_fewer(self) -> bool:
         """The ranks have refused; whether that was with fewer replicas, which is not tried again."""

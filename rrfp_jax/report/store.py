@@ -35,7 +35,7 @@ METRICS, STEPS, LATEST = "metrics.jsonl", "steps.msgpack", "latest-step"
 TRACED_STEPS = 20
 """How many of the latest steps are kept to be written."""
 
-OLDER = "Earlier versions wrote none: use the one that trained the run, or let the run go on with this one"
+OLDER = "Earlier versions wrote none: use the one that trained the run, or continue the run with this one"
 
 EVERY_SECONDS = 1.0
 """Between two writes of `latest-step`."""

@@ -41,11 +41,11 @@ class Checkpointing:
     """A run's checkpoints, in `<directory>/<name>.checkpoints/`. Without an interval there are none.
 
     Attributes:
-        every_steps: steps between two; 0 for no such interval.
+        every_steps: steps between two checkpoints; 0 for no such interval.
         every_minutes: minutes between two, whichever comes first; 0 for no such interval.
         keep: how many are kept.
-        on_error: if one cannot be written, "continue" with a line about it, or "stop".
-        resume: go on from the latest one; if not, those that there are are moved away.
+        on_error: if one cannot be written, "continue" with a warning, or "stop".
+        resume: resume from the latest one; otherwise, existing ones are moved away.
 
     Raises:
         UsageError: a negative interval, nothing to keep, or an unknown `on_error`.
@@ -77,32 +77,32 @@ class Checkpointing:
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(Settings, ABC):
-    """What every named run has.
+    """The configuration of a named run.
 
-    Subclass it in a file of `configs/`; add fields, and say how to build what the run consists of. The fields
-    of `Settings` are its own, so that config files and command lines name them without a prefix.
+    Subclass it in a config file; add fields, and methods that build model, optimizer and data. It inherits
+    the fields of `Settings`, so config files and command lines name them without a prefix.
 
     Attributes:
         name: of the run; its files go to `<directory>/<name>/`.
         steps: training steps.
-        mesh: stages, and whether they may share devices.
+        mesh: pipeline stages, tensor and data parallelism; see `Mesh`.
         split: layers per stage, or per virtual stage in the model's order if stages have several chunks;
             empty for an even split; "auto" for one by predicted costs.
         schedule: bf, bfw, fb, b-priority, f-priority, 1f1b, gpipe, zb-h1, zb-h2, interleaved-1f1b, zb-v,
             v-half, v-min, v-zb, dualpipe-v; planned, by what was measured or by the costs in a file
-            (planned:FILE); csv:FILE, an order in a file; ranked: and the name of an order, readiness first by
-            that order, which reserves its memory; or auto, the hint that the simulator finds fastest, looked
-            at again after some steps.
+            (planned:FILE); csv:FILE, an order in a file; ranked: and the name of an order, which ranks ready
+            tasks by that order and reserves its memory; or auto, the hint that the simulator finds fastest,
+            reconsidered after some steps.
         validate_every: steps between validations; 0 for one at the end.
-        validation_steps: steps of validation data that each of them takes; 0 for as many as the data's
-            `steps` says, or 1 if it does not say.
-        checkpoint: how often the run saves itself, and whether it goes on from there.
-        executables: a folder to keep compiled programs in, so that another start compiles nothing; auto for
+        validation_steps: steps of validation data per validation; 0 for the data's own `steps`, or 1 if it
+            has none.
+        checkpoint: how often the run saves itself, and whether it resumes.
+        executables: a folder to keep compiled programs in, so that a restart compiles nothing; auto for
             `<directory>/.executables/`, none to compile at every start.
         directory: where runs are kept.
 
     Raises:
-        UsageError: a field that cannot be, with its value.
+        UsageError: an invalid field, with its value.
     """
 
     name: str

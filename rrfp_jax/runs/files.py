@@ -216,7 +216,7 @@ class RunFiles:
         except OSError as error:
             reason = error.strerror or str(error)
             if self._failing.get(name) != reason:
-                self._say(f"{self.folder / name}: cannot be written: {reason}; training goes on{more}")
+                self._say(f"{self.folder / name}: cannot be written: {reason}; training continues{more}")
             self._failing[name] = reason
         else:
             if self._failing.pop(name, None) is not None:
@@ -254,7 +254,7 @@ def _lines_before(step: int, folder: Path, say: Callable[[str], None]) -> list[s
     found, wrong = lines_as(_Numbered, places[-1])
     if wrong:
         kept = move_away(own) if own.exists() else places[-1]
-        say(f"{places[-1]}: {wrong}; it is kept as {kept}, and the run goes on without that")
+        say(f"{places[-1]}: {wrong}; it is kept as {kept}, and the run continues without that")
     return [f"{text.decode()}\n" for line, text in found if line.step < step]
 
 

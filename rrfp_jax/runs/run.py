@@ -118,11 +118,11 @@ class Stopping:
     def _how(self) -> str:
         """The command that goes on with the run, in words."""
         if self._world.size > 1 and NAME not in ENVIRONMENT:
-            return "to go on: start all ranks again as before"
+            return "to resume: start all ranks again as before"
         command = without_flag(typed_command(), RESUME)
         if not self._config.checkpoint.resume and self._latest() is not None:
             command += f" {shlex.quote(RESUME)}=True"
-        return f"to go on: {command}"
+        return f"to resume: {command}"
 
     def _end(self) -> None:
         self._display.close()

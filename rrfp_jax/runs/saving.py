@@ -112,7 +112,7 @@ class Saver:
         """No state in memory is intact, as all processes have found: go on without."""
         assert self._memory is not None
         self._is_held = False
-        self._say("the host's memory has no intact state: goes on from the latest checkpoint instead, if any")
+        self._say("the host's memory has no intact state: resumes from the latest checkpoint instead, if any")
         if self._world.rank == 0:
             shutil.rmtree(self._memory.states, ignore_errors=True)
 

@@ -164,7 +164,7 @@ def _of_folder(
         try:
             arrays = {key: stored.array(key) for key in stored.leaves if key[0] == PARAMETERS}
         except Damaged as error:
-            say(f"the checkpoint {stored.folder} is refused: {error}")
+            say(f"the checkpoint {stored.folder} is rejected: {error}")
             continue
         inside = {key[:n] for key in arrays for n in range(len(key))}
         if mixed := inside & arrays.keys():

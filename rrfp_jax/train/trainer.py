@@ -123,8 +123,7 @@ def one_thread(
 class Trainer:
     """Trains a pipeline, in one process or in several that all run the same program.
 
-    What can be refused is refused here, before anything is compiled. Compiling and allocating wait for the
-    first step (or `start`).
+    Invalid arguments are rejected here. Compilation and allocation happen in the first step (or `start`).
 
     Args:
         pipe: the model and its loss.
@@ -137,13 +136,13 @@ class Trainer:
             "auto" takes the hint and placement that the simulator finds fastest (`docs/which-schedule.md`).
         split: layers per stage, or per virtual stage in the model's order if stages have several chunks;
             None for an even split, "auto" for one by predicted costs (`docs/plan.md`).
-        init: `init(path, spec) -> array`, asked on each leaf's stage; or None, to keep the layer's own.
+        init: `init(path, spec) -> array`, called on each leaf's stage; or None for the layer's own values.
         on_step: called with every `Report`.
         clip_norm, loss_scale, seed, remat, activation_budget, executables: see `Settings`.
-        settings: all else; what is given as an argument is not given here.
+        settings: all other settings; give each value only once.
 
     Raises:
-        UsageError: something cannot work; with value, cause and remedy.
+        UsageError: an argument cannot work; the message has value, cause and remedy.
     """
 
     def __init__(
@@ -262,14 +261,13 @@ class Trainer:
     def start(
         self, evaluate: Any = None, *, progress: Progress | bool | None = None
     ) -> Sequence[StageLedger]:
-        """Compile and allocate, unless that has been done; what each stage needs.
+        """Compile and allocate, unless that has been done; returns what each stage needs.
 
         Args:
-            evaluate: data that will be evaluated between steps, for which to compile at once, too.
-            progress: True to show what lasts, now and later: compiling, evaluating, saving, restoring; on a
-                terminal or in a notebook as a live line, elsewhere as plain lines, of several processes on
-                one. Or a listener that is told instead, False for none, None to leave it as it is. Unless
-                one is given a Trainer is quiet.
+            evaluate: data that will be evaluated between steps; its programs are compiled now, too.
+            progress: True to show the progress of compiling, evaluating, saving and restoring, as a live line
+                on a terminal or in a notebook, else as plain lines; with several processes, one shows it. Or
+                a listener to call instead, False for none, None for no change. A Trainer is quiet by default.
         """
         if progress is not None:
             self._engine.library.progress = self._listener(progress)
@@ -399,9 +397,8 @@ class Trainer:
         Args:
             folder: of the run's checkpoints, on a file system that all processes share.
             keep: how many of them to keep; older ones are removed once this one is complete.
-            on_error: what to do if it cannot be written: "stop", or "continue" with a line about it.
-            wait: False lets the next steps go on beside the writing; the last ones are waited for by
-                `finish_saving`.
+            on_error: what to do if it cannot be written: "stop", or "continue" with a warning.
+            wait: False to write in the background while the next steps run; `finish_saving` waits for it.
             config: plain data to keep with it.
 
         Raises:
@@ -427,26 +424,26 @@ class Trainer:
 
     @one_thread("restore")
     def restore(self, folder: str | Path, step: int | None = None, *, params_only: bool = False) -> bool:
-        """Go on from the latest intact checkpoint of a folder; all processes together.
+        """Resume from the latest valid checkpoint of a folder; all processes together.
 
-        The mesh, the number of processes, the schedule and the precision of messages may be others than
-        when it was saved. One that is damaged is passed over; that is said, and that there is none.
+        The mesh, the number of processes, the schedule and the precision of messages may differ from when it
+        was saved. Damaged checkpoints are skipped with a warning.
 
         Args:
             folder: as for `save`.
-            step: to take the checkpoint of another step than the latest.
-            params_only: take the parameters and nothing else, to fine-tune or to evaluate. Steps, data, loss
-                scale and optimizer begin anew; the optimizer, what is frozen or tied, and the seed may be
-                others, and there may be no optimizer.
+            step: of the checkpoint to take; None for the latest.
+            params_only: restore parameters only, to fine-tune or to evaluate. Steps, data, loss scale and
+                optimizer start afresh; the optimizer, what is frozen or tied, and the seed may differ, and
+                there may be no optimizer.
 
         Returns:
-            Whether there was one.
+            Whether there was a checkpoint.
 
         Raises:
-            UsageError: it is of another model, optimizer or seed, there is none of that step, or the folder
-                has other things than checkpoints. With
-                `params_only` also if there is none at all, or after a step.
-            TrainingError: there are only damaged ones.
+            UsageError: the checkpoint is of another model, optimizer or seed, there is none of that step, or
+                the folder holds something else. With `params_only` also if there is none at all, or after a
+                step.
+            TrainingError: all checkpoints are damaged.
         """
         data = self._own_data("restore")
         path = folder_of("restore", folder)
@@ -504,7 +501,7 @@ class Trainer:
             return False
         say_restored_hyperparameters(self._engine, asked)
         if not self._stepper.go_on_from(*restored, data) and self._world.rank == 0:
-            say(f"the data of step {self.steps_done - 1} is not what it was: it goes on with other data")
+            say(f"the data of step {self.steps_done - 1} is not what it was: it continues with other data")
         return True
 
     @one_thread("restore")

@@ -272,7 +272,7 @@ class Rebalancing:
         self._drop()
         if self._balance is not None and self._move is not None:
             self._balance.failed(self._move)
-            _print(f"layers stay where they are: {_text(self._move.split)} was refused: {refusal}")
+            _print(f"layers stay where they are: {_text(self._move.split)} was rejected: {refusal}")
 
     def _drop(self) -> None:
         """Have nothing more compiled for another split."""
@@ -327,9 +327,9 @@ def _of_move(move: Move, mode: Rebalance, step: int) -> str:
     )
     sizes = ",".join(map(str, move.split))
     if mode == "auto":
-        return f"{found}; programs for that are compiled beside the steps from step {step} on"
+        return f"{found}; programs for that are compiled in the background from step {step} on"
     return (
-        f"{found}: set trainer.split = {list(move.split)}, go on from a checkpoint with "
+        f"{found}: set trainer.split = {list(move.split)}, resume from a checkpoint with "
         f"--config.split={sizes}, or have rebalance='auto' do it"
     )
 

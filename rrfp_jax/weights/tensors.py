@@ -169,7 +169,7 @@ def pretrained(files: str | PathLike[str] | Sequence[str | PathLike[str]], names
     """The `init` of a `Trainer` that takes parameters from safetensors files.
 
     Floating-point values are brought to the parameter's dtype, unless they are too large for it; any other
-    difference is refused.
+    difference is rejected.
 
     Args:
         files: a file, several, or a folder: with a `model.safetensors.index.json` the files that it names,

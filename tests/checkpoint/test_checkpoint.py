@@ -222,7 +222,7 @@ class TestDamage:
         made.said.clear()
         found = made().restore(specs_of(stored.leaves(ALL, 0)))
         assert found.run.step == 10 and equal(found.leaves, stored.leaves(ALL, 10))
-        assert str(made.folder / "20") in made.said[0] and file in made.said[0] and "refused" in made.said[0]
+        assert str(made.folder / "20") in made.said[0] and file in made.said[0] and "rejected" in made.said[0]
         assert CheckpointFolder(made.folder).steps() == [10, 20]
 
     def test_nothing_is_begun_anew_where_all_are_damaged(self, made):
@@ -300,7 +300,7 @@ def test_two_processes(tmp_path):
     assert ranks[1]["said"] == []
     told = "\n".join(ranks[0]["said"])
     assert "step 30 cannot be written by rank 1" in told and "latest complete one is of step 20" in told
-    assert f"{folder}/40 is refused: {folder}/40/params.3.up/0.0 has other bytes" in told
+    assert f"{folder}/40 is rejected: {folder}/40/params.3.up/0.0 has other bytes" in told
     assert sorted(path.name for path in folder.iterdir()) == ["10", "20", "40"]
     everything = stored.leaves(ALL, 20)
     assert plain_orbax(folder / "20") == digests(everything)

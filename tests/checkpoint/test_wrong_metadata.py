@@ -91,7 +91,7 @@ def restored(folder):
 def passed_over(folder, *parts):
     step, said = restored(folder)
     assert step == 10 and len(said) == 1, said
-    assert said[0].startswith(f"the checkpoint {folder / '20'} is refused: {folder / '20'}/"), said
+    assert said[0].startswith(f"the checkpoint {folder / '20'} is rejected: {folder / '20'}/"), said
     assert said[0].isprintable() and len(said[0]) < 1500
     assert all(part in said[0] for part in parts), said
 

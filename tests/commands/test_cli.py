@@ -169,8 +169,8 @@ def test_control_c_says_how_to_go_on(folder, interrupted):
     settings = {"checkpoint.every_steps": 10**5, "checkpoint.resume": False}
     out, command = interrupted("goes-on", "step     1", **settings)
     (folder / "runs" / "goes-on.checkpoints").rename(folder / "runs" / "resumed.checkpoints")
-    said = re.search(r"^Ctrl-C: stopped after step (\d+); resumes from .*/(\d+)\nto go on: (.*)$", out, re.M)
-    assert int(said[2]) == int(said[1]) + 1 and out.splitlines()[-1] == f"to go on: {said[3]}"
+    said = re.search(r"^Ctrl-C: stopped after step (\d+); resumes from .*/(\d+)\nto resume: (.*)$", out, re.M)
+    assert int(said[2]) == int(said[1]) + 1 and out.splitlines()[-1] == f"to resume: {said[3]}"
     goes_on = command.replace(" --config.checkpoint.resume=False", "")
     assert said[3] == f"{goes_on} --config.checkpoint.resume=True"
     del settings["checkpoint.resume"]
@@ -178,7 +178,7 @@ def test_control_c_says_how_to_go_on(folder, interrupted):
     latest = folder / "runs" / "resumed.checkpoints" / said[2]
     assert out.splitlines()[-2:] == [
         f"Ctrl-C while starting: ends; nothing is lost; resumes from {latest}",
-        f"to go on: {again}",
+        f"to resume: {again}",
     ]
     assert not (folder / "runs" / "resumed").exists()
 

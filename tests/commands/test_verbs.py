@@ -76,7 +76,7 @@ def test_the_commands_are_listed(capsys):
         (["tran"], "rrfp: tran: no such command; did you mean rrfp train?"),
         (["xyz\x1b"], "rrfp: xyz\\x1b: no such command; choose one of train, launch, sim, "),
         (["train.py"], "rrfp: train.py: to run a script write rrfp launch -n 4 train.py"),
-        (["top"], "rrfp top: the following arguments are required: RUN (--help tells more)"),
+        (["top"], "rrfp top: the following arguments are required: RUN (see --help)"),
         (["sim", "--stags=4"], "rrfp sim: --stags=4: no such flag; did you mean --stages?"),
         (["sim", "--outt=r.json"], "rrfp sim: --outt=r.json: no such flag; did you mean --out?"),
         (["sim", "w.json"], "rrfp sim: w.json: to name the file write --workload=w.json"),

@@ -162,7 +162,7 @@ def test_a_status_without_a_word_shows_the_traceback_in_the_log():
     log = ["hello", *TRACE.splitlines(), *(f"later {i}" for i in range(20))]
     found = diagnose([end(0, 7, log_tail=log), end(1, -SIGTERM, by_launcher=True)])
     assert found.text.startswith(
-        "rank 0 exited with status 7 without a word\n  the end of its log:\n    Trace"
+        "rank 0 exited with status 7 without a message\n  the end of its log:\n    Trace"
     )
 
 
@@ -257,4 +257,4 @@ class TestWhatPythonSaysBeforeARankHasJoined:
     def test_an_exception_is_not_called_silence(self):
         log = ("Traceback (most recent call last):", '  File "t.py"', "KeyError: 'x'")
         assert first_line(end(0, log_tail=log)) == "rank 0 exited with status 1 after KeyError: 'x'"
-        assert first_line(end(0, log_tail=("no",))) == "rank 0 exited with status 1 without a word"
+        assert first_line(end(0, log_tail=("no",))) == "rank 0 exited with status 1 without a message"

@@ -84,7 +84,7 @@ def test_a_lost_replica_is_done_without_and_replaced(launch_ranks):
     first, second = said.splitlines()
     assert "rank 1 was killed by SIGKILL" in first
     assert "; restart 1 of 3 in 0 s with 1 of 2 replicas, with all again 1 s later; see " in first
-    assert second.startswith("rrfp launch: goes on with all 2 replicas; see ")
+    assert second.startswith("rrfp launch: continues with all 2 replicas; see ")
 
 
 def test_at_once_if_no_time_is_to_pass(launch_ranks):
@@ -198,7 +198,7 @@ def test_what_fewer_replicas_refuse_all_have(launch_ranks, tmp_path):
     )
     assert (status, len(started)) == (DONE, 10)
     assert {one[0] for one in started} == {"0", "1"}  # which is no restart
-    assert "; not with fewer replicas, then: goes on with all 2 replicas; see " in said
+    assert "; not with fewer replicas, then: continues with all 2 replicas; see " in said
     assert "too few" in (tmp_path / "runs" / "trial" / "attempt-2" / "diagnosis.txt").read_text()
 
 

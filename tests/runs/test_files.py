@@ -173,7 +173,7 @@ def test_lines_that_a_full_disk_does_not_take_are_written_later(tmp_path, files,
         add(made, [3])
         assert lines(tmp_path) == LINES
     said = capsys.readouterr().out
-    assert said.count("metrics.jsonl: cannot be written: No space left on device; training goes on") == 1
+    assert said.count("metrics.jsonl: cannot be written: No space left on device; training continues") == 1
     assert said.count("metrics.jsonl: can be written again") == 1 and not made.trouble
 
 

@@ -48,7 +48,7 @@ def test_damaged_states_in_memory_are_done_without(resumed, tmp_path, stored):
     trainer, said = resumed(["states"], tmp_path / "memory")
     assert trainer.asked == ["states", "checkpoints"] and trainer.steps_done == stored
     assert not states.exists()  # or the next attempt would try them again
-    assert said[0].startswith("the host's memory has no intact state: goes on from the latest checkpoint")
+    assert said[0].startswith("the host's memory has no intact state: resumes from the latest checkpoint")
     assert said[1:] == ([f"resumes after 4 steps, from {tmp_path}/checkpoints/4"] if stored else [])
 
 

@@ -251,7 +251,7 @@ class TestGone:
     def test_who_says_nothing(self):
         gone, sentence = self.note(how=socket.socket.close)
         assert gone.how == "lost"
-        assert sentence == "rank 1 closed its connection without a word: killed, crashed or cut off"
+        assert sentence == "rank 1 closed its connection without a message: killed, crashed or cut off"
 
     def test_who_is_cut_off(self):
         gone, sentence = self.note(how=reset_connection)

@@ -120,7 +120,7 @@ def test_a_suggestion_is_made_once_and_says_what_to_do(decides, capfd):
     assert own.split == [4, 4]
     said = capfd.readouterr().out.splitlines()
     assert [line.partition("less, with ")[2][:9] for line in said] == ["split=3,5", "split=5,3"]
-    assert "set trainer.split = [3, 5], go on from a checkpoint with --config.split=3,5, or have" in said[0]
+    assert "set trainer.split = [3, 5], resume from a checkpoint with --config.split=3,5, or have" in said[0]
 
 
 def test_what_came_of_it_is_said(decides, capfd):
@@ -154,7 +154,7 @@ def test_what_cannot_be_compiled_is_said_and_training_goes_on(decides, capfd, mo
             list(own.steps(1))
             time.sleep(0.05)
     assert own.split == [4, 4] and ("failed", (3, 5)) in decided.told
-    assert "split=3,5 was refused: ValueError: no such program" in capfd.readouterr().out
+    assert "split=3,5 was rejected: ValueError: no such program" in capfd.readouterr().out
 
 
 @pytest.mark.slow(reason="a Trainer of its own")
@@ -177,7 +177,7 @@ def test_layers_go_back_if_bytes_do_not_suffice_after_all(decides, capfd, monkey
         if ("failed", (3, 5)) in decided.told:
             break
     assert own.split == [4, 4] and np.isfinite(next(own.steps(1)).loss)
-    assert "split=3,5 was refused: activation_budget=auto: stage 1 has too little" in capfd.readouterr().out
+    assert "split=3,5 was rejected: activation_budget=auto: stage 1 has too little" in capfd.readouterr().out
 
 
 def test_what_cannot_be_looked_at_is_said_and_training_goes_on(decides, capfd, monkeypatch):

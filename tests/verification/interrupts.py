@@ -37,7 +37,7 @@ FURTHER_STEPS = 12
 VALIDATION_SECONDS, SAVING_SECONDS, END_SECONDS = 0.1, 0.05, 0.5
 """Within which Ctrl-C comes: from a step that is followed by validating, by saving, or by nothing."""
 ANSWER_SECONDS, COMPILING_ANSWER_SECONDS = 2.0, 5.0
-HOW = re.compile(r"to go on: |the same command starts it again|all steps have been trained")
+HOW = re.compile(r"to resume: |the same command starts it again|all steps have been trained")
 VALIDATES, SAVES = 5, 7
 """Steps between two; the former as in `interrupted_run.py`."""
 

@@ -117,48 +117,48 @@ DEFAULT = Default.DEFAULT
 @says_its_arguments()
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What a step computes, what stages may hold, and how processes go about it.
+    """How a step computes, what stages may hold, and how processes communicate.
 
-    A Trainer takes them as `settings=`, and those that people type most as arguments; the fields of a
-    `RunConfig` are these, too.
+    Pass them to a Trainer as `settings=`; the most common ones are also arguments of the Trainer. A
+    `RunConfig` inherits these fields.
 
     Attributes:
-        accumulation: "index" adds gradients in microbatch order, so results are equal to the bit whatever the
-            order of tasks; "arrival" adds them as they come.
-        equal_schedules: run every backward as the same two programs, one right after the other where the
-            schedule has it whole, so that all schedules of a placement give equal bits; see `docs/numbers.md`
-            for what it costs.
+        accumulation: "index" adds gradients in microbatch order, so results are bitwise identical in any
+            order of tasks; "arrival" adds them as they arrive.
+        equal_schedules: run every backward as the same two programs, also where the schedule does not split
+            it, so that all schedules of a placement give bitwise identical results; see `docs/numbers.md`.
         clip_norm: scale the gradient down to this norm, taken over all stages; None for no clipping.
         on_nonfinite: what to do with a step whose loss or gradient is not finite: "stop" with a
             TrainingError, or "skip" its update, up to 20 times in a row.
-        loss_scale: what the loss is multiplied by before it is differentiated, for models that compute in
-            float16: a number, or "dynamic", which finds one by skipping steps; None for 1.
+        loss_scale: factor on the loss before it is differentiated, for models that compute in float16: a
+            number, or "dynamic", which finds one by skipping steps; None for 1.
         seed: of initial values and random keys.
-        remat: what backwards compute again: "none", "full" (all but a layer's input), or a policy of
-            `jax.checkpoint_policies` by name.
+        remat: activation checkpointing, what backwards compute again: "none", "full" (everything but a
+            layer's input), or a policy of `jax.checkpoint_policies` by name.
         max_in_flight: most microbatches that a stage holds under a hint; None for twice the number of stages,
             or as many as fit if there is a budget in bytes.
         activation_budget: bytes of each device for microbatches in flight, a number or text ("2GiB"); "auto"
-            for what is left (CPUs do not say what that is); None for no limit. Fixed orders that may hold
-            more are refused.
+            for what is left (CPUs do not report it); None for no limit. Fixed orders that may hold more are
+            rejected.
         spare_gradients: gradients that a stage may park until their turn comes, each as large as its
             parameters; more of them help where messages overtake one another
             (`benchmarks/results/simulated.md`).
-        stall_seconds: without any progress for so long (s), a step is given up, naming what it waited for.
+        stall_seconds: stop a step that makes no progress for this long (s), naming what it waited for.
         transport: what carries messages between processes: "nixl", from device to device; "socket", through
             hosts; "auto", NIXL if it works between all neighbours, else sockets (`docs/transport.md`).
-        executables: a folder to keep compiled programs in, so that another start compiles nothing; None to
-            compile at every start. Nobody else may be able to write to it: see `docs/security.md`.
-        rebalance: whether layers move to other stages where measured costs say so (`docs/performance.md`):
-            "off"; "suggest" says which would, and what it would save; "auto" moves them between two steps.
+        executables: a folder to keep compiled programs in, so that a restart compiles nothing; None to
+            compile at every start. Nobody else may have write access: see `docs/security.md`.
+        rebalance: whether layers move to other stages when measured costs predict a gain
+            (`docs/performance.md`): "off"; "suggest" prints which would, and what it would save; "auto" moves
+            them between two steps.
         agreement: what carries the messages by which the processes of a stage agree on each task: "kv", the
             key-value store of `jax.distributed`, or "socket" (`docs/transport.md`).
         protocol: a "leader" decides, or all are "unanimous".
-        delays: injected, to see what a schedule makes of them: text such as "jitter=J2,skew=0.001"; empty for
-            none (`benchmarks/paced.md`).
+        delays: injected delays, to test schedules: text such as "jitter=J2,skew=0.001"; empty for none
+            (`benchmarks/paced.md`).
 
     Raises:
-        UsageError: one that cannot be, with its name and value.
+        UsageError: an invalid value, with its name.
     """
 
     accumulation: Accumulation = "index"
@@ -200,7 +200,7 @@ class Settings:
         if self.equal_schedules and self.accumulation != "index":
             raise UsageError(
                 f"equal_schedules=True with accumulation={self.accumulation!r}: gradients that are added as "
-                f"they come are not equal to the bit; leave accumulation at 'index'"
+                f"they come are not bitwise identical; leave accumulation at 'index'"
             )
         clips = self.clip_norm is None or is_positive(self.clip_norm)
         _require(self, "clip_norm", clips, "give a number above 0; leave it out for no clipping")

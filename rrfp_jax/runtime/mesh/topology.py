@@ -151,20 +151,21 @@ _ELSEWHERE = {
 @says_its_arguments(_ELSEWHERE)
 @dataclass(frozen=True, kw_only=True)
 class Mesh:
-    """How many pipeline stages there are, what part of the model each has, and where they run.
+    """Pipeline, tensor and data parallelism: how many devices there are, and which stage each belongs to.
 
     Attributes:
-        pp: number of pipeline stages. All processes have equally many devices: those of whole stages, or
-            a part of one stage's.
-        tp: number of devices that share a stage's tensors; the same for all stages, or one per stage.
-        dp: number of replicas of the whole pipeline; each takes every dp-th microbatch of a step. Devices are
-            numbered stage by stage, within a stage replica by replica.
-        chunks: virtual stages of each stage; None for as many as the schedule is made for.
-        shape: where several chunks go: "looped" (stage 0 to the last, again and again) or "v" (there and
-            back). Without `chunks` the schedule says.
-        shard_optimizer: spread the optimizer's state over replicas, instead of giving each of them all of it.
+        pp: pipeline parallelism, the number of stages. All processes have equally many devices: those of
+            several stages, or an equal part of one stage's.
+        tp: tensor parallelism, the number of devices that share a stage's tensors; one number, or one per
+            stage.
+        dp: data parallelism, the number of replicas of the pipeline; each takes every dp-th microbatch of a
+            step. Devices are numbered stage by stage, within a stage replica by replica.
+        chunks: model chunks (virtual stages) of each stage; None for what the schedule needs.
+        shape: placement of several chunks: "looped" (stage 0 to the last, repeatedly) or "v" (forth and
+            back). Without `chunks` the schedule decides.
+        shard_optimizer: shard the optimizer's state over replicas (ZeRO-1) instead of replicating it.
         share_devices: let several stages run on one device if there are fewer devices than stages. They take
-            turns then, so this is for trying things out, not for speed.
+            turns, so this is for tests, not for speed.
 
     Raises:
         UsageError: fewer than one stage, device or chunk, more than 65,536 of them, or an unknown shape.

@@ -69,24 +69,24 @@ class Pipeline:
     """Layers in order, then a loss.
 
     Args:
-        layers: from `layer(...)`; the first one gets None as carry. What stands there several times, as in
-            `[attend, mlp] * 3`, is several layers with parameters of their own.
+        layers: from `layer(...)`; the first one gets None as carry. Listing a layer several times, as in
+            `[attend, mlp] * 3`, creates independent layers with their own parameters.
         loss: `loss(carry, mb) -> Loss` with sums over the microbatch, never means.
         additive: whether the loss of several rows is the sum of their losses. This is checked at the start.
-            Say False only for a loss that couples the rows of a microbatch on purpose (contrastive ones).
+            Pass False only for a loss that couples the rows of a microbatch on purpose (contrastive ones).
         frozen: patterns such as `"0.*"` or `"-1.attention.*"` (as in `fnmatch`) of parameters that keep their
-            values; a layer index below 0 counts from the end. Optimizers do not see them, they count in no
-            norm, and nothing below the first trained layer is differentiated. A tied parameter is frozen by
-            any of its names.
+            values; a layer index below 0 counts from the end. Optimizers do not see them, norms exclude them,
+            and nothing below the first trained layer is differentiated. A tied parameter is frozen by any of
+            its names.
         tied: parameters that are one and the same, {"0.embedding": "-1.embedding"}: an owner, and its alias
             or a list of them; a layer index below 0 counts from the end. The initial value is the owner's.
             Gradients are the sum over all of them. The optimizer sees the owner only.
         sharding: how stages of several devices (`Mesh(tp=...)`) share parameters: patterns as in `frozen`,
-            each with a `jax.sharding.PartitionSpec` over the axis "tp"; the first that matches counts. A
-            parameter that none matches lies as its layer's own metadata says (`nnx.with_partitioning`), or
-            whole on every device. See `docs/sharding.md`.
-        carry: the PartitionSpec of what stages send to each other. `PartitionSpec(None, "tp")` spreads
-            sequences, so that each device sends its part. Arrays with fewer dimensions stay whole.
+            each with a `jax.sharding.PartitionSpec` over the axis "tp"; the first that matches counts.
+            Unmatched parameters follow their layer's own metadata (`nnx.with_partitioning`), or are
+            replicated. See `docs/sharding.md`.
+        carry: the PartitionSpec of activations between stages. `PartitionSpec(None, "tp")` shards sequences,
+            so that each device sends its part. Arrays with fewer dimensions stay replicated.
 
     Raises:
         UsageError: no layers, too many, or something that is not a layer. Names in `frozen`, `tied` and

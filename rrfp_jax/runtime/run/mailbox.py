@@ -134,7 +134,7 @@ class Connection:
         except OSError as error:
             raise EOFError(f"is gone ({error.strerror}): killed, crashed or cut off") from None
         if not data:
-            raise EOFError("closed its connection without a word: killed, crashed or cut off")
+            raise EOFError("closed its connection without a message: killed, crashed or cut off")
         self.unread += data
         return True
 

@@ -12,7 +12,7 @@ FREE = "rm -f runs/fill"
 LONG = f"--config.steps={2 * STEPS}"
 """So many steps that their lines need more of the disk, which gives out 4096 bytes at once."""
 FULL = "No space left on device"
-METRICS = r"metrics\.jsonl: cannot be written: No space left on device; training goes on"
+METRICS = r"metrics\.jsonl: cannot be written: No space left on device; training continues"
 disk = partial(case, needs=["mount"])
 
 CASES = [

@@ -25,7 +25,7 @@ CASES = [
         "signals: Ctrl-C",
         then={"step 2": "kill -INT $LAUNCHER; sleep 1"},
         status=130,
-        says=["Ctrl-C: stopped after step 2; resumes from", "to go on: "],
+        says=["Ctrl-C: stopped after step 2; resumes from", "to resume: "],
         headline="Ctrl-C is passed on",
         through=3,
     ),
