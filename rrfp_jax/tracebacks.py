@@ -31,9 +31,10 @@ def shown_error(error: BaseException) -> list[str]:
     own = own or [frame for frame in frames if author_of(frame.filename) == "package"]
     lines = ["Traceback (most recent call last):\n"] if own else []
     lines += traceback.StackSummary.from_list(own).format()
-    lines += [f"rrfp_jax.{type(error).__name__}: {text_of(error)}\n"]
-    lines += [f"{note}\n" for note in getattr(error, "__notes__", ())]
-    return [*lines, f"({VARIABLE}={FULL} shows the frames inside rrfp_jax)\n"]
+    lines += [f"  ({VARIABLE}={FULL} shows the frames inside rrfp_jax)\n"]
+    # As Python has it, and last: a launcher reads that in the log of a rank that has not joined.
+    lines += [f"{type(error).__module__}.{type(error).__name__}: {text_of(error)}\n"]
+    return [*lines, *(f"{note}\n" for note in getattr(error, "__notes__", ()))]
 
 
 def hide_frames() -> None:

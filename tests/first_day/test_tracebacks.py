@@ -6,7 +6,8 @@ import sys
 import pytest
 
 import rrfp_jax as rrfp
-from rrfp_jax.errors import TrainingError
+from rrfp_jax.errors import REFUSED, TrainingError
+from rrfp_jax.launcher.end import RankEnd, diagnose, render_end
 from rrfp_jax.tracebacks import FULL, VARIABLE, shown_error
 
 SCRIPT = """
@@ -18,8 +19,8 @@ def mine():
 
 mine()
 """
-SENTENCE = "rrfp_jax.UsageError: --out='': is empty; give a path"
-HINT = "(RRFP_TRACEBACK=full shows the frames inside rrfp_jax)"
+SENTENCE = "rrfp_jax.errors.UsageError: --out='': is empty; give a path"
+HINT = "  (RRFP_TRACEBACK=full shows the frames inside rrfp_jax)"
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +38,13 @@ def test_our_frames_are_hidden():
     lines = "".join(shown_error(caught())).splitlines()
     assert [line for line in lines if "File" in line] == [lines[1]] and __file__ in lines[1]
     assert lines[0] == "Traceback (most recent call last):" and lines[2].strip() == "rrfp.Mesh(pp=-1)"
-    assert lines[-2].startswith("rrfp_jax.UsageError: Mesh(pp=-1): a pipeline needs") and lines[-1] == HINT
+    assert lines[-1].startswith("rrfp_jax.errors.UsageError: Mesh(pp=-1): a pipeline needs")
+    assert lines[-2] == HINT
+
+
+def test_a_launcher_reads_it_as_a_refusal():
+    found = diagnose([RankEnd(rank=0, status=1, log_tail=tuple("".join(shown_error(caught())).splitlines()))])
+    assert found.status == REFUSED and render_end(found).startswith("Mesh(pp=-1): a pipeline needs")
 
 
 def test_all_are_shown_if_asked_for(monkeypatch):
@@ -54,7 +61,8 @@ def test_what_was_raised_inside_is_not_told_twice():
     except TrainingError as error:
         error.add_note("a note")
         shown = "".join(shown_error(error))
-    assert "inner" not in shown and shown.endswith(f"TrainingError: step 3: the sentence\na note\n{HINT}\n")
+    assert "inner" not in shown
+    assert shown.endswith(f"{HINT}\nrrfp_jax.errors.TrainingError: step 3: the sentence\na note\n")
 
 
 def test_notebooks_show_the_same():
@@ -68,7 +76,7 @@ def test_a_script_ends_with_its_own_frames_and_the_sentence(tmp_path):
         [sys.executable, tmp_path / "mine.py"], capture_output=True, text=True, timeout=60, check=False
     )
     said = ran.stderr.splitlines()
-    assert ran.returncode == 1 and said[-2:] == [SENTENCE, HINT]
+    assert ran.returncode == 1 and said[-2:] == [HINT, SENTENCE]
     assert [line.split(", in ")[1] for line in said if "File" in line] == ["<module>", "mine"]
     assert all("mine.py" in line for line in said if "File" in line)
 
