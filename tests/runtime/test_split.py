@@ -60,6 +60,7 @@ def test_transformer(dtype, remat, layers):
     assert found.flops("input") + found.flops("weight") <= 1.02 * found.flops("backward")
 
 
+@pytest.mark.slow(reason="8 s: optimized programs; test_transformer has the same layers one by one")
 @pytest.mark.parametrize(
     ("dtype", "remat", "most"),
     [(jnp.float32, "full", 1.02), (jnp.bfloat16, "none", 1.07)],  # more conversions, see results/decisions.md

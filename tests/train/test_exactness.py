@@ -120,6 +120,7 @@ def test_losses_between_placements_are_close(runs):
     assert max(finals) - min(finals) <= 1e-5 * max(finals)
 
 
+@pytest.mark.slow(reason="6 s: optimized programs; within a placement, the test of equal bits")
 def test_gradients_between_placements_are_those_of_plain_jax(runs):
     """Of every step of a run, at that step's parameters."""
     for mesh, schedules in PLACEMENTS.values():
