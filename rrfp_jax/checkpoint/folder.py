@@ -15,7 +15,7 @@ import shutil
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -119,7 +119,7 @@ class CheckpointFolder:
             for path, size in files_of(leaf):
                 if (staging / path).stat().st_size != size:
                     raise OSError(errno.EIO, "not as its rank wrote it; do all share it?", staging / path)
-        metadata = tree_metadata([leaf.key for leaf in leaves.values()], asdict(run))
+        metadata = tree_metadata([leaf.key for leaf in leaves.values()], run.stored())
         files = Files(metadata=write_file(staging / METADATA, metadata))
         content = msgspec.to_builtins(Content(files=files, leaves=dict(leaves)))
         write_file(staging / MANIFEST, json.dumps({"crc32": _checksum(content), "content": content}).encode())

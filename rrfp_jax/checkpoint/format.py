@@ -21,7 +21,7 @@ import re
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -31,6 +31,7 @@ import msgspec
 import numpy as np
 
 from rrfp_jax.checkpoint.leaves import (
+    PARAMETERS,
     Key,
     Parts,
     Place,
@@ -199,6 +200,23 @@ class StoredLayer:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StoredBase:
+    """Frozen parameters that a checkpoint leaves out, since an `init` has read them from files of others."""
+
+    files: tuple[str, ...]  # as they were named then
+    sha256: Mapping[str, str]  # of each one's values, by its path such as "3.query.base.kernel"
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Those that their leaves would have."""
+        return frozenset(f"{PARAMETERS}.{path}" for path in self.sha256)
+
+    def __str__(self) -> str:
+        count = f"{len(self.sha256)} frozen parameters, such as {min(self.sha256, default='none')}"
+        return f"{count}, which were read from {' and '.join(self.files)}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunState:
     """What a run needs besides its arrays to go on as if it had never stopped; plain data.
 
@@ -210,6 +228,7 @@ class RunState:
         config: of the run, or whatever was given for it.
         plan_hash: of the last step's microbatches.
         layers: in the model's order; empty in checkpoints of the first versions.
+        base: parameters that are not kept, as files of others have them; None if all are kept.
     """
 
     step: Count
@@ -219,6 +238,12 @@ class RunState:
     config: Any = None
     plan_hash: str = ""
     layers: tuple[StoredLayer, ...] = ()
+    base: StoredBase | None = None
+
+    def stored(self) -> dict[str, Any]:
+        """As it is stored: without a base earlier versions can read it, too."""
+        found = asdict(self)
+        return found if self.base else {key: own for key, own in found.items() if key != "base"}
 
 
 def content_of(sealed: Sealed) -> Content:
@@ -239,7 +264,7 @@ def unknown_keys(state: Mapping[str, Any]) -> list[str]:
 
 def run_state(state: Mapping[str, Any], step: int) -> RunState:
     """The stored state of a run; `ValueError` if it is not of that step, or something else."""
-    found = as_kind({"layers": (), **state}, RunState)
+    found = as_kind({"layers": (), "base": None, **state}, RunState)
     if found.step != step:
         raise ValueError(f"it is of step {found.step}")
     return found

@@ -25,6 +25,7 @@ from rrfp_jax.checkpoint.format import (
     Damaged,
     LeafRecord,
     RunState,
+    StoredBase,
     StoredLeaf,
     joined,
     read_leaf,
@@ -69,6 +70,11 @@ class LeafSelection:
     root: str | None = None  # what the keys of leaves must begin with, such as "params"
     sources: Mapping[Key, Key] = field(default_factory=dict)  # of leaves that are to have others' values
     layers: int | None = None  # of the model that they are for, for messages; None if that is not known
+    base: StoredBase | None = None  # what is there already, where a checkpoint may leave it out
+
+    def of_key(self, key: Key) -> Key:
+        """Whose value a leaf is to have."""
+        return self.sources.get(key, key)
 
     def of(self, leaves: Mapping[str, LeafRecord]) -> Mapping[str, LeafRecord]:
         """The leaves below the root."""
@@ -293,8 +299,12 @@ class Checkpoints:
         try:
             run, leaves = self._folder.open(step, check)
             refusal = mismatch_reason(folder, run, leaves, everything, only)
+            refusal = refusal or base_refusal(folder, run, only.base)
             if not refusal:
-                found = Restored(folder=folder, run=run, leaves=_read_all(folder, leaves, wanted, only))
+                stored = {
+                    key: own for key, own in wanted.items() if name_of(only.of_key(key)) not in left_out(run)
+                }
+                found = Restored(folder=folder, run=run, leaves=_read_all(folder, leaves, stored, only))
         except Damaged as error:
             damage = str(error)
         damages = self._world.gather(f"the checkpoint of step {step} as read", damage, START_SECONDS)
@@ -330,13 +340,39 @@ def _read_all(
     """Of the wanted leaves, what this process's devices have; `Damaged` if a file has changed."""
 
     def read(key: Key, spec: Any) -> Parts:
-        leaf = leaves[name_of(only.sources.get(key, key))]
+        leaf = leaves[name_of(only.of_key(key))]
         if spec.sharding is None:
             return read_leaf(folder, leaf)
         return read_leaf(folder, leaf, spec.sharding.shard_shape(spec.shape), places_here(spec))
 
     with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
         return dict(zip(wanted, pool.map(read, wanted, wanted.values()), strict=True))
+
+
+def left_out(run: RunState) -> frozenset[str]:
+    """The names of parameters that a checkpoint has in files of others."""
+    return run.base.names if run.base is not None else frozenset()
+
+
+def base_refusal(folder: Path, run: RunState, here: StoredBase | None) -> str:
+    """Why what a checkpoint leaves out is not what is there already; "" if it is."""
+    if run.base is None:
+        return ""
+    known = {} if here is None else here.sha256
+    absent = sorted(path for path in run.base.sha256 if path not in known)
+    if absent:
+        return f"{folder} leaves out {run.base}: {NEEDED}"
+    other = sorted(path for path, digest in run.base.sha256.items() if known[path] != digest)
+    if not other or here is None:
+        return ""
+    return (
+        f"{folder} leaves out {run.base}; now {' and '.join(here.files)} has other values of {len(other)} of "
+        f"them, such as {other[0]}: give the files that the run began with"
+    )
+
+
+NEEDED = "give the Trainer an init= that reads them, and freeze them as that run did"
+"""What to do about parameters that a checkpoint leaves out."""
 
 
 def leaf_differences(leaves: Mapping[str, LeafRecord], everything: Mapping[str, Any]) -> list[str]:
@@ -357,6 +393,10 @@ def mismatch_reason(
     only: LeafSelection,
 ) -> str:
     """Why a checkpoint has other leaves than those wanted, of which there are shape and dtype; "" if not."""
+    absent = left_out(run)
+    if unknown := sorted(absent - everything.keys()):
+        return f"{folder} is of another model: it leaves out {unknown[0]}, which is not in the model"
+    everything = {name: spec for name, spec in everything.items() if name not in absent}
     misfits = leaf_differences(only.of(leaves), everything)
     if not misfits:
         return ""

@@ -28,6 +28,11 @@ def export_run(options: argparse.Namespace) -> int:
     params = Parameters(checkpoint, None if options.dtype is None else np.dtype(options.dtype))
     if options.as_ is None:
         content = own_names(params)
+    elif checkpoint.run.base is not None:
+        raise UsageError(
+            f"--as={options.as_}: {checkpoint.folder} leaves out {checkpoint.run.base}: without --as= the "
+            f"command writes what is there"
+        )
     else:
         fields = fields_at(checkpoint, options.model)
         content = as_family(params, FAMILIES[options.as_], options.first, fields)

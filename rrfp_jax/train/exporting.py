@@ -161,6 +161,11 @@ def _of_folder(
     if pipe is not None and not isinstance(pipe, Pipeline):
         raise UsageError(f"export: pipe is of type {type(pipe).__name__}, not Pipeline")
     for stored in readable_checkpoints("export", folder, step):
+        if stored.run.base is not None:
+            raise UsageError(
+                f"{stored.folder} leaves out {stored.run.base}: restore it in a Trainer whose init= reads "
+                f"them, and take trainer.params()"
+            )
         try:
             arrays = {key: stored.array(key) for key in stored.leaves if key[0] == PARAMETERS}
         except Damaged as error:

@@ -10,9 +10,17 @@ from typing import Any
 import jax
 
 from rrfp_jax.checkpoint.folder import MANIFEST, CheckpointFolder
-from rrfp_jax.checkpoint.format import Damaged, RunState, StoredLayer
+from rrfp_jax.checkpoint.format import Damaged, RunState, StoredBase, StoredLayer
 from rrfp_jax.checkpoint.leaves import OPTIMIZER, PARAMETERS, Key, Parts, filled, keyed, name_of, plain_key
-from rrfp_jax.checkpoint.saving import Checkpoints, LeafSelection, OnError, mismatch_reason
+from rrfp_jax.checkpoint.saving import (
+    NEEDED,
+    Checkpoints,
+    LeafSelection,
+    OnError,
+    Restored,
+    left_out,
+    mismatch_reason,
+)
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import printable
 from rrfp_jax.json_files import Count, as_kind
@@ -23,6 +31,7 @@ from rrfp_jax.runtime.model.roles import leaf_paths
 from rrfp_jax.runtime.run.world import START_SECONDS, World
 from rrfp_jax.runtime.stages.optimizer import Optimizer
 from rrfp_jax.runtime.stages.stage import Stage
+from rrfp_jax.train.base import FrozenBase
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,8 +100,11 @@ def check_seed(run: RunState, seed: int) -> None:
 class CheckpointWriter:
     """The checkpoints that a Trainer writes and reads; all processes call every method at the same point."""
 
-    def __init__(self, engine: Callable[[], Engine], world: World, seed: int) -> None:
+    def __init__(
+        self, engine: Callable[[], Engine], world: World, seed: int, base: FrozenBase | None = None
+    ) -> None:
         self._present, self._world, self._seed = engine, world, seed
+        self._base, self._told = base, False
         self.latest: Checkpoints | None = None  # the folder that was last written to
         self._held: Checkpoints | None = None  # in the host's memory
 
@@ -104,7 +116,11 @@ class CheckpointWriter:
         """Begin to write a checkpoint, once an earlier one is complete."""
         self.finish()
         self.latest = Checkpoints(folder, self._world, keep=keep, on_error=on_error)
-        self.latest.save(run, self._leaves())
+        run, leaves = self._without_base(run)
+        if run.base is not None and not self._told and self._world.rank == 0:
+            say(f"checkpoints leave out {run.base}: to resume, give these again")
+        self._told = True
+        self.latest.save(run, leaves)
 
     def hold(self, folder: Path, run: RunState) -> bool:
         """Write a checkpoint in place of the one before; whether it is complete, equal on all processes.
@@ -113,9 +129,19 @@ class CheckpointWriter:
         """
         if self._held is None:
             self._held = Checkpoints(folder, self._world, keep=1, on_error="continue", tells=False)
-        self._held.save(run, self._leaves())
+        self._held.save(*self._without_base(run))
         self._held.advance(to_the_end=True)
         return self._held.complete == run.step
+
+    def _kept_base(self) -> StoredBase | None:
+        """What is in files of others, and as they have it."""
+        return None if self._base is None else self._base.kept(self._world)
+
+    def _without_base(self, run: RunState) -> tuple[RunState, list[tuple[Key, jax.Array]]]:
+        """What is kept of a run, and the leaves that are not in files of others."""
+        run = replace(run, base=self._kept_base())
+        absent = left_out(run)
+        return run, [(key, leaf) for key, leaf in self._leaves() if name_of(key) not in absent]
 
     def _leaves(self) -> list[tuple[Key, jax.Array]]:
         """What this process writes: of replicas that are alike, the first one's."""
@@ -135,13 +161,14 @@ class CheckpointWriter:
     def restore(self, folder: Path, step: int | None) -> tuple[RunState, TrainingState] | None:
         """Put back the latest intact checkpoint, or that of a step; None if there is none."""
         stages, optimizers = list(self._engine.stages.values()), self._engine.optimizers
-        everything = LeafSelection(layers=len(self._engine.library.params))
+        base = self._kept_base()
+        everything = LeafSelection(layers=len(self._engine.library.params), base=base)
         wanted = _wanted(leaves_of(stages, optimizers))
         found = Checkpoints(folder, self._world).restore(wanted, step, state_of, everything)
         if found is None:
             return None
         check_seed(found.run, self._seed)
-        put_back(stages, optimizers, found.leaves)
+        self._put_back(stages, optimizers, found)
         return found.run, state_of(found.run)
 
     def restore_params(self, folder: Path, step: int | None) -> None:
@@ -154,13 +181,22 @@ class CheckpointWriter:
         specs, owners = self._engine.library.params, self._engine.library.roles.owners
         keys = dict(zip(leaf_paths(specs), (key for key, _ in keyed(specs, PARAMETERS)), strict=True))
         sources = {keys[alias]: keys[owner] for alias, owner in owners.items()}
-        only = LeafSelection(root=PARAMETERS, sources=sources, layers=len(specs))
+        base = self._kept_base()
+        only = LeafSelection(root=PARAMETERS, sources=sources, layers=len(specs), base=base)
         found = Checkpoints(folder, self._world).restore(_wanted(leaves_of(stages, [])), step, only=only)
         if found is None:
             raise UsageError(f"{folder}: no checkpoint is there to take parameters from")
-        put_back(stages, [], found.leaves)
+        self._put_back(stages, [], found)
         for optimizer in self._engine.optimizers:
             optimizer.begin()
+
+    def _put_back(self, stages: Sequence[Stage], optimizers: Sequence[Optimizer], found: Restored) -> None:
+        """Give them a checkpoint's values; what it leaves out they have already."""
+        absent = left_out(found.run)
+        kept: dict[Key, Any] = {key: leaf for key, leaf in leaves_of(stages, []) if name_of(key) in absent}
+        put_back(stages, optimizers, {**kept, **found.leaves})
+        if self._base is not None:
+            self._base.replaced(found.run.base.sha256 if found.run.base is not None else ())
 
 
 def _wanted(leaves: Sequence[tuple[Key, jax.Array]]) -> dict[Key, jax.ShapeDtypeStruct]:
@@ -238,8 +274,15 @@ def _seen(engine: Engine, seed: int, folder: CheckpointFolder, step: int | None)
             return Found(run.config, str(error))
         everything = LeafSelection(layers=len(engine.library.params))
         refusal = mismatch_reason(folder.final(candidate), run, leaves, _all_leaves(engine), everything)
+        if not refusal and run.base is not None and not _reads(engine.spec.init, run.base):
+            refusal = f"{folder.final(candidate)} leaves out {run.base}: {NEEDED}"
         return Found(run.config, refusal, candidate)
     return Found() if candidates else None
+
+
+def _reads(init: Any, base: StoredBase) -> bool:
+    """Whether an init function takes from files all that a checkpoint leaves out, whatever their contents."""
+    return isinstance(init, FrozenBase) and all(init.reads(path) for path in base.sha256)
 
 
 def say_none(world: World, folder: Path, steps: int) -> None:

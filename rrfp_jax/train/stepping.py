@@ -40,6 +40,7 @@ from rrfp_jax.sim.planned import Planned, base_of
 from rrfp_jax.trace.costs import CostTable, WorkloadCosts, measured
 from rrfp_jax.trace.layers import Work
 from rrfp_jax.trace.records import RecordedStep
+from rrfp_jax.train.base import FrozenBase
 from rrfp_jax.train.checks import examined, loss_trouble
 from rrfp_jax.train.loading import Loader
 from rrfp_jax.train.report import Report
@@ -170,7 +171,9 @@ class Stepper:
     ) -> None:
         self.engine, self._settings = engine, settings
         self.seed = settings.seed
-        self.saves = CheckpointWriter(lambda: self.engine, engine.world, self.seed)
+        init = engine.spec.init
+        base = init if isinstance(init, FrozenBase) else None
+        self.saves = CheckpointWriter(lambda: self.engine, engine.world, self.seed, base)
         self.schedule, self.exchange, self._rebalancing = schedule, exchange, rebalancing
         self.standing = TrainingState(loss_scale=loss_scale_of(settings.loss_scale))
         self.steps_done = 0

@@ -44,6 +44,7 @@ from rrfp_jax.runtime.stages.step import Sums
 from rrfp_jax.sim.choice import Auto
 from rrfp_jax.sim.planned import Planned
 from rrfp_jax.trace.costs import measured
+from rrfp_jax.train.base import FrozenBase
 from rrfp_jax.train.checks import (
     ELSEWHERE,
     check_count,
@@ -579,7 +580,7 @@ def _stepper(run: RunSpec, init: InitFunction | None) -> Stepper:
     if isinstance(auto, Auto) and auto.exchange and layout.replicas == 1:
         exchange = HintExchange(auto)
     run = predicted(run, layout)
-    engine = run.engine(layout, init)
+    engine = run.engine(layout, None if init is None else FrozenBase(init, lambda: engine.library.roles))
     settings = run.settings if engine.memory.limited else run.settings.limited(run.mesh.pp)
     moves = rebalancing(settings.rebalance, layout.widths)
     assert not isinstance(run.schedule, Auto), "it has been chosen"

@@ -18,7 +18,7 @@ from rrfp_jax.checkpoint.leaves import PARAMETERS, Key
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.fields import path_of, shown
 from rrfp_jax.json_files import Unreadable, read_json
-from rrfp_jax.runtime.programs.initial import InitFunction, ModelCheckedInit
+from rrfp_jax.runtime.programs.initial import InitFunction, ModelCheckedInit, SourcedInit
 from rrfp_jax.weights.families import CONFIG, PIXELS, TIED, Family, differences, family_of
 from rrfp_jax.weights.tables import HEAD, TensorNames
 from rrfp_jax.weights.tensors import Tensor, TensorFiles, TensorSource, converted, first_few
@@ -131,6 +131,10 @@ class Published:
         """A parameter of the model; None for others. Raises as `FromTensors` does."""
         return self.files.init(self._tensor)(path, spec)
 
+    def source_of(self, path: str) -> str | None:
+        """The files, of a parameter of the model; see `SourcedInit`."""
+        return self.files.init(self._tensor).source_of(path)
+
     def check_model(self, params: Collection[str], owners: Mapping[str, str]) -> None:
         """Refuse other parameters than the model's, and ties that it does not have (`ModelCheckedInit`)."""
         kept = tuple(f"{self.layers[-1]}.{beginning}" for beginning in self.elsewhere)
@@ -169,6 +173,15 @@ class Together:
     def __call__(self, path: str, spec: jax.ShapeDtypeStruct) -> Any:
         """What the first one gives that gives something."""
         return next((found for one in self.inits if (found := one(path, spec)) is not None), None)
+
+    def source_of(self, path: str) -> str | None:
+        """Of the first that gives the parameter, if no function before it might; see `SourcedInit`."""
+        for one in self.inits:
+            if not isinstance(one, SourcedInit):
+                return None
+            if (found := one.source_of(path)) is not None:
+                return found
+        return None
 
     def check_model(self, params: Collection[str], owners: Mapping[str, str]) -> None:
         """All those that know their model; see `ModelCheckedInit`."""

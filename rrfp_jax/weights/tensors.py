@@ -113,6 +113,14 @@ class FromTensors:
         return f"{path}: no tensor {name!r} in {self.where}" + (f", but there is {near[0]!r}" if near else "")
 
 
+class FromFiles(FromTensors):
+    """Of tensors in files of others, which are there when a run resumes, unlike those of another run."""
+
+    def source_of(self, path: str) -> str | None:
+        """See `SourcedInit`."""
+        return None if self._tensor(path) is None else self.where
+
+
 def first_few(told: Sequence[str], count: int | None = None) -> str:
     """The first of so many sentences or names, and how many more there are."""
     more = (len(told) if count is None else count) - MOST_TOLD
@@ -208,9 +216,9 @@ class TensorFiles:
         files = sorted({str(path) for path in self.where.values()})
         return files[0] if len(files) == 1 else f"{files[0]} and {len(files) - 1} more files"
 
-    def init(self, names: NameMap) -> FromTensors:
+    def init(self, names: NameMap) -> FromFiles:
         """Parameters from these tensors."""
-        return FromTensors(names, self.where, str(self), lambda name: _read(self.where[name], name))
+        return FromFiles(names, self.where, str(self), lambda name: _read(self.where[name], name))
 
 
 def _listed(files: str | PathLike[str] | Sequence[str | PathLike[str]]) -> list[Path]:

@@ -224,7 +224,7 @@ class TestMutations:
         reseal(scratch / "20", metadata=change("custom_metadata", to=state))
         found = opened(scratch)
         if found is not None:
-            expected = {"layers": [], **state}  # which the first versions did not have
+            expected = {"layers": [], "base": None, **state}  # which the first versions did not have
             assert json.dumps(asdict(found[0]), sort_keys=True) == json.dumps(expected, sort_keys=True)
 
     @EXAMPLES

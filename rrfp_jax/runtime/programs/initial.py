@@ -34,6 +34,14 @@ class ModelCheckedInit(Protocol):
         """
 
 
+@runtime_checkable
+class SourcedInit(Protocol):
+    """An init function whose values are in files of others, and are found there again when a run resumes."""
+
+    def source_of(self, path: str) -> str | None:
+        """The files that have a parameter's value, for messages; None if it is in no such file."""
+
+
 NUMBER = jax.ShapeDtypeStruct((), jnp.uint32)
 
 
