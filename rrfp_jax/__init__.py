@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rrfp_jax.data.contract import Microbatch
     from rrfp_jax.errors import TrainingError, UsageError
     from rrfp_jax.report.timeline import compare
-    from rrfp_jax.runs.config import RunConfig
+    from rrfp_jax.runs.config import Checkpointing, RunConfig
     from rrfp_jax.runtime.engine.settings import Settings
     from rrfp_jax.runtime.mesh.topology import Mesh
     from rrfp_jax.runtime.model.layers import EvaluationBatch, layer
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from rrfp_jax.train.trainer import Trainer
 
 __all__ = [
+    "Checkpointing",
     "EvaluationBatch",
     "Loss",
     "Max",
@@ -52,6 +53,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "Checkpointing": "runs.config",
     "EvaluationBatch": "runtime.model.layers",
     "Loss": "runtime.model.metrics",
     "Max": "runtime.model.metrics",

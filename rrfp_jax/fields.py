@@ -274,8 +274,9 @@ def misfit_of(
         return f"{name}({given}={text}): no such argument; {remedy}"
     places = [parameter.name for parameter in parameters if parameter.kind is not parameter.KEYWORD_ONLY]
     if len(args) > len(places):
-        them = f"only {', '.join(places)}" if places else "none"
-        return f"{name}: {len(args)} arguments without a name, but it takes {them} so; give the rest by name"
+        them = ", ".join(f"{own}=..." for own in names[len(places) : len(args)])
+        by_place = f"; only {' and '.join(places)} need no name" if places else ""
+        return f"{name}: give arguments by name, such as {name}({them}){by_place}"
     if twice := [own for own in places[: len(args)] if own in kwargs]:
         return f"{name}: {twice[0]} is given twice, by its place and by name"
     bound = {*places[: len(args)], *kwargs}

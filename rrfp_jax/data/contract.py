@@ -12,6 +12,7 @@ one is refused then.
 from __future__ import annotations
 
 import hashlib
+import inspect
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -85,6 +86,8 @@ class InMemory:
             made = self._source(step)
             if isinstance(made, Mapping):
                 raise UsageError(f"data({step}) returned one dict: return a list of microbatches, [{{...}}]")
+            if not isinstance(made, Iterable):
+                raise UsageError(f"data({step}) returned {shown(made)}: return a list of microbatches")
             self._current, self._step = _arrays_of_all(made, copied=True), step
         return [
             Microbatch({k: jax.ShapeDtypeStruct(v.shape, v.dtype) for k, v in mb.items()}, source=(step, j))
@@ -179,6 +182,8 @@ def as_data(data: Any) -> Data:
     if isinstance(data, Data):
         return data
     if callable(data) or isinstance(data, Sequence):
+        if callable(data) and not _takes_a_step(data):
+            raise UsageError("data: the function takes no step; write it as data(step)")
         return InMemory(data)
     if isinstance(data, Iterator):
         raise UsageError(
@@ -190,6 +195,15 @@ def as_data(data: Any) -> Data:
         f"data={type(data).__name__}(...): give an object with plan(step) and load(microbatch, fields), "
         "a function of the step that returns microbatches, or a list of microbatches (dicts of arrays)"
     )
+
+
+def _takes_a_step(function: Callable[..., Any]) -> bool:
+    """Whether a function can be called with one number, as far as Python knows."""
+    try:
+        inspect.signature(function).bind(0)
+    except (TypeError, ValueError) as error:  # ValueError: a builtin without a signature
+        return isinstance(error, ValueError)
+    return True
 
 
 def plan_step(data: Data, step: int) -> Sequence[Microbatch]:

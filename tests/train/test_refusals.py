@@ -505,12 +505,12 @@ class TestArguments:
             (lambda: rrfp.Trainer(data=BATCH), "Trainer: give pipe, too: Trainer(pipe, optimizer, ...)"),
             (
                 lambda: rrfp.Trainer(1, 2, 3),
-                "Trainer: 3 arguments without a name, but it takes only pipe, optimizer so;",
+                "=...); only pipe and optimizer need no name",
             ),
             (lambda: rrfp.Mesh(stages=4), "Mesh(stages=4): no such argument; stages are pp: Mesh(pp=4)"),
             (
                 lambda: rrfp.Mesh(4),
-                "Mesh: 1 arguments without a name, but it takes none so; give the rest by name",
+                "Mesh: give arguments by name, such as Mesh(pp=...)",
             ),
             (lambda: rrfp.Settings(on_nonfinit="skip"), "did you mean on_nonfinite=?"),
             (lambda: rrfp.Pipeline([], loss_fn=toy.loss), "it is loss: Pipeline(layers, loss)"),

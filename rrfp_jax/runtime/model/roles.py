@@ -177,12 +177,12 @@ def _resolve_ties(specs: Mapping[str, Any], layers: int, tied: Sequence[tuple[st
 def layers_of_chunks(layers: int, placement: Placement, split: Sequence[int] | None) -> list[list[range]]:
     """By stage, the layers of each of its chunks; refuses too few, and a split that does not add up."""
     virtual_stages, what, many = placement.last + 1, "stage", f"{placement.stages} stages"
-    if placement.chunks > 1:
-        what, many = f"chunk of each of {many}", f"{placement.chunks} chunks on {many}"
+    remedy = f"use at most {layers}"
+    if (chunks := placement.chunks) > 1:
+        what, many = "chunk", f"{chunks} chunks on each of {many}"
+        remedy = f"use at most {layers // chunks} stages, or a schedule with one chunk per stage, such as bf"
     if virtual_stages > layers:
-        raise UsageError(
-            f"{many} for {layers} layers: each {what} needs at least one; use at most {layers} in all"
-        )
+        raise UsageError(f"{many} for {layers} layers: each {what} needs at least one; {remedy}")
     if split is None:
         split = split_evenly(layers, virtual_stages)
     whole = all(isinstance(size, (int, np.integer)) for size in split)
