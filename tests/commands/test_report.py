@@ -25,7 +25,7 @@ def folder(tmp_path_factory):
 def test_a_run_is_explained(folder, capsys):
     assert report([str(folder)]) == 0
     told = capsys.readouterr().out
-    assert told.startswith("Stage 2 computes 1.60 times as long as the others: ")
+    assert told.startswith("schedule bf\nStage 2 computes 1.60 times as long as the others: ")
     assert "waiting for data" in told and "20.0%" in told
     assert "Stage 2 computes" in (folder / "report.html").read_text()
     out = folder / "why.html"
@@ -52,7 +52,10 @@ def test_without_what_draws_there_is_the_text(folder, monkeypatch, capsys):
     monkeypatch.delitem(sys.modules, "rrfp_jax.report.page", raising=False)
     assert report([str(folder)]) == 0
     told = capsys.readouterr().out
-    assert told.startswith("Stage 2 computes 1.60 times") and "pip install 'rrfp-jax[pictures]'" in told
+    assert (
+        told.startswith("schedule bf\nStage 2 computes 1.60 times")
+        and "pip install 'rrfp-jax[pictures]'" in told
+    )
 
 
 @pytest.mark.parametrize(

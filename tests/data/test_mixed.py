@@ -9,6 +9,9 @@ from tests.train.test_processes import SCRIPTS, command
 RANKS = 4
 
 
+pytestmark = pytest.mark.slow(reason="25 s: processes, and models with images; test_documents.py has text")
+
+
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
     """What every rank found."""
@@ -27,7 +30,6 @@ def ranks(tmp_path_factory):
     return [json.loads((folder / f"mixed-{rank}.json").read_text()) for rank in range(RANKS)]
 
 
-@pytest.mark.slow(reason="23 s: models with images; test_documents.py has text")
 def test_mixed_buckets_equal_the_unpadded_unpipelined_reference(ranks):
     for rank in ranks:
         for loss, leaf in rank["errors"].values():
@@ -46,7 +48,6 @@ def test_all_ranks_plan_alike(ranks):
         assert all(rank[name] == ranks[0][name] for rank in ranks)
 
 
-@pytest.mark.slow(reason="7 s: processes; train/test_processes.py has a plan")
 def test_a_planned_order_that_differs_names_rank_and_step(tmp_path):
     script = tmp_path / "differs.py"
     script.write_text(

@@ -68,6 +68,7 @@ def test_minimal(tmp_path):
     assert sum(bool(line) for line in ast.unparse(code).splitlines()) <= 30
 
 
+@pytest.mark.costly(reason="a process that compiles for itself")
 def test_own_data(tmp_path):
     *trained, equal = example("own_data.py", tmp_path).splitlines()
     assert [line.split()[0] for line in trained] == ["function", "iterable", "plan/load"]
@@ -85,6 +86,7 @@ def test_lengths(tmp_path):
     assert losses(said)[19] < 0.5
 
 
+@pytest.mark.slow(reason="10 s: a process that compiles for itself")
 def test_tensor_and_data_parallelism(tmp_path):
     said = example("tp_dp.py", tmp_path)
     assert float(re.findall(r"accuracy ([\d.]+)", said)[-1]) > 0.9

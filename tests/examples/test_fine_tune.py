@@ -138,7 +138,7 @@ def test_the_base_is_as_it_was_and_merging_is_exact(base, tuned, tmp_path):
     np.testing.assert_allclose(logits_of(plain(cfg, merged), mb), with_adapters, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a process that compiles for itself")
 @pytest.mark.parametrize(
     "start", [("fine_tune.py",), ("-m", "rrfp_jax", "launch", "-n", "2", "fine_tune.py")]
 )

@@ -97,6 +97,7 @@ def text_of(output):
     return output.get("text") or output["data"].get("text/plain", "")
 
 
+@pytest.mark.slow(reason="35 s: it runs a notebook that trains")
 def test_its_stored_outputs_are_those_of_today(executed):
     """But for times, and for decimals where machines round differently: python -m tests.support.notebook."""
     for cell in stored():
@@ -118,6 +119,7 @@ def test_runs_in_this_interpreter(executed):
     assert Path(kernel.run("import sys; print(sys.prefix)")[0].strip()).samefile(sys.prefix)
 
 
+@pytest.mark.slow(reason="35 s: it runs a notebook that trains")
 @pytest.mark.parametrize("cell", ["timeline", "train-bf"])
 def test_draws_a_timeline(executed, cell):
     (picture,) = results(executed[0][cell], "text/html")
@@ -125,6 +127,7 @@ def test_draws_a_timeline(executed, cell):
     assert all(text in picture for text in ("stage 3", "F7 on stage 0", "B7 on stage 3"))
 
 
+@pytest.mark.slow(reason="35 s: it runs a notebook that trains")
 def test_learns(executed):
     losses, _ = executed[1].run("print([report.loss for report in reports])")
     losses = json.loads(losses)
@@ -132,6 +135,7 @@ def test_learns(executed):
     assert losses[-1] < 0.2
 
 
+@pytest.mark.slow(reason="35 s: it runs a notebook that trains")
 def test_shows_that_it_is_right(executed):
     cells, _, folder = executed
     assert results(cells["equal"], "text/plain") == ["True"]

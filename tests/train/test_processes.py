@@ -12,7 +12,6 @@ import pytest
 
 from tests.scripts import narrow_ranks
 from tests.support import toy
-from tests.support.kept import with_cache
 from tests.support.selected import is_quick
 
 REPOSITORY = Path(__file__).parents[2]
@@ -26,7 +25,7 @@ def environment():
     """What commands of ours run in."""
     own = {"PYTHONPATH": str(REPOSITORY), "JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"}
     own["RRFP_TEST_EXECUTABLES"] = str(REPOSITORY / ".pytest_cache" / "executables")
-    return with_cache({**os.environ, **own})
+    return {**os.environ, **own}
 
 
 def command(*arguments, folder, limit=150.0):
