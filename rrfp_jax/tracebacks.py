@@ -29,12 +29,25 @@ def shown_error(error: BaseException) -> list[str]:
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if author_of(frame.filename) == "user"]
     own = own or [frame for frame in frames if author_of(frame.filename) == "package"]
-    lines = ["Traceback (most recent call last):\n"] if own else []
+    lines = [*_earlier(error), *(["Traceback (most recent call last):\n"] if own else [])]
     lines += traceback.StackSummary.from_list(own).format()
     lines += [f"  ({VARIABLE}={FULL} shows the frames inside rrfp_jax)\n"]
     # As Python has it, and last: a launcher reads that in the log of a rank that has not joined.
     lines += [f"{type(error).__module__}.{type(error).__name__}: {text_of(error)}\n"]
     return [*lines, *(f"{note}\n" for note in getattr(error, "__notes__", ()))]
+
+
+def _earlier(error: BaseException) -> list[str]:
+    """What the user's own code was handling when an error was raised; no sentence of ours has that in it."""
+    before = error.__context__
+    if before is None or error.__suppress_context__:
+        return []
+    frames = traceback.extract_tb(before.__traceback__, 1)  # the first is of who handled it
+    if not frames or author_of(frames[0].filename) != "user":
+        return []
+    ours = isinstance(before, (UsageError, TrainingError))
+    shown = shown_error(before) if ours else traceback.format_exception(before)
+    return [*shown, "\nDuring handling of the above exception, another exception occurred:\n\n"]
 
 
 def hide_frames() -> None:

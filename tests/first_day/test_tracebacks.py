@@ -65,6 +65,18 @@ def test_what_was_raised_inside_is_not_told_twice():
     assert shown.endswith(f"{HINT}\nrrfp_jax.errors.TrainingError: step 3: the sentence\na note\n")
 
 
+def test_an_error_that_was_being_handled_is_shown_before():
+    try:
+        try:
+            raise KeyError("the first")
+        finally:
+            rrfp.Mesh(pp=-1)
+    except rrfp.UsageError as error:
+        shown = "".join(shown_error(error))
+    first, second = shown.split("\nDuring handling of the above exception, another exception occurred:\n\n")
+    assert first.endswith("KeyError: 'the first'\n") and "Mesh(pp=-1): a pipeline" in second
+
+
 def test_notebooks_show_the_same():
     error = caught()
     assert error._render_traceback_() == "".join(shown_error(error)).splitlines()
