@@ -301,9 +301,8 @@ class Checkpoints:
             refusal = mismatch_reason(folder, run, leaves, everything, only)
             refusal = refusal or base_refusal(folder, run, only.base)
             if not refusal:
-                stored = {
-                    key: own for key, own in wanted.items() if name_of(only.of_key(key)) not in left_out(run)
-                }
+                absent = left_out(run)
+                stored = {key: own for key, own in wanted.items() if name_of(only.of_key(key)) not in absent}
                 found = Restored(folder=folder, run=run, leaves=_read_all(folder, leaves, stored, only))
         except Damaged as error:
             damage = str(error)

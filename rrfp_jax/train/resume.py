@@ -192,8 +192,7 @@ class CheckpointWriter:
 
     def _put_back(self, stages: Sequence[Stage], optimizers: Sequence[Optimizer], found: Restored) -> None:
         """Give them a checkpoint's values; what it leaves out they have already."""
-        absent = left_out(found.run)
-        kept: dict[Key, Any] = {key: leaf for key, leaf in leaves_of(stages, []) if name_of(key) in absent}
+        kept: dict[Key, Any] = {key: own for key, own in leaves_of(stages, []) if key not in found.leaves}
         put_back(stages, optimizers, {**kept, **found.leaves})
         if self._base is not None:
             self._base.replaced(found.run.base.sha256 if found.run.base is not None else ())

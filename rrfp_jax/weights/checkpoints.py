@@ -53,7 +53,9 @@ def checkpoint(
         except Damaged as error:
             raise UsageError(f"{error}; give weights.checkpoint the step= of another one") from None
 
-    return FromTensors(names, keys, str(stored.folder), read)
+    base = stored.run.base
+    where = str(stored.folder) if base is None else f"{stored.folder}, which leaves out {base}"
+    return FromTensors(names, keys, where, read)
 
 
 def orbax(folder: str | PathLike[str], names: NameMap = lambda path: path) -> InitFunction:

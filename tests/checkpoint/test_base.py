@@ -189,6 +189,23 @@ def test_a_tied_base_is_left_out_under_all_its_names(base, tmp_path):
     assert made.restore(tmp_path / "tied")
 
 
+def test_a_tie_to_what_was_left_out_takes_its_value(base, tmp_path):
+    untied = trainer(init_of(base), frozen="0.base")
+    untied.start()
+    untied.save(tmp_path / "untied")
+    pipe = pipeline(frozen="0.base")
+    pipe.tied = [("0.base", "3.base")]
+    made = rrfp.Trainer(pipe, optax.adam(1e-2), data=data, mesh=rrfp.Mesh(pp=2), init=init_of(base))
+    made.restore(tmp_path / "untied", params_only=True)
+    assert np.array_equal(made.params()[3]["base"], tensors()["0"])
+
+
+def test_a_checkpoint_to_begin_with_says_what_it_leaves_out(saved):
+    own = trainer(rrfp.weights.checkpoint(saved[0]))
+    with pytest.raises(rrfp.UsageError, match=r"0\.base: no tensor .*, which leaves out 4 frozen parameters"):
+        own.start()
+
+
 def test_export_says_where_the_rest_is(saved, tmp_path, capsys):
     with pytest.raises(
         rrfp.UsageError, match=r"leaves out 4 frozen .* restore it in a Trainer whose init= reads"
