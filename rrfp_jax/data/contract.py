@@ -179,11 +179,14 @@ class Stream:
 
 def as_data(data: Any) -> Data:
     """A `Data` as it is; a function of the step, or a list of microbatches, wrapped; else `UsageError`."""
+    if isinstance(data, type):  # which has the methods, too
+        name = data.__name__
+        raise UsageError(f"data: {name} is a class; give an object of it, {name}(...)")
     if isinstance(data, Data):
         return data
     if callable(data) or isinstance(data, Sequence):
         if callable(data) and not _takes_a_step(data):
-            raise UsageError("data: the function takes no step; write it as data(step)")
+            raise UsageError("data: the function must take the step and nothing else; write it as data(step)")
         return InMemory(data)
     if isinstance(data, Iterator):
         raise UsageError(
@@ -246,7 +249,7 @@ def check_dtypes(step: int, buckets: Sequence[Bucket], known: Mapping[str, tuple
             if dtype != expected:
                 raise UsageError(
                     f"step {step}: microbatch {j}: its field {name!r} is {dtype}{list(shape)}, but "
-                    f"{expected} in {where}; give a field one dtype everywhere: array.astype(np.{expected})"
+                    f"{expected} in {where}; give a field one dtype everywhere: array.astype({expected!r})"
                 )
 
 

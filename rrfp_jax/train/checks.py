@@ -164,8 +164,8 @@ def warn_of_lost(engine: Engine) -> None:
     lost = engine.library.lost_gradients
     if lost and engine.layout.world.rank == 0:
         warn(
-            f"warning: {told_lost(lost)}. They keep their initial values: let the loss follow from them by "
-            f"functions with a derivative, or say that it is meant: Pipeline(..., frozen={shown([*lost])})"
+            f"warning: {told_lost(lost)}. They learn nothing: let the loss follow from them by functions "
+            f"with a derivative, or say that it is meant: Pipeline(..., frozen={[*lost]})"
         )
 
 

@@ -54,8 +54,8 @@ def checkpoint(
             raise UsageError(f"{error}; give weights.checkpoint the step= of another one") from None
 
     base = stored.run.base
-    where = str(stored.folder) if base is None else f"{stored.folder}, which leaves out {base}"
-    return FromTensors(names, keys, where, read)
+    left_out = "" if base is None else f" (which leaves out what was read from {' and '.join(base.files)})"
+    return FromTensors(names, keys, f"{stored.folder}{left_out}", read)
 
 
 def orbax(folder: str | PathLike[str], names: NameMap = lambda path: path) -> InitFunction:

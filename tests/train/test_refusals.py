@@ -463,7 +463,7 @@ class TestAnOddMicrobatch:
     def test_another_dtype_in_a_step(self):
         with refused(
             "step 0: microbatch 1: its field 'tokens' is float32[2, 8], but int32 in microbatch 0; give a "
-            "field one dtype everywhere: array.astype(np.int32)"
+            "field one dtype everywhere: array.astype('int32')"
         ):
             make(data=one_of("tokens", dtype=np.float32))
 

@@ -38,7 +38,7 @@ Border: TypeAlias = tuple[int, ...]
 _OBJECTIVE, _WEIGHT = 1, 2
 """Flags of values that these two cotangents reach."""
 
-_MOST_NAMES = 3
+_MOST_NAMES = _MOST_PLACES = 3
 
 _STILL = frozenset(["stop_gradient", "round", "floor", "ceil", "sign", "nextafter"])
 """Primitives whose derivative is zero everywhere. JAX gives their results no tangent at all."""
@@ -347,7 +347,8 @@ def told_lost(lost: Mapping[str, str]) -> str:
     said = []
     for place, group in groupby(lost, lost.__getitem__):
         said.append(f"no gradient reaches {_names([*group])}: {place}")
-    return "; ".join(said)
+    more = len(said) - _MOST_PLACES
+    return "; ".join(said[:_MOST_PLACES]) + (f"; and so in {more} more places" if more > 0 else "")
 
 
 def _names(names: Sequence[str]) -> str:
