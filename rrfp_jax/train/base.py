@@ -24,7 +24,7 @@ class FrozenBase:
     """
 
     init: InitFunction
-    roles: Callable[[], Roles]
+    roles: Callable[[], Roles] = field(init=False)  # of the present engine, given before anything is read
     _noted: dict[str, tuple[str, str]] = field(default_factory=dict)
     _kept: dict[str, tuple[str, str]] | None = None
 

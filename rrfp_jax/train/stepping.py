@@ -173,6 +173,8 @@ class Stepper:
         self.seed = settings.seed
         init = engine.spec.init
         base = init if isinstance(init, FrozenBase) else None
+        if base is not None:  # an engine that layers have moved from is not kept
+            base.roles = lambda: self.engine.library.roles
         self.saves = CheckpointWriter(lambda: self.engine, engine.world, self.seed, base)
         self.schedule, self.exchange, self._rebalancing = schedule, exchange, rebalancing
         self.standing = TrainingState(loss_scale=loss_scale_of(settings.loss_scale))

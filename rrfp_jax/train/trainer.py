@@ -580,7 +580,7 @@ def _stepper(run: RunSpec, init: InitFunction | None) -> Stepper:
     if isinstance(auto, Auto) and auto.exchange and layout.replicas == 1:
         exchange = HintExchange(auto)
     run = predicted(run, layout)
-    engine = run.engine(layout, None if init is None else FrozenBase(init, lambda: engine.library.roles))
+    engine = run.engine(layout, None if init is None else FrozenBase(init))
     settings = run.settings if engine.memory.limited else run.settings.limited(run.mesh.pp)
     moves = rebalancing(settings.rebalance, layout.widths)
     assert not isinstance(run.schedule, Auto), "it has been chosen"

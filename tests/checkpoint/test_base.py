@@ -1,7 +1,9 @@
 """Frozen parameters that an `init` reads from files: checkpoints leave them out, and a resume checks them."""
 
+import gc
 import json
 import re
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -203,6 +205,16 @@ def test_a_tie_to_what_was_left_out_takes_its_value(base, tmp_path):
 def test_a_checkpoint_to_begin_with_says_what_it_leaves_out(saved):
     with pytest.raises(rrfp.UsageError, match=r"0\.base: no tensor .* \(which leaves out what was read"):
         trainer(rrfp.weights.checkpoint(saved[0]))
+
+
+def test_no_engine_is_kept_once_layers_have_moved(base):
+    own = trainer(init_of(base))
+    list(own.steps(1))
+    before = weakref.ref(own._engine)
+    own.split = [1, 3]
+    list(own.steps(1))
+    gc.collect()
+    assert before() is None
 
 
 def test_export_says_where_the_rest_is(saved, tmp_path, capsys):
