@@ -1,7 +1,7 @@
 """Fine-tunes published weights with LoRA: the base stays frozen, small adapters are trained and then merged.
 
 Start it with `python fine_tune.py FOLDER`, a LLaMA model as downloaded; without one it makes a tiny model.
-With one process per stage: `rrfp launch -n 2 fine_tune.py`. Started again, it resumes.
+With one process per stage: `rrfp launch -n 2 fine_tune.py`. Started again, it resumes for 20 more steps.
 """
 
 import json
