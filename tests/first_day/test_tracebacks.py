@@ -20,7 +20,7 @@ def mine():
 mine()
 """
 SENTENCE = "rrfp_jax.errors.UsageError: --out='': is empty; give a path"
-HINT = "  (RRFP_TRACEBACK=full shows the frames inside rrfp_jax)"
+HINT = "  (RRFP_TRACEBACK=full shows all frames, and the error behind it)"
 
 
 @pytest.fixture(autouse=True)
