@@ -120,7 +120,8 @@ class RunConfig(Settings, ABC):
         """Refuse fields that are not there, and a class that does not say how to build all of it."""
         if "__dataclass_params__" in vars(cls) and vars(cls)["__dataclass_params__"].init:
             made = vars(cls)["__init__"]
-            if kwargs.keys() - inspect.signature(made).parameters:
+            taken = inspect.signature(made).parameters
+            if kwargs.keys() - taken and not any(own.kind is own.VAR_KEYWORD for own in taken.values()):
                 raise UsageError(misfit_of(cls.__name__, made, args, kwargs))
         if lacking := sorted(cls.__abstractmethods__):
             methods = " and ".join(f"{name}(self)" for name in lacking)

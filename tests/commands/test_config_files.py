@@ -198,3 +198,14 @@ def test_a_file_that_is_called_like_a_module_takes_nothing_away(tmp_path):
     (tmp_path / "json.py").write_text("from configs.quickstart import get_config")
     assert main([f"--config={tmp_path / 'json.py'}", "--help"]) == 0
     assert sys.modules["json"].loads("3") == 3
+
+
+def test_a_config_may_have_an_init_that_takes_any_fields():
+    from configs.quickstart import get_config
+
+    class Own(type(get_config())):
+        def __init__(self, double, **fields):
+            super().__init__(**vars(get_config()) | {"steps": 2 * double} | fields)
+
+    own = dataclass(frozen=True, kw_only=True)(Own)(double=3, name="other")
+    assert (own.steps, own.name) == (6, "other")
