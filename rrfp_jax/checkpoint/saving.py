@@ -366,7 +366,7 @@ def base_refusal(folder: Path, run: RunState, here: StoredBase | None) -> str:
         return ""
     return (
         f"{folder} leaves out {run.base}; now {' and '.join(here.files)} has other values of {len(other)} of "
-        f"them, such as {other[0]}: give the files that the run began with"
+        f"them, such as {other[0]}: give the files and the dtypes that the run began with"
     )
 
 

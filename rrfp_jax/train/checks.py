@@ -49,7 +49,9 @@ ELSEWHERE = {
     },
     **dict.fromkeys(["num_microbatches", "microbatches", "n_microbatches"], _OF_DATA),
     **dict.fromkeys(["accumulate_steps", "gradient_accumulation_steps"], _OF_DATA),
-    **dict.fromkeys(["batch_size", "micro_batch_size"], "rows of a microbatch are those of its arrays"),
+    **dict.fromkeys(
+        ["batch_size", "micro_batch_size"], "the batch size is the number of rows in each microbatch"
+    ),
     **dict.fromkeys(["num_stages", "stages", "devices"], "give the stages as mesh=rrfp.Mesh(pp=4)"),
     **dict.fromkeys(["lr", "learning_rate"], "give it to the optimizer: optax.adamw(3e-4)"),
     **dict.fromkeys(["steps", "num_steps", "max_steps", "epochs"], "for report in trainer.steps(100): ..."),

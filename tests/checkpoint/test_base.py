@@ -106,7 +106,7 @@ def test_a_changed_base_is_refused(saved, tmp_path, params_only):
     own = trainer(init_of(tmp_path / "new.safetensors"))
     said = (
         r"2 leaves out 4 frozen parameters, such as 0.base, which were read from .*model.safetensors; now "
-        r".*new.safetensors has other values of 1 of them, such as 2.base: give the files that the run began"
+        r".*new.safetensors has other values of 1 of them, such as 2.base: give the files and the"
     )
     with pytest.raises(rrfp.UsageError, match=said):
         own.restore(saved[0], params_only=params_only)

@@ -238,7 +238,10 @@ class Pipeline:
         """Who is called, and what is said if that fails: a layer before that gave None is named first."""
         who = self.who(index)
         if carry is None and index > 0:
-            return f"{self.who(index - 1)} returned None (is a `return` missing?), and {who}", "failed of it"
+            return (
+                f"{self.who(index - 1)} returned None (is a `return` missing?), and {who}",
+                "failed because of it",
+            )
         return who, f"failed when it was called{self._given(index, carry, fields)}"
 
 
