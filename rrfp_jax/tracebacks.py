@@ -31,10 +31,10 @@ def shown_error(error: BaseException) -> list[str]:
     own = own or [frame for frame in frames if author_of(frame.filename) == "package"]
     lines = [*_earlier(error), *(["Traceback (most recent call last):\n"] if own else [])]
     lines += traceback.StackSummary.from_list(own).format()
+    lines += [f"{note}\n" for note in getattr(error, "__notes__", ())]
     lines += [f"  ({VARIABLE}={FULL} shows all frames, and the error behind it)\n"]
     # As Python has it, and last: a launcher reads that in the log of a rank that has not joined.
-    lines += [f"{type(error).__module__}.{type(error).__name__}: {text_of(error)}\n"]
-    return [*lines, *(f"{note}\n" for note in getattr(error, "__notes__", ()))]
+    return [*lines, f"{type(error).__module__}.{type(error).__name__}: {text_of(error)}\n"]
 
 
 def _earlier(error: BaseException) -> list[str]:

@@ -271,19 +271,15 @@ GIT_SECONDS = 5.0
 """Within which git must answer: a working directory may lie on a slow disk."""
 
 
-def cores() -> int:
-    """That this process may use."""
-    return len(os.sched_getaffinity(0))
-
-
-Here: TypeAlias = tuple[str, int, str, int]
-"""Of a process: its machine, the cores that it may use, and kind and number of its devices."""
+Here: TypeAlias = tuple[str, Sequence[int], str, int]
+"""Of a process: its machine, the numbers of the cores that it may use, and kind and number of its devices."""
 
 
 def hardware_of(processes: Sequence[Here], on_cpu: bool) -> dict[str, str]:
     """What a run's processes ran on, in words; and whether they shared cores, "" if not."""
     machines = Counter(machine for machine, *_ in processes)
-    _, own, kind, devices = processes[0]
+    first, _, kind, devices = processes[0]
+    own = len({core for machine, cores, *_ in processes if machine == first for core in cores})
     count = sum(devices for *_, devices in processes)
     where = f"{len(machines)} machines" if len(machines) > 1 else "1 machine"
     several = f" in {len(processes)} processes" if len(processes) > 1 else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import platform
 import shlex
 import signal
@@ -27,7 +28,7 @@ from rrfp_jax.report.store import STEPS
 from rrfp_jax.report.timeline import can_draw
 from rrfp_jax.runs.config import RunConfig, as_json, fields_of
 from rrfp_jax.runs.display import Display
-from rrfp_jax.runs.files import RunFiles, check_place, cores, hardware_of
+from rrfp_jax.runs.files import RunFiles, check_place, hardware_of
 from rrfp_jax.runs.saving import Saver, started_again
 from rrfp_jax.runtime.mesh.topology import Mesh
 from rrfp_jax.runtime.run.exits import fail
@@ -255,7 +256,7 @@ class _Run:
         """See `hardware_of`; of all processes."""
         devices = jax.local_devices()
         used = min(len(devices), self._mesh.devices) if self._world.size == 1 else len(devices)
-        here = platform.node(), cores(), devices[0].device_kind, used
+        here = platform.node(), sorted(os.sched_getaffinity(0)), devices[0].device_kind, used
         found = self._world.gather("the machines", here)
         return hardware_of([tuple(own) for own in found], devices[0].platform == "cpu")
 

@@ -169,7 +169,7 @@ class Report:
         rates = [value for name, value in self.hyperparams.items() if name.endswith("learning_rate")]
         rate = f"  lr {' '.join(f'{value:.2e}' for value in rates)}" if rates else ""
         planned = "" if self.planning_seconds is None else f"  planned in {self.planning_seconds:.1f} s"
-        made = f"  compiled {self.compiled} programs" if self.compiled else ""
+        made = f"  compiled {self.compiled} program{'s' * (self.compiled > 1)}" if self.compiled else ""
         left_out = "" if self.applied else f"  not finite, skipped ({self.skipped} so far)"
         return (
             f"loss {self.loss:.4f}{metrics}{rate}  norm {self.gradient_norm:.3f}  "

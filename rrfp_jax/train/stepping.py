@@ -266,7 +266,7 @@ class Stepper:
         engine.world.agree(f"the plan of {phase} step {step}", planned)
         buckets = buckets_of(plan)
         if not self._known_buckets[phase].keys() >= set(buckets):
-            self._meet(phase, step, buckets)
+            self._meet(phase, step, buckets, data)
         rules, ahead = self.rules(len(plan), phase), None
         if trains and isinstance(self.schedule, Planned):
             ahead = plan_ahead(self.schedule, step, rules, buckets, self.recorded, engine)
@@ -286,10 +286,10 @@ class Stepper:
             )
         return StepOutcome(plan, planned, sums, ahead)
 
-    def _meet(self, phase: Phase, step: int, buckets: Sequence[Bucket]) -> None:
+    def _meet(self, phase: Phase, step: int, buckets: Sequence[Bucket], data: Data) -> None:
         """Take in shapes that were not there before; refuses what the model does not take."""
         known = self._known_buckets[phase]
-        if known:
+        if known and not declared_buckets(data):
             earlier = {
                 name: own for b in reversed(known) for name, own in dtypes_of(b, "earlier steps").items()
             }

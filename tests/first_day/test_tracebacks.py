@@ -62,7 +62,7 @@ def test_what_was_raised_inside_is_not_told_twice():
         error.add_note("a note")
         shown = "".join(shown_error(error))
     assert "inner" not in shown
-    assert shown.endswith(f"{HINT}\nrrfp_jax.errors.TrainingError: step 3: the sentence\na note\n")
+    assert shown.endswith(f"a note\n{HINT}\nrrfp_jax.errors.TrainingError: step 3: the sentence\n")
 
 
 def test_an_error_that_was_being_handled_is_shown_before():

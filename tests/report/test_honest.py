@@ -16,17 +16,23 @@ SHARED = "4 processes on 2 cores: idle shares include waiting for a core"
 @pytest.mark.parametrize(
     ("processes", "on_cpu", "words", "shared"),
     [
-        ([("a", 2, "cpu", 1)] * 4, True, "4 x cpu in 4 processes on 1 machine, 2 cores", SHARED),
-        ([("a", 4, "cpu", 1)] * 4, True, "4 x cpu in 4 processes on 1 machine, 4 cores", ""),
-        ([("a", 2, "H100", 1)] * 4, False, "4 x H100 in 4 processes on 1 machine, 2 cores", ""),
+        ([("a", range(2), "cpu", 1)] * 4, True, "4 x cpu in 4 processes on 1 machine, 2 cores", SHARED),
+        ([("a", range(4), "cpu", 1)] * 4, True, "4 x cpu in 4 processes on 1 machine, 4 cores", ""),
+        ([("a", range(2), "H100", 1)] * 4, False, "4 x H100 in 4 processes on 1 machine, 2 cores", ""),
         (
-            [("a", 8, "cpu", 2), ("b", 8, "cpu", 2)],
+            [("a", range(8), "cpu", 2), ("b", range(8), "cpu", 2)],
             True,
             "4 x cpu in 2 processes on 2 machines, 8 cores each",
             "",
         ),
         (
-            [("a", 1, "cpu", 4)],
+            [("a", range(at, at + 2), "cpu", 1) for at in (0, 2, 4, 6)],  # bound to cores of their own
+            True,
+            "4 x cpu in 4 processes on 1 machine, 8 cores",
+            "",
+        ),
+        (
+            [("a", range(1), "cpu", 4)],
             True,
             "4 x cpu on 1 machine, 1 cores",
             "4 virtual devices on 1 core: idle shares include waiting for a core",
@@ -39,7 +45,7 @@ def test_processes_that_share_cores_are_told(processes, on_cpu, words, shared):
 
 
 def test_a_report_says_when_where_and_by_which_schedule():
-    origin = dict(origin_of(None, hardware_of([("a", 2, "cpu", 1)] * 4, True)))
+    origin = dict(origin_of(None, hardware_of([("a", range(2), "cpu", 1)] * 4, True)))
     line = _origin_line(origin | {"git": {"commit": "0123456789abc", "dirty": True}}, "bf")
     assert line == (
         f"{origin['started']}, commit 012345678 with changes, schedule bf, "

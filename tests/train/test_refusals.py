@@ -11,6 +11,7 @@ import pytest
 from flax import nnx
 
 import rrfp_jax as rrfp
+from rrfp_jax.data.contract import InMemory
 from tests.support import toy
 from tests.support.refusals import BATCH, copied, make, refused, same
 
@@ -483,6 +484,13 @@ def test_another_dtype_in_a_later_step(trainer):
     with refused("microbatch 0: its field 'labels' is int16[2, 8], but int32 in earlier steps"):
         trainer.step([mb | {"labels": mb["labels"].astype(np.int16)} for mb in BATCH])
     trainer.step(BATCH)
+
+
+def test_dtypes_that_the_data_declares_are_taken(trainer):
+    class Declared(InMemory):
+        buckets = (BATCH[0], BATCH[0] | {"labels": BATCH[0]["labels"].astype(np.int16)})
+
+    assert trainer.evaluate(Declared(one_of("labels", dtype=np.int16))).loss == trainer.evaluate(BATCH).loss
 
 
 @pytest.mark.usefixtures("nothing_compiles")
