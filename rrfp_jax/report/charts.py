@@ -84,7 +84,7 @@ STAGE = alt.Y("s:O", title="stage", axis=thinned())
 
 # A step, stage by time.
 
-MOST_DRAWN = 40_000
+MOST_DRAWN = 38_000
 """That are drawn; of a larger step some stages are left out."""
 
 LEAST_IDLE = 1e-3
@@ -237,7 +237,7 @@ def stages(step: RecordedStep) -> Plot:
     """How each stage spent the step."""
     span = step.trace.makespan or 1.0
     rows = [
-        {"s": stage, "n": SHARES[name].words, "x": own / span, "o": order, "ms": milliseconds(own)}
+        {"s": stage, "n": SHARES[name].words, "x": round(own / span, 7), "o": order, "ms": milliseconds(own)}
         for stage, time in enumerate(stage_times(step.trace, step.fixed_order, step.grouped))
         for order, (name, own) in enumerate(time.seconds.items())
         if own

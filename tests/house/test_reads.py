@@ -226,6 +226,7 @@ WALL_CLOCK = {
     "runtime/run/host_memory.py": "beside times of files",
     "runtime/programs/executables.py": "beside times of files",
     "runtime/run/name_lock.py": "a date for people",
+    "runs/files.py": "the same",
     "commands/preflight/meeting.py": "compares the clocks of machines",
 }
 """Who asks for the time of day, and why. It may be set meanwhile, so durations are never measured by it."""
