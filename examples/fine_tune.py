@@ -114,8 +114,10 @@ def published_name(path, cfg):
 def read(folder):
     """The config, and the `init` of a Trainer that reads the tensors."""
     cfg = json.loads((folder / "config.json").read_text())
-    if cfg["model_type"] != "llama" or cfg.get("rope_scaling"):
-        raise SystemExit(f"{folder}: this example computes LLaMA models without rope_scaling")
+    if others := [name for name in ("rope_scaling", "attention_bias", "mlp_bias") if cfg.get(name)]:
+        raise SystemExit(f"{folder}: this example cannot compute models with {others[0]}")
+    if cfg["model_type"] != "llama":
+        raise SystemExit(f"{folder}: this example computes LLaMA models, not {cfg['model_type']}")
 
     def tensor(path):
         name = published_name(path, cfg)
@@ -151,7 +153,7 @@ def write(folder, cfg, tensors):
     """A model in the published form. Files get their names once complete: several processes may do this."""
     folder.mkdir(exist_ok=True)
     part = folder / f"{os.getpid()}.part"
-    save_file({name: np.ascontiguousarray(own) for name, own in tensors.items()}, part)
+    save_file({name: np.ascontiguousarray(own) for name, own in tensors.items()}, part, {"format": "pt"})
     part.rename(folder / "model.safetensors")
     part.write_text(json.dumps(cfg, indent=2))
     part.rename(folder / "config.json")

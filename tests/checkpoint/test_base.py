@@ -1,9 +1,7 @@
 """Frozen parameters that an `init` reads from files: checkpoints leave them out, and a resume checks them."""
 
-import gc
 import json
 import re
-import weakref
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +14,7 @@ from safetensors.numpy import load_file, save_file
 import rrfp_jax as rrfp
 from rrfp_jax.checkpoint.format import METADATA
 from rrfp_jax.commands.cli import main
+from tests.support.decided_moves import forgets_its_engine
 
 LAYERS, WIDTH = 4, 4
 BASES = [f"params.{layer}.base" for layer in range(LAYERS)]
@@ -208,13 +207,7 @@ def test_a_checkpoint_to_begin_with_says_what_it_leaves_out(saved):
 
 
 def test_no_engine_is_kept_once_layers_have_moved(base):
-    own = trainer(init_of(base))
-    list(own.steps(1))
-    before = weakref.ref(own._engine)
-    own.split = [1, 3]
-    list(own.steps(1))
-    gc.collect()
-    assert before() is None
+    assert forgets_its_engine(trainer(init_of(base)), [1, 3])
 
 
 def test_export_says_where_the_rest_is(saved, tmp_path, capsys):

@@ -5,11 +5,7 @@ import threading
 
 from rrfp_jax.commands.preflight.meeting import meet
 from rrfp_jax.runtime.run.place import Address, Place
-
-
-def free_port():
-    with socket.create_server(("", 0)) as probe:
-        return probe.getsockname()[1]
+from tests.support.alone import free_port
 
 
 def met(ranks, folder, port, limit=20.0, count=3, sees=None):

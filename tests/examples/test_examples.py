@@ -8,43 +8,23 @@ import ast
 import os
 import re
 import shutil
-import socket
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
-from tests.support.kept import with_cache
+from tests.support import alone
 
 REPOSITORY = Path(__file__).parents[2]
 EXAMPLES = REPOSITORY / "examples"
 SCRIPTS = sorted(path.name for path in EXAMPLES.glob("*.py"))
-LIMIT_SECONDS = 300.0
 STEP = re.compile(r"step +(\d+)  loss ([\d.]+)")
 
 
-def environment():
-    """Of a process that finds this checkout's package, and imports nothing else of it by accident."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    return with_cache({**kept, "PYTHONPATH": str(REPOSITORY), "JAX_PLATFORMS": "cpu"})
-
-
 def run(*command, folder, **variables):
-    """What a command printed in a folder; it must succeed."""
-    done = subprocess.run(
-        [str(word) for word in command],
-        cwd=folder,
-        env={**environment(), **variables},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=LIMIT_SECONDS,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout
-    return done.stdout
+    """What a command printed that finds this checkout's package."""
+    return alone.run(*command, folder=folder, **{"PYTHONPATH": str(REPOSITORY), **variables})
 
 
 def losses(said):
@@ -101,15 +81,10 @@ def test_multimodal(tmp_path):
     assert truth == read
 
 
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
-
-
 def test_prometheus(tmp_path):
     shutil.copy(EXAMPLES / "prometheus.py", tmp_path)
     train = (sys.executable, "-m", "rrfp_jax", "train", "--config=prometheus.py")
-    said = run(*train, f"--config.port={free_port()}", folder=tmp_path)
+    said = run(*train, f"--config.port={alone.free_port()}", folder=tmp_path)
     assert losses(said)[19] < 0.1 * losses(said)[0]
 
 

@@ -56,6 +56,20 @@ def logits_of(layers, mb):
     return carry
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"attention_bias": True}, "cannot compute models with attention_bias"),
+        ({"model_type": "qwen3"}, "LLaMA models, not qwen3"),
+    ],
+)
+def test_another_model_is_refused(given, said, base, tmp_path):
+    cfg = json.loads((base / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(cfg | given))
+    with pytest.raises(SystemExit, match=said):
+        fine_tune.read(tmp_path)
+
+
 def test_the_model_is_that_of_the_published_weights(base):
     """As another implementation of it reads them."""
     cfg = decoder.DecoderConfig(**rrfp.weights.architecture(base), dtype=jnp.float32)

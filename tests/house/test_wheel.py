@@ -1,8 +1,6 @@
 """The wheel: what is in it, and what a user can do with nothing but it."""
 
-import os
 import shutil
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -10,31 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests.docs.pages import blocks_of
-from tests.examples.test_examples import free_port
-from tests.support.kept import with_cache
+from tests.support.alone import free_port, run
 
 REPOSITORY = Path(__file__).parents[2]
 SCRIPTS = REPOSITORY / "tests" / "scripts"
 EXAMPLES = REPOSITORY / "examples"
 NOT_COPIED = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__")
-LIMIT_SECONDS = 120
-
-
-def run(*command, folder):
-    """What the command printed; it runs in `folder` and knows nothing of this checkout but its programs."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
-    done = subprocess.run(
-        [str(part) for part in command],
-        cwd=folder,
-        env=with_cache({**environment, "JAX_PLATFORMS": "cpu"}),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=LIMIT_SECONDS,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout
-    return done.stdout
 
 
 @pytest.fixture(scope="module")

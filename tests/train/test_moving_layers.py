@@ -1,8 +1,6 @@
 """A split that is set between steps: what is equal to the bit, what is refused, what is let go."""
 
-import gc
 import json
-import weakref
 
 import jax
 import numpy as np
@@ -18,6 +16,7 @@ from rrfp_jax.runtime.stages.stage import Leaf
 from tests.runtime.test_interrupts import interrupt_after
 from tests.scripts.moving_ranks import BY_THEMSELVES
 from tests.support import sharded, toy
+from tests.support.decided_moves import forgets_its_engine
 from tests.support.selected import is_quick, selected
 from tests.train.test_processes import SCRIPTS, command
 
@@ -198,13 +197,7 @@ def test_stages_of_other_widths_are_refused_before_anything_moves():
 
 @pytest.mark.slow(reason="a Trainer of its own")
 def test_nothing_stays_of_where_layers_were():
-    trainer = toy.trainer(2, data=BATCH, split=[4, 4])
-    list(trainer.steps(1))
-    before = weakref.ref(trainer._engine)
-    trainer.split = [3, 5]
-    list(trainer.steps(1))
-    gc.collect()
-    assert before() is None
+    assert forgets_its_engine(toy.trainer(2, data=BATCH, split=[4, 4]), [3, 5])
 
 
 PROCESSES, CASES_OF_PROCESSES = 4, ("tied", "spread")  # moving_ranks.py has more
