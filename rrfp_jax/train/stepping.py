@@ -27,10 +27,11 @@ from rrfp_jax.data.contract import (
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.forecast.costs import layer_work
 from rrfp_jax.report.store import TRACED_STEPS
-from rrfp_jax.runtime.engine.engine import Engine, as_text
+from rrfp_jax.runtime.engine.engine import Engine, as_text, traced_programs
 from rrfp_jax.runtime.engine.resplit import Ready
 from rrfp_jax.runtime.engine.settings import OnNonfinite, Settings, check_order, loss_scale_of
 from rrfp_jax.runtime.programs.library import Phase
+from rrfp_jax.runtime.run.alike import check_programs
 from rrfp_jax.runtime.run.recorder import RunPhase
 from rrfp_jax.runtime.run.signals import interrupts_held
 from rrfp_jax.runtime.run.world import START_SECONDS
@@ -197,6 +198,8 @@ class Stepper:
         agreed = self._settings.as_text() | {"rules": str(rules), "schedule": str(self.schedule)}
         agreed |= {"loss_scale": str(self.standing.loss_scale)} | as_text(engine)
         engine.world.agree("what is to be run", agreed)
+        if engine.world.size > 1:
+            check_programs(engine.world, traced_programs(engine))
         engine.start(every, rules)
         engine.memory.of_step(rules, buckets)  # so that a budget that is too small is refused now
         if evaluate is not None:

@@ -107,6 +107,12 @@ def with_given(
     return reduce(ClosedJaxpr(own, closed.consts))
 
 
+def without_prints(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """The program without equations that its outputs do not need, such as a print."""
+    jaxpr = closed.jaxpr
+    return ClosedJaxpr(jaxpr.replace(eqns=_needed(jaxpr.eqns, jaxpr.outvars)), closed.consts)
+
+
 def _needed(equations: Sequence[JaxprEqn], outputs: Sequence[Any]) -> list[JaxprEqn]:
     needed = {atom for atom in outputs if not isinstance(atom, Literal)}
     kept = []

@@ -42,13 +42,15 @@ class LayerShapes:
     """Specs of one layer for one shape bucket.
 
     `traced` takes flat lists: parameters, carry, fields and numbers -> carry, and total and weight if the
-    layer has a term of its own, with these `metrics`. `partition` is the layer's own word, by paths in it.
+    layer has a term of its own, with these `metrics`. `initial` gives the parameters. `partition` is the
+    layer's own word, by paths in it.
     """
 
     params: Params
     carry_in: Any
     carry_out: Any
     traced: ClosedJaxpr
+    initial: ClosedJaxpr
     partition: Mapping[str, PartitionSpec] = field(default_factory=dict)
     metrics: Mapping[str, Any] = field(default_factory=dict)
 
@@ -208,7 +210,7 @@ class Pipeline:
             return out, (term.total, term.weight)
 
         with named(who, f"cannot be built{given if spec.kind == 'linen' else ''}"):
-            params = jax.eval_shape(spec.init, key, carry, mb)
+            initial, params = jax.make_jaxpr(spec.init, return_shape=True)(key, carry, mb)
             # As an update of optax would type them, too.
             params = jax.tree.map(lambda own: own.update(weak_type=False) if own.weak_type else own, params)
             partition = _partition(spec.partition(key, carry, mb))
@@ -217,7 +219,7 @@ class Pipeline:
             closed, (out, _) = jax.make_jaxpr(traced, return_shape=True)(*arguments)
             check_pure(closed)
             _check_constants(closed)
-        return LayerShapes(params, carry, out, closed, partition, metrics)
+        return LayerShapes(params, carry, out, closed, initial, partition, metrics)
 
     def init_layer(
         self, index: int, shapes: LayerShapes, fields: Specs, seed: jax.Array, number: jax.Array

@@ -18,6 +18,7 @@ from rrfp_jax.environment import ENVIRONMENT
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.printing import warn
 from rrfp_jax.runtime import _jax
+from rrfp_jax.runtime.run.alike import learn_hosts
 from rrfp_jax.runtime.run.coordinator import Coordinator
 from rrfp_jax.runtime.run.exits import Shutdown, fail, limit_overtime
 from rrfp_jax.runtime.run.handshake import connect, listen
@@ -174,6 +175,7 @@ def _joined() -> World:
         shared.remove()  # all ranks have proved to have it
     Shutdown(world, coordinator)
     _learn_clock(world)
+    learn_hosts(world)
     return world
 
 

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -73,6 +74,7 @@ class World:
         self.recorder = recorder or FlightRecorder(None, rank, "")
         self.stop = Stop()
         self.at_last: list[Callable[[], None]] = []  # done before a process ends that ends in good order
+        self.hosts: Sequence[str] = [platform.node()] * size  # of all ranks, once they have met
         self.says_goodbye = False  # it is taking its leave of the others, and may wait for them
         self.ending = threading.Lock()  # of the one thread that ends the process
         others = [other for other in range(size) if other != rank]

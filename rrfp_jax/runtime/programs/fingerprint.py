@@ -1,0 +1,47 @@
+"""Hashes of traced programs, equal in all processes that trace the same."""
+
+from __future__ import annotations
+
+import re
+from hashlib import blake2b
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import ClosedJaxpr
+
+from rrfp_jax.random_keys import is_key
+from rrfp_jax.runtime.autodiff.traced import without_prints
+from rrfp_jax.runtime.model.pipeline import LayerShapes, Pipeline, Specs
+
+LARGEST_BYTES = 1 << 20
+"""Of a value that is hashed: what a layer begins with may be a whole checkpoint."""
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+def fingerprint(*programs: ClosedJaxpr) -> str:
+    """A hash of programs and the values that they hold, of large ones only of their shape.
+
+    A backward that `jax.custom_vjp` gives is known by its name only: it is not traced yet.
+    """
+    found = blake2b(digest_size=8)
+    with jax.transfer_guard_device_to_host("allow"):
+        for closed in programs:
+            found.update(_ADDRESS.sub("", str(without_prints(closed).jaxpr)).encode())
+            for value in closed.consts:
+                if _is_small(value):
+                    found.update(np.asarray(value).tobytes())
+    return found.hexdigest()
+
+
+def _is_small(value: Any) -> bool:
+    is_array = isinstance(value, np.ndarray | jax.Array) and not isinstance(value, jax.core.Tracer)
+    return is_array and not is_key(value) and value.nbytes <= LARGEST_BYTES
+
+
+def layer_fingerprints(pipe: Pipeline, shapes: list[LayerShapes], fields: Specs) -> dict[str, str]:
+    """By layer the hash of its program and of that of its initial values; and the loss."""
+    known = {id(own): fingerprint(own.traced, own.initial) for own in shapes}  # repeats are alike
+    found = {f"layer {index}": known[id(own)] for index, own in enumerate(shapes)}
+    return found | {"the loss": fingerprint(pipe.traced_loss(shapes[-1].carry_out, fields))}
