@@ -247,7 +247,7 @@ class _Run:
                 self._display.say(files.trouble)
             return self._stopping.say_end(last.report.step, saver.saved)
         steps, lost = last.report.step + 1, ""
-        if config.checkpoint.wanted and not saver.saved and world.rank == 0:
+        if config.checkpoint.wanted and not saver.saved:
             lost = f"the checkpoint {folder / str(steps)} could not be written"
         _require_all_there(steps, lost, files.trouble)
         return DONE

@@ -67,6 +67,8 @@ class Saver:
         The result is how many steps that has; 0 if there is none.
         """
         self._config = config
+        if self._settings.wanted:
+            self._trainer._require_shared(self._folder)
         found = self._trainer._check_resume(self._source) if self._resumes else None
         if found is None:
             return 0

@@ -28,6 +28,7 @@ from rrfp_jax.printing import say
 from rrfp_jax.runtime.engine.engine import Engine
 from rrfp_jax.runtime.engine.settings import LossScale
 from rrfp_jax.runtime.model.roles import leaf_paths
+from rrfp_jax.runtime.run.shared_folder import require_shared
 from rrfp_jax.runtime.run.world import START_SECONDS, World
 from rrfp_jax.runtime.stages.optimizer import Optimizer
 from rrfp_jax.runtime.stages.stage import Stage
@@ -105,6 +106,7 @@ class CheckpointWriter:
     ) -> None:
         self._present, self._world, self._seed = engine, world, seed
         self._base, self._told = base, False
+        self._shared = set[Path]()  # folders that all processes have seen
         self.latest: Checkpoints | None = None  # the folder that was last written to
         self._held: Checkpoints | None = None  # in the host's memory
 
@@ -115,12 +117,19 @@ class CheckpointWriter:
     def save(self, folder: Path, keep: int, on_error: OnError, run: RunState) -> None:
         """Begin to write a checkpoint, once an earlier one is complete."""
         self.finish()
+        self.require_shared(folder)
         self.latest = Checkpoints(folder, self._world, keep=keep, on_error=on_error)
         run, leaves = self._without_base(run)
         if run.base is not None and not self._told and self._world.rank == 0:
             say(f"checkpoints leave out {run.base}: to resume, give these again")
         self._told = True
         self.latest.save(run, leaves)
+
+    def require_shared(self, folder: Path) -> None:
+        """UsageError if not all processes see the same in a folder, which is looked at once."""
+        if folder not in self._shared:
+            require_shared(self._world, folder)
+            self._shared.add(folder)
 
     def hold(self, folder: Path, run: RunState) -> bool:
         """Write a checkpoint in place of the one before; whether it is complete, equal on all processes.

@@ -490,6 +490,11 @@ class Trainer:
         """Write a checkpoint to a folder in the host's memory; see `CheckpointWriter.hold`."""
         return self._stepper.saves.hold(folder, self._stepper.state(config))
 
+    @one_thread("save")
+    def _require_shared(self, folder: Path) -> None:
+        """Refuse a folder of checkpoints that not all processes see; see `CheckpointWriter`."""
+        self._stepper.saves.require_shared(folder)
+
     @one_thread("restore")
     def _resume(self, folder: str | Path, step: int | None = None) -> bool:
         """Restore what `_check_resume` did not refuse; False, without a word, if there is no checkpoint."""

@@ -1,0 +1,65 @@
+"""Whether all ranks write to the same folder: rank 0 leaves a mark there, and the others look for it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from contextlib import suppress
+from pathlib import Path
+from time import monotonic, sleep
+
+from rrfp_jax.errors import UsageError
+from rrfp_jax.runtime.run.alike import who
+from rrfp_jax.runtime.run.world import START_SECONDS, World
+
+SEEN_SECONDS = 5.0
+"""Within which another node sees a mark. NFS asks its server for a name that it has not met: at once."""
+
+POLL_SECONDS = 0.1
+
+
+def require_shared(world: World, folder: Path) -> None:
+    """UsageError, for all processes together, if a rank does not see what rank 0 writes into a folder.
+
+    Nothing is left there. A folder that rank 0 cannot write passes: saving says more about that.
+    """
+    if world.size == 1:
+        return
+    mark, made = "", list[Path]()
+    try:
+        if world.rank == 0:
+            made = [parent for parent in (folder, *folder.parents) if not parent.exists()]
+            with suppress(OSError):
+                folder.mkdir(parents=True, exist_ok=True)
+                name = f".seen-{secrets.token_hex(8)}"
+                (folder / name).touch()
+                mark = name
+        mark = world.gather("a mark in a folder", mark, START_SECONDS)[0]
+        sees = world.gather("who sees that mark", not mark or sees_mark(folder / mark), START_SECONDS)
+    finally:
+        with suppress(OSError):
+            if mark and world.rank == 0:
+                (folder / mark).unlink()
+            for parent in made:
+                parent.rmdir()
+    if blind := [rank for rank, seen in enumerate(sees) if not seen]:
+        raise UsageError(
+            f"{folder.absolute()}: {who(blind, world.hosts)} cannot see what rank 0 writes there on "
+            f"{world.hosts[0]}, so no checkpoint could be completed: name a folder that all nodes share, for "
+            f"a config with --config.directory=FOLDER"
+        )
+
+
+def sees_mark(mark: Path) -> bool:
+    """Whether a mark that another process has made is here, or comes."""
+    try:
+        mark.parent.mkdir()  # which asks the server, where a look would be answered from a cache
+        mark.parent.rmdir()
+        return False
+    except FileExistsError:
+        deadline = monotonic() + SEEN_SECONDS
+        while not (there := mark.name in os.listdir(mark.parent)) and monotonic() < deadline:
+            sleep(POLL_SECONDS)
+        return there
+    except OSError:
+        return False
