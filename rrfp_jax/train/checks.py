@@ -236,7 +236,7 @@ class RowsProgram:
 
     def compiled(self, compiler: Compiler) -> Compiled:
         """Takes `pair`."""
-        return compiler(self.losses, self.pair, roughly=True)
+        return compiler(self.losses, self.pair, effort="roughly")
 
 
 def rows_program(pipe: Pipeline, carry: Any, fields: Mapping[str, Any]) -> RowsProgram | None:

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec
 from rrfp_jax.runtime.mesh.stage_mesh import StageMesh
 from rrfp_jax.runtime.programs import executables
 from rrfp_jax.runtime.programs.compiler import Compiler
-from rrfp_jax.runtime.programs.executables import Executables
+from rrfp_jax.runtime.programs.executables import LEVEL, Executables
 from tests.support import programs, refusals, toy
 from tests.train.test_processes import environment
 
@@ -198,21 +198,56 @@ def test_where_a_program_cannot_be_taken_over_it_is_compiled_and_that_is_said_on
     assert all(programs.result(one, device) for one, device in zip(compiled, devices, strict=True))
 
 
-def test_what_runs_once_is_compiled_roughly_if_the_compiler_can(monkeypatch):
-    device, said, options = jax.devices()[0], [], []
-    plain = jax.stages.Lowered.compile
+@pytest.fixture
+def asked(monkeypatch):
+    """The options of every program that is compiled."""
+    options, plain = [], jax.stages.Lowered.compile
 
     def compile(lowered, asked=None):
         options.append(asked)
         return plain(lowered, asked)
 
     monkeypatch.setattr(jax.stages.Lowered, "compile", compile)
-    monkeypatch.setitem(executables.ROUGHLY, "no_such_option", 1)
-    store = Executables(say=said.append)
-    roughly = store.compiled(programs.lowered(device), [device], roughly=True)
-    assert programs.result(roughly, device) and store.compiles == 1
-    assert options == [executables.ROUGHLY, executables.ROUGHLY_LATER]
-    assert store.compiled(programs.lowered(device), [device]) is not roughly
+    return options
+
+
+def test_what_runs_once_is_compiled_with_options_that_the_compiler_has(monkeypatch, asked):
+    device, said = jax.devices()[0], []
+    roughly = {LEVEL: 0, "no_such_option": 1}
+    monkeypatch.setitem(executables.CPU_OPTIONS, "roughly", roughly)
+    store = Executables(environment={}, say=said.append)
+    found = store.compiled(programs.lowered(device), [device], "roughly")
+    assert programs.result(found, device) and store.compiles == 1
+    assert asked == [roughly, {LEVEL: 0}] and said == []
+    assert store.compiled(programs.lowered(device), [device]) is not found
+    assert asked[2:] == [{}]
+
+
+def test_what_runs_once_keeps_its_bits(monkeypatch, asked):
+    """Below XLA's own level, 3, a hundred values are added in another order."""
+    device, values = jax.devices()[0], np.random.default_rng(0).standard_normal((7, 100)).astype(np.float32)
+    monkeypatch.setitem(executables.CPU_OPTIONS, "steps", {LEVEL: 3})
+    store = Executables(environment={})
+
+    def adds_nothing(a):
+        return jax.scipy.special.erfinv(jax.numpy.tanh(a)) * 1.7
+
+    for function in (jax.nn.softmax, adds_nothing):
+        lowered = jax.jit(function, keep_unused=True).lower(values)
+        found = [store.compiled(lowered, [device], effort)(values) for effort in ("steps", "once")]
+        assert np.array_equal(*found)
+    assert [options[LEVEL] for options in asked][:3] == [3, 3, 1]  # the first two are one program
+
+
+def test_a_flag_or_setting_of_the_users_is_left_alone(asked):
+    device, flags = jax.devices()[0], {"XLA_FLAGS": f"--a=b --{LEVEL}=2"}
+    Executables(environment=flags).compiled(programs.lowered(device), [device], "roughly")
+    jax.config.update("jax_disable_most_optimizations", True)
+    try:
+        Executables(environment={}).compiled(programs.lowered(device), [device], "roughly")
+    finally:
+        jax.config.update("jax_disable_most_optimizations", False)
+    assert [LEVEL in options for options in asked] == [False, False]
 
 
 @pytest.mark.slow(reason="two Trainers that compile without a cache")

@@ -24,7 +24,7 @@ from rrfp_jax.errors import UsageError
 from rrfp_jax.progress import Doing, Progress
 from rrfp_jax.runtime._jax import adopt, settings_here
 from rrfp_jax.runtime.mesh.stage_mesh import AXES, StageMesh
-from rrfp_jax.runtime.programs.executables import Executables
+from rrfp_jax.runtime.programs.executables import Effort, Executables
 
 Job: TypeAlias = tuple[Any, ...]
 """A bucket, and whatever else tells jobs apart."""
@@ -97,7 +97,7 @@ class Compiler:
         *specs: Any,
         out: Any = (),
         donate: tuple[int, ...] = (),
-        roughly: bool = False,
+        effort: Effort = "steps",
     ) -> Compiled:
         """The function compiled for arguments of these specs (trees of them).
 
@@ -107,7 +107,7 @@ class Compiler:
             out: shardings of its results, a tree like them, in which None leaves the choice to the compiler;
                 unless it is given all are whole.
             donate: indices of the arguments whose memory the results may take.
-            roughly: whether it runs once and computes little, so that compiling it well takes longer.
+            effort: what pays when it is compiled for CPUs, see `CPU_OPTIONS`.
         """
         if IS_DROPPED.get()():
             raise NoLongerWanted
@@ -121,7 +121,7 @@ class Compiler:
         program = jax.jit(function, donate_argnums=donate, keep_unused=True, out_shardings=where)
         with stage_mesh.tracing():
             lowered = program.lower(*jax.tree.map(placed, specs))
-        compiled = self.executables.compiled(lowered, stage_mesh.devices, roughly)
+        compiled = self.executables.compiled(lowered, stage_mesh.devices, effort)
         self.made()
         return compiled
 

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import jax
 from jax.experimental import serialize_executable
@@ -191,23 +191,32 @@ COMPILER_SETTINGS = (
 )
 """JAX's settings that tell the compiler something; all others show in the program's text."""
 
-ROUGHLY = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
-"""Options by which XLA compiles for CPUs in a fifth of the time. What it makes takes 2 to 5 times as long.
+Effort: TypeAlias = Literal["steps", "once", "roughly"]
 
-Without them most of the time goes into loops: each has an MLIR context of its own, and LLVM optimizes it.
+LEVEL = "xla_backend_optimization_level"
+
+CPU_OPTIONS: Mapping[Effort, Mapping[str, Any]] = {
+    "steps": {},
+    "once": {LEVEL: 1, "xla_cpu_use_fusion_emitters": False},
+    "roughly": {LEVEL: 0, "xla_cpu_use_fusion_emitters": False},
+}
+"""How XLA compiles for CPUs what runs in every step, what runs once, and what may give other bits, too.
+
+Without emitters, of which each loop has an MLIR context of its own, and at level 1 a program is compiled in
+half the time and takes up to twice as long. At level 0 bits change, and it takes 2 to 5 times as long.
 """
 
-ROUGHLY_LATER: dict[str, Any] = {"xla_backend_optimization_level": 0}
-"""`ROUGHLY` for compilers that have no emitters to be left out, such as that of jaxlib 0.12."""
+ADDING = ("reduce", "dot", "convolution", "scatter", "select_and_scatter", "fft", "custom_call", "composite")
+"""Beginnings of the StableHLO operations that may add values up, below XLA's own level in another order."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """A program for devices in the order of its mesh; compiled `roughly`, it is not optimized for CPUs."""
+    """A program for devices in the order of its mesh; `effort` says how it is compiled for CPUs."""
 
     lowered: jax.stages.Lowered
     devices: Sequence[jax.Device]
-    roughly: bool = False
+    effort: Effort = "steps"
 
     def kind(self, environment: Mapping[str, str]) -> str:
         """A hash of all that the compiled program depends on, but of which devices it is for.
@@ -215,7 +224,8 @@ class Request:
         Where other processes have some of its devices, these belong to it: it is used on no others.
         """
         device = self.devices[0]
-        program = self.lowered.as_text(), self.lowered.in_tree, self.lowered.out_tree, self._options
+        options = self._options(environment)
+        program = self._text, self.lowered.in_tree, self.lowered.out_tree, options
         compiler = jax.__version__, version("jaxlib"), compiler_of(device)
         machine = device.platform, device.device_kind, len(self.devices)
         shared_by = ids_of(self.devices) if self._shared else ()
@@ -225,25 +235,36 @@ class Request:
         parts = [*program, *compiler, *machine, *shared_by, processor, *flags, *settings]
         return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()
 
-    def compile(self) -> jax.stages.Compiled:
+    def compile(self, environment: Mapping[str, str]) -> jax.stages.Compiled:
         """Compiled by this process alone, as others that share it may load it instead; untried on GPUs."""
+        options = self._options(environment)
         try:
-            return self.lowered.compile(self._options)
+            return self.lowered.compile(options)
         except jax.errors.JaxRuntimeError as error:
-            if not self.roughly or "No such compile option" not in str(error):
+            later = {name: value for name, value in options.items() if name == LEVEL}
+            if later == options or "No such compile option" not in str(error):
                 raise
-            return self.lowered.compile(ROUGHLY_LATER)
+            return self.lowered.compile(later)  # jaxlib 0.12 has no emitters to be left out
+
+    @cached_property
+    def _text(self) -> str:
+        return self.lowered.as_text()
 
     @property
     def _shared(self) -> bool:
         return len({device.process_index for device in self.devices}) > 1
 
-    @property
-    def _options(self) -> dict[str, Any]:
+    def _options(self, environment: Mapping[str, str]) -> dict[str, Any]:
+        """Options that JAX does not have already, from a flag or setting of the user's."""
         platform = self.devices[0].platform
         if self._shared and platform == "gpu":
             return {"xla_gpu_shard_autotuning": False}
-        return ROUGHLY if self.roughly and platform == "cpu" else {}
+        if platform != "cpu" or jax.config.values.get("jax_disable_most_optimizations"):
+            return {}
+        given = environment.get("XLA_FLAGS", "")
+        adds = self.effort == "once" and any(f"stablehlo.{name}" in self._text for name in ADDING)
+        options = CPU_OPTIONS["steps" if adds else self.effort]
+        return {name: value for name, value in options.items() if f"--{name}" not in given}
 
 
 def compiler_of(device: jax.Device) -> str:
@@ -312,16 +333,15 @@ class Executables:
         self.compiles = self.loads = 0  # what is loaded is from a file, or from an equal program
 
     def compiled(
-        self, lowered: jax.stages.Lowered, devices: Sequence[jax.Device], roughly: bool = False
+        self, lowered: jax.stages.Lowered, devices: Sequence[jax.Device], effort: Effort = "steps"
     ) -> jax.stages.Compiled:
         """A program for these devices: the same as before, from its file, from an equal one, or compiled.
 
         It must have been lowered by `jax.jit(..., keep_unused=True)`: which arguments another leaves out
         cannot be told from its text, nor from anything else that is public. One that calls Python functions
-        is compiled for itself: which ones they are cannot be told either. `roughly` is for what runs once,
-        where compiling takes longer.
+        is compiled for itself: which ones they are cannot be told either. `effort`: see `CPU_OPTIONS`.
         """
-        request = Request(lowered, devices, roughly)
+        request = Request(lowered, devices, effort)
         if calls_python(lowered):
             return self._compile(request)[0]
         kind = request.kind(self._environment)
@@ -375,7 +395,7 @@ class Executables:
         """From the compiler, for as many threads at once as there are processors; whether JAX had it."""
         with self._processors:
             before = _cache_hits.count
-            found = request.compile()
+            found = request.compile(self._environment)
         with self._lock:
             self.compiles += 1
         return found, _cache_hits.count > before

@@ -81,7 +81,7 @@ def _zeros_program(compiler: Compiler, specs: list[Any]) -> Compiled:
     """Programs without any result cannot be loaded once stored, so there is none for no sums."""
     if not specs:
         return lambda: specs
-    return compiler(lambda: zeros(specs), out=where(specs), roughly=True)
+    return compiler(lambda: zeros(specs), out=where(specs), effort="roughly")
 
 
 def where(specs: Any) -> Any:

@@ -102,7 +102,7 @@ class InitialParams:
         kind = id(self.pipe.layers[layer]), structure, tuple(leaves), tuple(jax.tree.leaves(out))
         if kind not in self._programs:
             init_layer = partial(self.pipe.init_layer, layer, shapes, self.fields)
-            self._programs[kind] = self.compiler(init_layer, NUMBER, NUMBER, out=out)
+            self._programs[kind] = self.compiler(init_layer, NUMBER, NUMBER, out=out, effort="once")
         return self._programs[kind]
 
     def _from_elsewhere(self, path: str, spec: jax.ShapeDtypeStruct, lies: Any) -> jax.Array | None:

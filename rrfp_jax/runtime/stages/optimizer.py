@@ -297,7 +297,7 @@ class OptimizerPrograms:
             return part.init(*(known[i] for i in part.init.reads))
 
         return cls(
-            init=compiler(init, owned, out=where(state), roughly=True),
+            init=compiler(init, owned, out=where(state), effort="roughly"),
             update=compiler(
                 *(_update_of(whole, part, places), owned, state, sums, scale),
                 out=where((owned, state, sums)),
