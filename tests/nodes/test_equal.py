@@ -24,7 +24,7 @@ def trained(nodes, on, folder, cases):
     return [json.loads((folder / f"equal-{rank}.json").read_text()) for rank in range(4)]
 
 
-@pytest.mark.costly("20 s: the only training over nodes")
+@pytest.mark.costly(reason="20 s: the only training over nodes")
 def test_four_nodes_train_as_one_process(nodes, tmp_path):
     found = trained(nodes, nodes.names, tmp_path, ["dp:auto"])
     expected = run(CASES["dp"], "auto", STEPS)
@@ -32,7 +32,7 @@ def test_four_nodes_train_as_one_process(nodes, tmp_path):
         assert rank["dp:auto"][0] == in_hex(expected["steps"])
 
 
-@pytest.mark.slow("60 s: the test above for everything that carries messages")
+@pytest.mark.slow(reason="60 s: the test above for everything that carries messages")
 def test_four_nodes_train_as_one(nodes, tmp_path):
     one = trained(nodes, ["n0"] * 4, tmp_path / "one", ALL)
     four = trained(nodes, nodes.names, tmp_path / "four", ALL)
