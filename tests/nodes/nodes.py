@@ -79,6 +79,7 @@ class Nodes:
         self._shared = [str(folder) for folder in shared]
         self._first: dict[str, subprocess.Popen[str]] = {}
         self._pids: dict[str, int] = {}
+        self._started: dict[str, list[subprocess.Popen[Any]]] = {}
         self._used: set[str] = set()
         self._switch = subprocess.Popen(
             ["unshare", "--net", "sh", "-c", "echo made; cat"],  # until the pipe is closed
@@ -125,7 +126,9 @@ class Nodes:
     def start(self, node: str, *command: Any, folder: Any = None, **options: Any) -> subprocess.Popen[Any]:
         """Start a command on a node. It ends with the node, at the latest when the test ends."""
         options = {"stdin": subprocess.DEVNULL, "text": True, "start_new_session": True, **options}
-        return subprocess.Popen(self.on(node, *command, folder=folder), **options)
+        started = subprocess.Popen(self.on(node, *command, folder=folder), **options)
+        self._started.setdefault(node, []).append(started)
+        return started
 
     def signal(self, started: subprocess.Popen[Any], number: int) -> None:
         """Send a signal to what `start` has started, not to what that has started itself."""
@@ -199,6 +202,9 @@ class Nodes:
             if node in self._pids:  # the first process takes all others of the node with it
                 with suppress(ProcessLookupError):
                     os.kill(self._pids.pop(node), signal.SIGKILL)
+            for started in self._started.pop(node, []):
+                if started.poll() is None:  # stopped with what it waits for, it would not see that end
+                    started.send_signal(signal.SIGCONT)
             first.communicate(timeout=SECONDS)
         self._used.discard(node)
 

@@ -62,9 +62,7 @@ def test_every_cell_that_is_not_run_has_its_reason():
     )
 
 
-@pytest.mark.slow(
-    reason="60 s: three runs of four processes; launcher/test_failures.py has faults on one node"
-)
+@pytest.mark.slow(reason="60 s: three runs; launcher/test_failures.py has faults on one node")
 @pytest.mark.parametrize("name", ["cut"])
 def test_a_fault_ends_the_run_names_its_rank_and_loses_nothing(nodes, tmp_path, name):
     calm = undisturbed(nodes, tmp_path / "calm")

@@ -175,6 +175,13 @@ def test_a_command_is_frozen_goes_on_and_ends_by_signals(nodes):
     assert one.wait(timeout=30) in (-signal.SIGTERM, 128 + signal.SIGTERM)
 
 
+def test_what_is_frozen_ends_with_its_node(nodes):
+    one = nodes.start("n1", "sleep", "1000")
+    nodes.signal(one, signal.SIGSTOP)
+    nodes.renew()
+    assert one.wait(timeout=30) == -signal.SIGKILL
+
+
 MADE = """
 import os, sys, time
 from tests.nodes.nodes import Nodes
