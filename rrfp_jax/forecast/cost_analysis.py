@@ -93,10 +93,11 @@ def _operations(closed: ClosedJaxpr) -> tuple[float, Counter[str]]:
     flops, products = analysis.get("flops", 0.0), Counter[str]()
     for equation in inline(closed).jaxpr.eqns:
         if equation.primitive.name == "dot_general":
-            dtype = max((atom.aval.dtype for atom in equation.invars), key=lambda d: d.itemsize)
+            factors = [spec_of(factor) for factor in equation.invars]
+            dtype = max((factor.dtype for factor in factors), key=lambda d: d.itemsize)
             contracted, _ = equation.params["dimension_numbers"]
-            depth = math.prod(equation.invars[0].aval.shape[axis] for axis in contracted[0])
-            products[dtype.name] += 2 * equation.outvars[0].aval.size * depth
+            depth = math.prod(factors[0].shape[axis] for axis in contracted[0])
+            products[dtype.name] += 2 * spec_of(equation.outvars[0]).size * depth
         elif equation.primitive.name == SCAN:
             times, (inside, of_products) = equation.params["length"], _operations(equation.params["jaxpr"])
             flops += (times - 1) * inside

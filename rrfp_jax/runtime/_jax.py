@@ -1,4 +1,4 @@
-"""Every use of JAX internals, in one place. Tried on jax 0.10.2 (Python 3.11) and 0.12.0.1 (3.12).
+"""Every use of JAX internals, in one place. Tried on jax 0.10.2 (Python 3.11) and 0.12.0.1 (3.13).
 
 There is one more in `run/coordinator.py`, which is a program of its own.
 """
@@ -29,7 +29,7 @@ from rrfp_jax.environment import ENVIRONMENT
 try:
     from jax._src import flattree  # type: ignore[attr-defined]  # jax 0.12
 except ImportError:
-    flattree = None
+    flattree = None  # type: ignore[assignment]
 
 LONGEST_SECONDS = 10**6
 """JAX counts milliseconds in 32 bits."""

@@ -29,7 +29,7 @@ from jax.tree_util import DictKey, GetAttrKey, SequenceKey, keystr
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import shown
 from rrfp_jax.random_keys import plain
-from rrfp_jax.runtime.autodiff.traced import Program, output_dependence, reduce
+from rrfp_jax.runtime.autodiff.traced import Program, output_dependence, reduce, spec_of
 from rrfp_jax.runtime.mesh.stage_mesh import StageMesh
 from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.model.roles import LeafRoles, leaf_paths
@@ -155,7 +155,7 @@ class WholeOptimizer:
         not follow from: one that ends like its own may be another layer's.
         """
         place = {path: i for i, path in enumerate(self.paths)}
-        shapes = dict(zip(self.paths, (var.aval.shape for var in self.init.jaxpr.invars), strict=True))
+        shapes = dict(zip(self.paths, (spec_of(var).shape for var in self.init.jaxpr.invars), strict=True))
         found = []
         for (path, spec), reads in zip(self.state, self._reads[1], strict=True):
             names = [keystr((entry,), simple=True) for entry in path]
