@@ -3,12 +3,13 @@
 import os
 import stat
 import threading
-import time
 
 import pytest
 
-from rrfp_jax.errors import TrainingError, UsageError
+from rrfp_jax.errors import UsageError
+from rrfp_jax.runtime.run import token as token_module
 from rrfp_jax.runtime.run.token import SharedToken, new_token, take_token
+from tests.attacks.test_store import Bare
 
 TOKEN = "0123456789abcdef" * 4
 
@@ -66,32 +67,59 @@ def test_what_is_no_file_is_refused_at_once(tmp_path):
 
 
 class TestOfAStep:
-    def test_the_others_wait_for_the_first_and_only_the_user_may_read(self, tmp_path):
-        folder, found = tmp_path / ".rrfp", []
-        other = threading.Thread(target=lambda: found.append(SharedToken("7-0-0", folder).read(10.0)))
-        other.start()
-        time.sleep(0.1)
-        first = SharedToken("7-0-0", folder)
-        token = first.write()
-        other.join(10.0)
-        assert found == [token] and len(token) >= 32
-        (file,) = folder.iterdir()
-        assert stat.S_IMODE(folder.stat().st_mode) == 0o700 and stat.S_IMODE(file.stat().st_mode) == 0o600
-        first.remove()
-        assert not list(folder.iterdir())
+    def exchanged(self, *folders):
+        """What the ranks of a step say or raise, each of which sees a folder."""
+        store, found = Bare(), {}
+
+        def take(rank, folder):
+            try:
+                found[rank] = SharedToken("7-0-0", folder).exchange(store, rank, len(folders), 10.0)
+            except UsageError as error:
+                found[rank] = str(error)
+
+        threads = [threading.Thread(target=take, args=own) for own in enumerate(folders)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20.0)
+        assert not any(
+            b"".join(store.keys.values()).count(own) for own in found.values() if type(own) is bytes
+        )
+        return [found[rank] for rank in range(len(folders))]
+
+    def test_all_have_that_of_the_first_and_no_file_is_left(self, tmp_path):
+        folder = tmp_path / ".rrfp"
+        tokens = self.exchanged(folder, folder, folder)
+        assert len({*tokens}) == 1 and len(tokens[0]) >= 32
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700 and not list(folder.iterdir())
+
+    def test_only_the_user_may_read_it(self, tmp_path):
+        SharedToken("7-0-0", tmp_path).write()
+        (file,) = tmp_path.iterdir()
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
     def test_one_that_a_killed_run_has_left_is_not_used_again(self, tmp_path):
         assert SharedToken("7-0-0", tmp_path).write() != SharedToken("7-0-0", tmp_path).write()
 
-    def test_a_folder_that_nodes_do_not_share_is_named(self, tmp_path):
-        with pytest.raises(TrainingError, match=r"7-0-0.token has not come in 0 s.*RRFP_TOKEN"):
-            SharedToken("7-0-0", tmp_path).read(0.1)
+    def test_a_folder_that_nodes_do_not_share_is_named_by_all_and_left_empty(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(token_module, "SEEN_SECONDS", 0.1)
+        monkeypatch.setattr(token_module.socket, "gethostname", lambda: "n7")
+        own, other = tmp_path / "own", tmp_path / "other"
+        other.mkdir()
+        said = self.exchanged(own, own, other)
+        for rank, text in enumerate(said):
+            path = (other if rank == 2 else own) / "7-0-0.token"
+            assert f"{path}: rank 0 writes the run's token there, but n7 has another such" in text, said
+            assert "RRFP_TOKEN" in text
+        assert not list(own.iterdir()) and not list(other.iterdir())
 
     def test_one_that_somebody_else_could_read_is_refused(self, tmp_path):
         (tmp_path / "7-0-0.token").write_text(TOKEN)
         (tmp_path / "7-0-0.token").chmod(0o644)
+        store = Bare()
+        store.key_value_set_bytes("rrfp/token/0", b"-")
         with pytest.raises(UsageError, match="others may read it"):
-            SharedToken("7-0-0", tmp_path).read(1.0)
+            SharedToken("7-0-0", tmp_path).exchange(store, 1, 2, 1.0)
 
 
 def test_no_two_are_alike():

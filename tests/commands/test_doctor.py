@@ -19,6 +19,9 @@ PLACE = Place(Address("n1", 7000), 4, 0, folder=None)
 MET = Meeting(hosts=("n1", "n1", "n2", "n2"))
 HERE = Meeting(hosts=("n1",) * 4)
 LOCAL = dataclasses.replace(PLACE, coordinator=Address("127.0.0.1", 7000))
+OWN = {"jax": "0.10.2", "optax": "0.2"}
+ALIKE = dataclasses.replace(MET, versions=(OWN,) * 4, code=("a",) * 4)
+HOMELESS = dataclasses.replace(MET, sees_home=False)
 LOST = Meeting(error="rank 0 cannot be reached")
 VERSIONS = {"jax": "0.10.2", "jaxlib": "0.10.2"}
 CUDA = {**VERSIONS, "jax-cuda13-plugin": "0.10.2"}
@@ -30,6 +33,11 @@ PROXY = {"http_proxy": "http://proxy:3128"}
 def in_step(environment=LAST, **more):
     place, step, _ = found_place(environment)
     return {"environment": {**environment, **more}, "place": place, "step": step}
+
+
+def other(versions=OWN, code="a"):
+    """The last rank has other versions, or another code."""
+    return dataclasses.replace(ALIKE, versions=(OWN,) * 3 + (OWN | versions,), code=("a",) * 3 + (code,))
 
 
 TABLE = {  # check: what it finds, the level, what it says, what its fix says
@@ -53,6 +61,27 @@ TABLE = {  # check: what it finds, the level, what it says, what its fix says
         ({"environment": {"WORLD_SIZE": "4"}, "place": PLACE}, None, "", ""),
         ({"environment": {"OMPI_COMM_WORLD_SIZE": "4"}}, "FAIL", "mpirun", "RRFP_RANK=$OMPI_COMM_WORLD_RANK"),
         ({"environment": {"WORLD_SIZE": "4"}}, "FAIL", "torchrun", "RRFP_PROCESSES=$WORLD_SIZE"),
+    ],
+    checks.check_others: [
+        ({"meeting": MET}, None, "", ""),
+        ({"meeting": LOST}, None, "", ""),
+        ({"place": PLACE, "meeting": ALIKE}, "ok", "the same packages and modules", ""),
+        ({"place": dataclasses.replace(PLACE, rank=1), "meeting": ALIKE}, None, "", ""),
+        ({"meeting": other(versions={"jax": "0.11.0"})}, "FAIL", "jax is 0.10.2 on ranks 0, 1, 2", "install"),
+        ({"meeting": other(versions={"optax": "9"})}, "warn", "optax is 0.2 on ranks 0, 1, 2", "install"),
+        (
+            {"meeting": other(code="b")},
+            "warn",
+            "2 (n1, n2) and rank 3 (n2)",
+            "git status",
+        ),
+    ],
+    checks.check_token: [
+        ({"meeting": MET}, None, "", ""),
+        ({**in_step(), "meeting": LOST}, None, "", ""),
+        ({**in_step(), "meeting": MET}, "ok", "shared", ""),
+        ({**in_step(RRFP_TOKEN="x"), "meeting": HOMELESS}, None, "", ""),
+        ({**in_step(), "meeting": HOMELESS}, "FAIL", "~/.rrfp", "RRFP_TOKEN_FILE"),
     ],
     checks.check_groups: [
         ({"meeting": MET}, None, "", ""),

@@ -3,6 +3,8 @@
 import socket
 import threading
 
+import jax
+
 from rrfp_jax.commands.preflight.meeting import meet
 from rrfp_jax.runtime.run.place import Address, Place
 from tests.support.alone import free_port
@@ -28,7 +30,8 @@ def test_all_meet(tmp_path):
     found = met(range(3), tmp_path, free_port())
     for meeting in found.values():
         assert (meeting.hosts, meeting.error) == (("n0", "n0", "n1"), "")
-        assert meeting.sees_folder and abs(meeting.ahead) <= meeting.ahead_error + 0.1
+        assert len({*meeting.code}) == 1 and [own["jax"] for own in meeting.versions] == [jax.__version__] * 3
+        assert meeting.sees_folder and meeting.sees_home and abs(meeting.ahead) <= meeting.ahead_error + 0.1
     assert len(found) == 3 and not list(tmp_path.iterdir())
 
 

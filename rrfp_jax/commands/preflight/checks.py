@@ -7,7 +7,9 @@ from ipaddress import ip_address
 from typing import Literal, NamedTuple, TypeAlias
 
 from rrfp_jax.commands.preflight.surroundings import Surroundings
+from rrfp_jax.runtime.run.alike import COMPILING, differing_versions, who
 from rrfp_jax.runtime.run.place import MEMORY, OLD_MEMORY, Address, proxy_for, visible_gpus
+from rrfp_jax.runtime.run.token import FILE, HOW, NAME
 
 Level: TypeAlias = Literal["ok", "warn", "FAIL"]
 
@@ -344,10 +346,41 @@ def check_folder(found: Surroundings) -> Answer:
     return f"{folder.name}: writable, {folder.free >> 30} GiB free"
 
 
+def check_token(found: Surroundings) -> Answer:
+    """Whether the ranks of a SLURM step can be given the run's token."""
+    meeting = found.meeting
+    given = found.environment.get(NAME) or found.environment.get(FILE)
+    if found.step is None or given or meeting is None or meeting.error:
+        return None
+    if meeting.sees_home:
+        return "~/.rrfp, in which rank 0 writes it, is shared"
+    return "FAIL", f"~/.rrfp, in which rank 0 writes it, is not seen on {found.host}", f"before srun: {HOW}"
+
+
+def check_others(found: Surroundings) -> Answer:
+    """Whether all ranks have the same packages, and the same modules below the present folder."""
+    meeting = found.meeting
+    if meeting is None or not meeting.versions or (found.place is not None and found.place.rank):
+        return None  # rank 0 tells it for all
+    other = differing_versions(meeting.versions, meeting.hosts)
+    said, refused = "; ".join(other.values()), not {*COMPILING}.isdisjoint(other)
+    if said:
+        return "FAIL" if refused else "warn", said, "install the same versions on every node"
+    ranks: dict[str, list[int]] = {}
+    for rank, code in enumerate(meeting.code):
+        ranks.setdefault(code, []).append(rank)
+    if len(ranks) > 1:
+        groups = " and ".join(who(own, meeting.hosts) for own in ranks.values())
+        fix = "git status; git rev-parse HEAD on each node: a run whose layers differ is refused"
+        return "warn", f"modules of rrfp_jax or below the present folder differ between {groups}", fix
+    return "all ranks have the same packages and modules"
+
+
 CHECKS: Mapping[str, Callable[[Surroundings], Answer]] = {
     "place": check_place,
     "launcher": check_other_launchers,
     "versions": check_versions,
+    "nodes": check_others,
     "gpus": check_gpus,
     "memory": check_shares,
     "binding": check_binding,
@@ -362,6 +395,7 @@ CHECKS: Mapping[str, Callable[[Surroundings], Answer]] = {
     "shm": check_shm,
     "nixl": check_nixl,
     "folder": check_folder,
+    "token": check_token,
 }
 """By subject, in the order in which they are told."""
 

@@ -1,7 +1,7 @@
 """The tasks of a step call each other like ranks of a run: rank 0 at the coordinator's port, then every pair.
 
 Rank 0 serves. Each task says where it listens and is told rank 0's time. Once all have come, or the limit is
-over, it is told of all others, calls them, and says whether it sees rank 0's file. Messages are lines of
+over, it is told of all others, calls them, and says whether it sees rank 0's files. Messages are lines of
 JSON.
 """
 
@@ -17,8 +17,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rrfp_jax.commands.preflight.surroundings import Meeting
+from rrfp_jax.commands.preflight.surroundings import Meeting, code_hash
 from rrfp_jax.errors import TrainingError
+from rrfp_jax.runtime.run.alike import found_versions
 from rrfp_jax.runtime.run.handshake import connect, listen
 from rrfp_jax.runtime.run.place import Address, Place
 
@@ -29,6 +30,9 @@ CONNECT_SECONDS = 15.0
 """For all pairs, once all have come."""
 
 PAUSE_SECONDS = 0.2
+
+HOME = Path("~/.rrfp").expanduser()
+"""Where ranks of a SLURM step find the run's token."""
 
 LONGEST_LINE = 1 << 20
 """Characters that are read of whoever calls."""
@@ -118,24 +122,32 @@ def _call(coordinator: Address, deadline: float) -> Call:
 
 def _met(place: Place, host: str, listener: socket.socket, line: Call, deadline: float) -> Meeting:
     began = time.time()
-    line.send([place.rank, host, *listener.getsockname()[:2]])
+    line.send([place.rank, host, *listener.getsockname()[:2], found_versions(), code_hash(Path.cwd())])
     theirs = line.receive("rank 0's answer", ANSWER_SECONDS)
     ended = time.time()
     ahead, ahead_error = theirs - (began + ended) / 2, (ended - began) / 2
     left = max(deadline - time.monotonic(), 0.0) + ANSWER_SECONDS
-    all_ranks, token, mark = line.receive("the list of all ranks", left)
+    all_ranks, token, mark, home_mark = line.receive("the list of all ranks", left)
     missing = [rank for rank, one in enumerate(all_ranks) if one is None]
     if missing:
         line.send(False)
         raise TrainingError(f"ranks {', '.join(map(str, missing))} have not called rank 0 in time")
     hosts, addresses = [one[0] for one in all_ranks], [(one[1], one[2]) for one in all_ranks]
-    sees = _sees(Path(mark))
+    sees, sees_home = _sees(Path(mark)), place.step is None or _sees(HOME / home_mark)
     try:
         for connection in connect(listener, addresses, place.rank, token.encode(), CONNECT_SECONDS).values():
             connection.close()
     finally:
         line.send(sees)
-    return Meeting(hosts=tuple(hosts), ahead=ahead, ahead_error=ahead_error, sees_folder=sees)
+    return Meeting(
+        hosts=tuple(hosts),
+        versions=tuple(one[3] for one in all_ranks),
+        code=tuple(one[4] for one in all_ranks),
+        ahead=ahead,
+        ahead_error=ahead_error,
+        sees_folder=sees,
+        sees_home=sees_home,
+    )
 
 
 def _sees(mark: Path) -> bool:
@@ -159,14 +171,18 @@ def _serve(door: socket.socket, count: int, folder: Path, deadline: float) -> No
                 line.send(time.time())
                 ranks[rank] = one
     token = secrets.token_hex(16)
-    mark = folder / f".doctor-{token}"
+    marks = [folder / f".doctor-{secrets.token_hex(8)}", HOME / f".doctor-{secrets.token_hex(8)}"]
     with suppress(OSError):
-        mark.write_text("")
+        HOME.mkdir(mode=0o700, exist_ok=True)
+    for mark in marks:
+        with suppress(OSError):
+            mark.write_text("")
     for line in lines:
         with suppress(OSError):
-            line.send([ranks, token, str(mark.absolute())])
+            line.send([ranks, token, str(marks[0].absolute()), marks[1].name])
     for line in lines:
         with suppress(OSError, TrainingError), line:
             line.receive("whether a task sees the folder", CONNECT_SECONDS + ANSWER_SECONDS)
-    with suppress(OSError):
-        mark.unlink()
+    for mark in marks:
+        with suppress(OSError):
+            mark.unlink()

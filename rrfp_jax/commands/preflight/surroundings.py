@@ -10,18 +10,25 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from rrfp_jax.commands.preflight import nixl_probe
 from rrfp_jax.errors import UsageError
+from rrfp_jax.files import read_whole
+from rrfp_jax.runtime.run.alike import found_versions
 from rrfp_jax.runtime.run.handshake import listen
 from rrfp_jax.runtime.run.place import PROC, Address, Place, SlurmStep, address_towards, step_gpus
 
 PACKAGES = ("jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin")
 
 NIXL_PACKAGES = ("nixl-cu12", "nixl-cu13")
+
+MOST_MODULES, LONGEST_MODULE = 5000, 1 << 24
+"""That are looked at below a folder, which may be a whole disk; bytes of one."""
 
 PROBE_SECONDS = 180.0
 """Limit for JAX to find its devices, and for a trial of NIXL."""
@@ -63,18 +70,24 @@ class Meeting:
 
     Attributes:
         hosts: the node of each rank; empty if they did not come together.
+        versions: of each rank's packages, as `alike.found_versions` has them.
+        code: the hash of each rank's modules.
         error: why they did not: the first thing that went wrong.
         port_taken: rank 0 could not listen on the coordinator's port, for this reason.
         ahead: seconds by which rank 0's clock is before this one's, and the error of that.
         sees_folder: whether what rank 0 writes into the folder of the runs is seen here.
+        sees_home: the same of `~/.rrfp`.
     """
 
     hosts: tuple[str, ...] = ()
+    versions: tuple[Mapping[str, str], ...] = ()
+    code: tuple[str, ...] = ()
     error: str = ""
     port_taken: str = ""
     ahead: float = 0.0
     ahead_error: float = 0.0
     sees_folder: bool = True
+    sees_home: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,15 +146,20 @@ def found_place(environment: Mapping[str, str]) -> tuple[Place | None, SlurmStep
     return place, step, ""
 
 
-def found_versions() -> dict[str, str]:
-    """Of JAX's packages that are installed."""
-    found = {}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
+def code_hash(folder: Path) -> str:
+    """Of this package's modules and of those below a folder, where a run would find a config's modules."""
+    found = blake2b(digest_size=8)
+    for root in (Path(__file__).parents[2], folder):
+        count = 0
+        for parent, folders, files in os.walk(root):
+            folders[:] = sorted(name for name in folders if not name.startswith((".", "__")))
+            for name in sorted(name for name in files if name.endswith(".py")):
+                with suppress(OSError):
+                    path = Path(parent, name)
+                    found.update(str(path.relative_to(root)).encode() + read_whole(path, LONGEST_MODULE))
+                if (count := count + 1) == MOST_MODULES:
+                    return found.hexdigest()
+    return found.hexdigest()
 
 
 def found_gpus() -> tuple[int, int]:
@@ -238,7 +256,7 @@ def look(environment: Mapping[str, str], *, folder: str, tp: int) -> Surrounding
         host=environment.get("SLURMD_NODENAME") or socket.gethostname(),
         address=address,
         address_error=address_error,
-        versions=found_versions(),
+        versions=found_versions(PACKAGES),
         gpus=gpus,
         gpu_files=gpu_files,
         platform=platform,

@@ -162,7 +162,7 @@ def _joined() -> World:
         joining.waits_for("the run's token", CONNECT_SECONDS)
         shared = SharedToken(place.step) if place is not None and place.step and token is None else None
         if shared is not None:
-            token = shared.write() if rank == 0 else shared.read(CONNECT_SECONDS)
+            token = shared.exchange(_jax.key_value_store(), rank, size, CONNECT_SECONDS)
         if token is None:
             raise UsageError(
                 f"jax.distributed was initialized, but no token says who is of this run: on every rank set "
@@ -171,8 +171,6 @@ def _joined() -> World:
         store = SealedStore(_jax.key_value_store(), token)
         joining.waits_for("the addresses and calls of all other ranks", CONNECT_SECONDS)
         world = World(rank, size, _connect(rank, size, token, store, silence), folder, recorder, store)
-    if shared is not None and rank == 0:
-        shared.remove()  # all ranks have proved to have it
     Shutdown(world, coordinator)
     _learn_clock(world)
     learn_hosts(world)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hmac
 import os
 import secrets
+import socket
 from collections.abc import MutableMapping
 from contextlib import suppress
 from hashlib import sha256
@@ -27,6 +28,12 @@ SHORTEST = 32
 """Characters: 128 bits if they are hexadecimal digits."""
 
 POLL_SECONDS = 0.05
+
+SEEN_SECONDS = 5.0
+"""Within which another node sees a file that has been written on a file system that both share."""
+
+READ = "rrfp/token"
+"""Keys below which ranks say that they have a token; its value is in no key."""
 
 HOW = (
     f"(umask 077; head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \\n' > run.token); export {FILE}=run.token"
@@ -73,15 +80,43 @@ class SharedToken:
             raise UsageError(f"{self._path}: {error.strerror}: {_remedy()}") from None
         return token.encode()
 
-    def read(self, seconds: float) -> bytes:
-        """Wait for it; TrainingError if it does not come in time, UsageError if others may read it."""
+    def exchange(self, store: Store, rank: int, size: int, seconds: float) -> bytes:
+        """The token that rank 0 makes, once all have it; the file is gone then. All call this together.
+
+        UsageError says which nodes do not see rank 0's file, or that others may read it.
+        """
+        try:
+            if rank == 0:
+                token, seen = self.write(), ""
+            else:
+                store.blocking_key_value_get_bytes(f"{READ}/0", int(1000 * seconds))  # it is written by now
+                token = self._read(SEEN_SECONDS)
+                seen = "" if token else socket.gethostname()
+            store.key_value_set_bytes(f"{READ}/{rank}", f"-{seen}".encode())
+            said = [
+                store.blocking_key_value_get_bytes(f"{READ}/{r}", int(1000 * seconds)) for r in range(size)
+            ]
+        except RuntimeError as error:
+            raise TrainingError(
+                f"not all ranks have said in {seconds:.0f} s whether they see {self._path}: {error}"
+            ) from None
+        finally:
+            if rank == 0:
+                self.remove()
+        blind = {text: None for own in said if (text := printable(own.decode(errors="replace")[1:64]))}
+        if blind:
+            raise UsageError(
+                f"{self._path}: rank 0 writes the run's token there, but {', '.join(blind)} has another such "
+                f"folder: {_remedy()}"
+            )
+        return token
+
+    def _read(self, seconds: float) -> bytes:
+        """Wait for it; nothing if it does not come in time. UsageError if others may read it."""
         deadline = monotonic() + seconds
         while not self._path.exists():
             if monotonic() > deadline:
-                raise TrainingError(
-                    f"{self._path} has not come in {seconds:.0f} s: rank 0 writes the run's token there, so "
-                    f"all nodes must share that folder; or {_remedy()}"
-                )
+                return b""
             sleep(POLL_SECONDS)
         return _checked(_read(self._path), str(self._path))
 
