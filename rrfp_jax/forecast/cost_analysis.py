@@ -38,8 +38,9 @@ from rrfp_jax.runtime.programs.compiler import Compiler
 from rrfp_jax.runtime.sizes import memory_limit, nbytes
 
 FUSED = REPEATABLE | {
-    *("exp", "exp2", "expm1", "log", "log1p", "logistic", "tanh", "erf", "erf_inv", "sin", "cos", "pow"),
-    *("sqrt", "rsqrt", "cbrt", "floor", "ceil", "round", "rem", "is_finite", "stop_gradient"),
+    *("exp", "exp2", "expm1", "log", "log1p", "log2", "logistic", "tanh", "erf", "erf_inv", "sin", "cos"),
+    *("pow", "sqrt", "rsqrt", "cbrt", "floor", "ceil", "round", "rem", "is_finite", "stop_gradient"),
+    "polynomial",
 }
 """Primitives that are computed where they are used."""
 

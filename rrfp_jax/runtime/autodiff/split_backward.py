@@ -153,8 +153,8 @@ class FlowNetwork:
 
 _LIGHT = REPEATABLE | {
     *("reduce_sum", "reduce_max", "reduce_min", "reduce_and", "reduce_or", "argmax", "argmin", "cumsum"),
-    *("exp", "exp2", "log", "log1p", "expm1", "tanh", "logistic", "erf", "sin", "cos", "pow", "cbrt"),
-    *("sqrt", "rsqrt", "gather", "dynamic_slice", "dynamic_update_slice", "reduce_precision"),
+    *("exp", "exp2", "log", "log1p", "log2", "expm1", "tanh", "logistic", "erf", "sin", "cos", "pow", "cbrt"),
+    *("sqrt", "rsqrt", "gather", "dynamic_slice", "dynamic_update_slice", "reduce_precision", "polynomial"),
 }
 """What the first half may do for the second one's sake: it takes the time of reading its operands."""
 

@@ -24,6 +24,7 @@ CHEAP = frozenset(
         *("add", "sub", "mul", "div", "neg", "max", "min", "abs", "sign", "square", "integer_pow", "clamp"),
         *("select_n", "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not", "xor"),
         *("convert_element_type", "broadcast_in_dim", "reshape", "squeeze", "expand_dims", "copy"),
+        "one_minus_square",  # jax 0.12: of derivatives, as of tanh
     ]
 )
 """Elementwise primitives whose results are computed again rather than saved (no transcendental ones)."""
@@ -164,6 +165,7 @@ BARRIER = "optimization_barrier"
 _CALLS = {
     **dict.fromkeys(("jit", "pjit", "checkpoint", "remat", "remat2"), "jaxpr"),
     **dict.fromkeys(("closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"), "call_jaxpr"),
+    "eval_jaxpr": "call_jaxpr",  # jax 0.12
 }
 """Primitives that only call a program, and the parameter in which it is."""
 

@@ -43,7 +43,7 @@ _MOST_NAMES = _MOST_PLACES = 3
 _STILL = frozenset(["stop_gradient", "round", "floor", "ceil", "sign", "nextafter"])
 """Primitives whose derivative is zero everywhere. JAX gives their results no tangent at all."""
 
-_CALLS = frozenset(["jit", "pjit", "closed_call", "core_call", "checkpoint", "remat", "remat2"])
+_CALLS = frozenset(["jit", "pjit", "closed_call", "eval_jaxpr", "core_call", "checkpoint", "remat", "remat2"])
 """Primitives that only call a program. Functions with a derivative of their own are not among them."""
 
 _COMPARISONS = frozenset(["eq", "ne", "lt", "le", "gt", "ge", "is_finite"])
