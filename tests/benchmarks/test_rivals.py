@@ -15,6 +15,7 @@ from benchmarks.rivals import common
 from benchmarks.rivals.balanced import WINDOWS, as_they_come, evenly, step_of, work
 from benchmarks.rivals.common import Timed, require_torch, timed, torch_finds
 from benchmarks.rivals.durations import OURS, TOLD, TORCH, Row, aims_of, joined, markdown
+from benchmarks.rivals.first_step import SYSTEMS, Model
 from benchmarks.rivals.null_step import aims_of as null_aims
 from benchmarks.rivals.slow_link import adapted, means, warm_ups
 from rrfp_jax.core.schedules import by_name
@@ -189,3 +190,12 @@ def test_orders_of_pytorch_are_those_of_the_same_name_here():
         assert found["order"] == pytest.approx(own.makespan), name
         assert found["held"] == timed([own], WORKLOAD).held
         assert found["step"] >= found["order"]
+
+
+@pytest.mark.slow(reason="6 s: three systems compile a step, made values as well")
+@pytest.mark.parametrize("given", [True, False])
+def test_first_steps_of_all_systems_are_of_one_model(given):
+    losses = [step(Model(2, 2, given)) for step in SYSTEMS.values()]
+    if given:
+        assert losses == pytest.approx([losses[0]] * len(losses), rel=1e-5)
+    assert all(5 < loss < 6.5 for loss in losses)
