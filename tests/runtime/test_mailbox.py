@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from rrfp_jax.errors import PeerLost
 from rrfp_jax.runtime.run.mailbox import HEADER, LARGEST_FRAME, Message, pack, pieces, unpack, whole
-from rrfp_jax.runtime.run.membership import SAMPLES, Beat, Echo, Failed, Goodbye, PeerClock
+from rrfp_jax.runtime.run.membership import SAMPLES, Beat, Echo, Failed, Goodbye, PeerClock, Silent
 from tests.support.mailboxes import (
     PROMPT_SECONDS,
     Note,
@@ -321,9 +321,15 @@ class TestSilence:
         mailbox, ends = joined(others=(1, 2), silence=self.LIMIT)
         self.judge(mailbox, self.LIMIT / 2)
         assert not mailbox.membership.gone
-        self.judge(mailbox, 5.0, lambda: ends[2].sendall(pack(Beat(0.0))))
+        self.judge(mailbox, 5.0, lambda: ends[2].sendall(pack(Silent((1,)))))
         assert mailbox.membership.gone.keys() == {1}
-        with pytest.raises(PeerLost, match=r"^rank 1 has not been heard from for 0 s: frozen or cut off$"):
+        with pytest.raises(PeerLost, match=r"^rank 1 has not been heard from for 0.2 s: frozen or cut off$"):
+            mailbox.membership.require([1, 2])
+
+    def test_where_another_hears_the_silent_one_it_is_the_link(self):
+        mailbox, ends = joined(others=(1, 2), silence=self.LIMIT)
+        self.judge(mailbox, 5.0, lambda: ends[2].sendall(pack(Beat(0.0))))
+        with pytest.raises(PeerLost, match=r"^the connection between rank 0 and rank 1 was dead for 0.2 s$"):
             mailbox.membership.require([1, 2])
 
     def test_part_of_a_message_is_a_sign_of_life(self):

@@ -34,9 +34,9 @@ def noted(*content):
 made: list[Mailbox] = []
 
 
-def opened(rank, sockets, silence=inf):
+def opened(rank, sockets, silence=inf, signs=None):
     """A mailbox that is closed at the end of the test."""
-    mailbox = Mailbox(rank, sockets, silence)
+    mailbox = Mailbox(rank, sockets, silence, signs)
     made.append(mailbox)
     return mailbox
 

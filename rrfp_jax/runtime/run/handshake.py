@@ -26,6 +26,7 @@ from struct import Struct
 from time import monotonic, sleep
 
 from rrfp_jax.errors import TrainingError
+from rrfp_jax.runtime.run.links import retry_often
 from rrfp_jax.runtime.run.place import NO_PORT
 
 MAGIC = b"RRFP2"
@@ -49,11 +50,16 @@ class _NotOfThisRun(Exception):
     pass
 
 
+def bound(host: str, kind: socket.SocketKind) -> socket.socket:
+    """A socket on a free port of one of this machine's addresses."""
+    found = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, kind)
+    found.bind((host, 0))
+    return found
+
+
 def listen(host: str) -> socket.socket:
     """A listening socket on a free port of one of this machine's addresses."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.bind((host, 0))
+    listener = bound(host, socket.SOCK_STREAM)
     listener.listen(128)
     return listener
 
@@ -70,6 +76,7 @@ def connect(
     for connection in sockets.values():
         connection.setblocking(True)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        retry_often(connection)
     return sockets
 
 

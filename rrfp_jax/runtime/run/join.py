@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import secrets
 import socket
 import threading
 from collections.abc import Callable
@@ -21,7 +22,8 @@ from rrfp_jax.runtime import _jax
 from rrfp_jax.runtime.run.alike import learn_hosts
 from rrfp_jax.runtime.run.coordinator import Coordinator
 from rrfp_jax.runtime.run.exits import Shutdown, fail, limit_overtime
-from rrfp_jax.runtime.run.handshake import connect, listen
+from rrfp_jax.runtime.run.handshake import NUMBER, bound, connect, listen
+from rrfp_jax.runtime.run.links import Card, nodes_of, signs
 from rrfp_jax.runtime.run.mailbox import Mailbox
 from rrfp_jax.runtime.run.membership import Beat
 from rrfp_jax.runtime.run.place import (
@@ -251,21 +253,26 @@ def _connect(rank: int, size: int, token: bytes, store: SealedStore, silence: fl
     """Connections to all other ranks, whose addresses are in the key-value store."""
     deadline = monotonic() + CONNECT_SECONDS
     listener = _listen(rank)
-    addresses: list[tuple[str, int]] = []
+    host, port = listener.getsockname()[:2]
+    datagrams = bound(host, socket.SOCK_DGRAM)
+    node = "".join(socket.gethostname().split())
+    own = Card(host, port, datagrams.getsockname()[1], secrets.token_hex(NUMBER), node or host)
+    cards: list[Card] = []
     try:
-        own = "{} {}".format(*listener.getsockname()[:2])
-        store.key_value_set_bytes(f"rrfp/address/{rank}", own.encode())
+        store.key_value_set_bytes(f"rrfp/address/{rank}", own.encoded())
         for other in range(size):
             left = int(1000 * max(deadline - monotonic(), 0.0))
             value = store.blocking_key_value_get_bytes(f"rrfp/address/{other}", left)
-            host, port = value.decode().split()
-            addresses.append((host, int(port)))
+            cards.append(Card.parse(value))
     except RuntimeError as error:
         raise TrainingError(
-            f"rank {rank}: rank {len(addresses) % size} has not said within {CONNECT_SECONDS:.0f} s where it "
+            f"rank {rank}: rank {len(cards) % size} has not said within {CONNECT_SECONDS:.0f} s where it "
             f"listens; see its output ({str(error).splitlines()[0]})"
         ) from None
-    return Mailbox(rank, connect(listener, addresses, rank, token, deadline - monotonic()), silence)
+    addresses = [(card.host, card.port) for card in cards]
+    sockets = connect(listener, addresses, rank, token, deadline - monotonic())
+    shown = signs(rank, datagrams, dict(enumerate(cards)), token)
+    return Mailbox(rank, sockets, silence, shown, nodes_of(cards))
 
 
 def _listen(rank: int) -> socket.socket:

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, TypeVar, get_args
 import msgspec
 import numpy as np
 
+from rrfp_jax.runtime.run.links import Signs
 from rrfp_jax.runtime.run.membership import Failed, Gone, Goodbye, Membership, Said, Send
 
 LARGEST_FRAME = 2**20
@@ -35,6 +36,9 @@ READ_AT_ONCE = 2**18  # bytes
 
 FULL_RETRY_SECONDS = 1e-3
 """Pause before a full socket is tried again."""
+
+QUIET_SECONDS = 1.5
+"""If nothing has come from a peer for so long, its link may be dead: connections there try again often."""
 
 LOSS_SECONDS = 2.0
 """Data fails to come as soon as its sender dies; that it has, this process may hear a little later."""
@@ -142,10 +146,18 @@ class Connection:
 class Mailbox:
     """This process's connections to the others, authenticated; whoever reads or sends holds `lock`."""
 
-    def __init__(self, rank: int, sockets: Mapping[int, socket.socket], silence: float = inf) -> None:
+    def __init__(
+        self,
+        rank: int,
+        sockets: Mapping[int, socket.socket],
+        silence: float = inf,
+        signs: Signs | None = None,
+        nodes: Sequence[str] = (),
+    ) -> None:
+        self._signs = signs
         self.connections = {r: Connection(r, s) for r, s in sorted(sockets.items())}
         self.ranks: Collection[int] = self.connections.keys()
-        self.membership = Membership(rank, self.ranks, perf_counter(), silence)
+        self.membership = Membership(rank, self.ranks, perf_counter(), silence, nodes)
         self.lock = threading.Lock()
         self._inbox: deque[tuple[Callable[[int, Any], None], int, Any]] = deque()
         # By channel and name; what processes say of themselves has no handler.
@@ -205,7 +217,13 @@ class Mailbox:
         self.read()  # before silence is judged: it may be this process that stood still
         with self.lock:
             now = perf_counter()
-            self._tell(self.membership.tick(now))
+            for rank in self._signs.heard() if self._signs and not self._closed else ():
+                self.membership.heard(rank, now)
+            self._tell(sends := self.membership.tick(now))
+            if self._signs and sends and not self._closed:
+                self._signs.show()
+                if self.membership.quietest(now) > QUIET_SECONDS:
+                    self._signs.retry_often()
             return self.membership.overdue(now)
 
     def end(self, word: Goodbye | Failed) -> None:
@@ -263,6 +281,8 @@ class Mailbox:
         """Do so without the lock; in a forked child, where some other thread may hold it for ever."""
         self._closed = True
         self._selector.close()
+        if self._signs:
+            self._signs.close()
         peers = [connection.socket for connection in self.connections.values()]
         for each in (self._wake_end, self._ring_end, *peers):
             each.close()

@@ -5,15 +5,19 @@ come out. The rules:
 
 - The first reason for which a process is gone stays, but its own word on its failure explains more.
 - A process that stood still itself, as by Ctrl-Z of all, judges nobody by the silence before.
+- Whoever is silent for half of the limit is told of. So at the limit all know who does not hear whom, and
+  blame the rank or the host that all these pairs share, or the link between two that others hear (`blamed`).
 - A process that lost several others, and all of them without a word, is itself the one that is cut off.
+- A process that lives and is accused of silence says that it is the link.
 - After its own goodbye or failure a process says and judges nothing more.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import inf
 from typing import Literal, TypeAlias
 
@@ -45,6 +49,12 @@ class Goodbye(Struct, frozen=True, array_like=True):
     """The sender has done its part."""
 
 
+class Silent(Struct, frozen=True, array_like=True):
+    """All from whom the sender has heard nothing for half of the limit; nobody, once it has again."""
+
+    ranks: tuple[int, ...]
+
+
 class Failed(Struct, frozen=True, array_like=True):
     """The sender ends: by whose fault, and why."""
 
@@ -52,7 +62,7 @@ class Failed(Struct, frozen=True, array_like=True):
     sentence: str
 
 
-Said: TypeAlias = Beat | Echo | Goodbye | Failed
+Said: TypeAlias = Beat | Echo | Goodbye | Silent | Failed
 Send: TypeAlias = tuple[Collection[int], Said]
 """A message to send to these ranks."""
 
@@ -68,6 +78,60 @@ class Gone:
     culprit: int  # the rank whose trouble this is
     sentence: str
     since: float
+
+
+Deafness: TypeAlias = tuple[int, int]
+"""A rank that does not hear another one, and that one."""
+
+Place: TypeAlias = frozenset[int]
+"""Ranks on one host, or one of them."""
+
+
+@dataclass(frozen=True)
+class Blame:
+    """Where the trouble is: at these places, or in the `link` between two."""
+
+    places: Sequence[Place]
+    link: bool = False
+
+
+def blamed(pairs: Collection[Deafness], alive: Collection[int], hosts: Collection[Place]) -> Blame:
+    """The one place that all pairs share, or the link between two; else several places.
+
+    Args:
+        pairs: who does not hear whom; at least one.
+        alive: ranks that have been heard from lately.
+        hosts: the ranks of each.
+    """
+    ranks = [frozenset([rank]) for rank in sorted({rank for pair in pairs for rank in pair})]
+    for places in (ranks, hosts):
+        of = {rank: place for place in places for rank in place}
+        ends = [frozenset([of[a], of[b]]) for a, b in pairs]
+        shared = frozenset.intersection(*ends)
+        if min(map(len, ends)) < 2 or (len(shared) == 2 and places is hosts and not _all_of(shared, pairs)):
+            continue
+        if len(shared) == 2:
+            deaf = {of[rank] for rank, _ in pairs}
+            link = deaf == shared or not frozenset.union(*shared).issuperset(alive)
+            return Blame(sorted(shared if link else shared - deaf, key=sorted), link)
+        if len(shared) == 1:
+            return Blame([*shared])
+    return Blame(_cover(pairs))
+
+
+def _cover(pairs: Collection[Deafness]) -> Sequence[Place]:
+    """A few ranks that explain all: those in the most pairs, of two rather who is not heard."""
+    found, left = set[int](), set(pairs)
+    while left:
+        count = Counter(rank for pair in left for rank in (*pair, pair[1]))
+        found.add(worst := max(sorted(count), key=lambda rank: count[rank]))
+        left = {pair for pair in left if worst not in pair}
+    return [frozenset([rank]) for rank in sorted(found)]
+
+
+def _all_of(two: Collection[Place], pairs: Collection[Deafness]) -> bool:
+    """Whether nobody of one place hears, or is heard by, anybody of the other."""
+    return {frozenset(pair) for pair in pairs} == {frozenset(pair) for pair in product(*two)}
 
 
 class PeerClock:
@@ -93,13 +157,22 @@ class PeerClock:
 class Membership:
     """What one process knows of the others (s). One thread feeds it, any may look."""
 
-    def __init__(self, rank: int, others: Collection[int], now: float, silence: float = inf) -> None:
+    def __init__(
+        self,
+        rank: int,
+        others: Collection[int],
+        now: float,
+        silence: float = inf,
+        nodes: Sequence[str] = (),
+    ) -> None:
         self.rank, self.others, self.silence = rank, others, silence
+        self._nodes = nodes if len({*nodes}) > 1 else ()
         self.gone: Mapping[int, Gone] = {}
         self.clock = PeerClock()
         self.stages: Sequence[str] = [""] * (1 + max([rank, *others]))
         self._heard = dict.fromkeys(others, now)
-        self._ticked = now
+        self._ticked, self._stood_still = now, -inf  # until when
+        self._silent: Mapping[int, tuple[int, ...]] = {}  # to whom, by who says so; this process, too
         self._ended = False
 
     def heard(self, rank: int, now: float) -> None:
@@ -115,6 +188,10 @@ class Membership:
                 self.clock.sample(sent, theirs, now)
             case Goodbye():
                 self._note(rank, Gone("left", rank, "has ended", now))
+            case Silent(ranks):
+                self._silent = {**self._silent, rank: ranks}
+            case Failed(self.rank, _) if self._is_not_heard_by(rank, now):
+                self._note(rank, Gone("failed", rank, self._link([{rank}, {self.rank}]), now))
             case Failed(culprit, sentence):
                 self._note(rank, Gone("failed", culprit, sentence, now))
         return ()
@@ -126,13 +203,20 @@ class Membership:
     def tick(self, now: float) -> Sequence[Send]:
         """Judge silence and show a sign of life; call often, after everything that has come was taken in."""
         stood_still, self._ticked = now - self._ticked > self.silence / 2, now
-        for rank, heard in self._heard.items():
-            if stood_still:
-                self._heard[rank] = now
-            elif now - heard > self.silence:
-                reason = f"has not been heard from for {now - heard:.0f} s: frozen or cut off"
-                self.closed(rank, reason, now)
-        return self._to_all(Beat(now))  # also to those given up: one that goes on must hear who is there
+        if stood_still:
+            self._stood_still = now
+            self._heard = dict.fromkeys(self._heard, now)
+        ages = {rank: now - heard for rank, heard in self._heard.items() if not self._has_said_why(rank)}
+        silent = tuple(rank for rank, age in ages.items() if age > self.silence / 2)
+        before, self._silent = self._silent.get(self.rank, ()), {**self._silent, self.rank: silent}
+        if any(age > self.silence for rank, age in ages.items() if rank not in self.gone):
+            self._judge(silent, now)
+        # Also to those given up: one that goes on must hear who is there.
+        return [*self._to_all(Beat(now)), *(self._to_all(Silent(silent)) if silent != before else ())]
+
+    def quietest(self, now: float) -> float:
+        """For how long nothing has come from the most silent of those that are not gone (s)."""
+        return max((now - heard for rank, heard in self._heard.items() if rank not in self.gone), default=0.0)
 
     def end(self, word: Goodbye | Failed) -> Sequence[Send]:
         """Tell the others that this process ends, and say nothing more."""
@@ -152,8 +236,10 @@ class Membership:
         return next((one for one in late if one.how != "left"), None)
 
     def describe(self, rank: int) -> str:
-        """A rank as messages name it: "rank 2 (stage 2)"."""
-        return f"rank {rank} ({self.stages[rank]})" if self.stages[rank] else f"rank {rank}"
+        """A rank as messages name it: "rank 2 (stage 2)", with its host if there are several."""
+        host = f"host {self._nodes[rank]}" if self._nodes else ""
+        more = ", ".join(filter(None, [self.stages[rank], host]))
+        return f"rank {rank} ({more})" if more else f"rank {rank}"
 
     def require(self, needed: Collection[int], known: Mapping[int, Gone] | None = None) -> None:
         """Raise PeerLost for the most telling of processes that are gone: one that failed, else one lost.
@@ -178,7 +264,8 @@ class Membership:
     @property
     def trouble(self) -> Gone | None:
         """The most telling of those who did not leave in good order, through no fault of this process."""
-        gone = [one for one in self.gone.values() if one.how != "left" and one.culprit in self.others]
+        bad = [one for one in self.gone.values() if one.how != "left"]
+        gone = [one for one in bad if one.how == "lost" or one.culprit in self.others]
         return min(gone, key=lambda one: (one.how == "lost", one.since), default=None)
 
     @property
@@ -190,6 +277,42 @@ class Membership:
     def is_cut_off(self) -> bool:
         """Whether all other processes, of several, are lost and not one said why."""
         return 1 < len(self.others) == sum(one.how == "lost" for one in self.gone.values())
+
+    def _judge(self, silent: Collection[int], now: float) -> None:
+        """Give up whoever is silent, for a reason on which all agree that hear each other."""
+        here = {self.rank, *self.others} - self.gone.keys()
+        pairs = {(a, b) for a, ranks in self._silent.items() if a in here for b in ranks if b in here}
+        nodes = {self._nodes[rank] if self._nodes else "" for rank in here}
+        hosts = [frozenset(r for r in here if not self._nodes or self._nodes[r] == node) for node in nodes]
+        blame = blamed(pairs, here - {*silent}, hosts)
+        if blame.link:
+            sentence = self._link(blame.places)
+        else:
+            who, unheard = " and ".join(map(self._named, blame.places)), frozenset().union(*blame.places)
+            has = "has" if len(blame.places) == 1 else "have"
+            sentence = f"{who} {has} not been heard from for {self.silence:g} s: frozen or cut off"
+            if not any(rank in unheard for _, rank in pairs):
+                sentence = f"{who} {has} heard nothing for {self.silence:g} s: cut off"
+        for rank in silent:
+            self._note(rank, Gone("lost", min(map(min, blame.places)), sentence, now))
+
+    def _link(self, places: Sequence[Collection[int]]) -> str:
+        first, second = map(self._named, places)
+        return f"the connection between {first} and {second} was dead for {self.silence:g} s"
+
+    def _named(self, ranks: Collection[int]) -> str:
+        """Ranks of one place: "rank 1 (host n1)", "host n1 (ranks 2, 3)"."""
+        if len(ranks) == 1:
+            return self.describe(*ranks)
+        return f"host {self._nodes[min(ranks)]} (ranks {', '.join(map(str, sorted(ranks)))})"
+
+    def _has_said_why(self, rank: int) -> bool:
+        return rank in self.gone and self.gone[rank].how != "lost"
+
+    def _is_not_heard_by(self, rank: int, now: float) -> bool:
+        """Whether the only other one has said that it does not hear this process, which was running."""
+        ran = now - self._ticked <= self.silence / 2 and now - self._stood_still > self.silence
+        return ran and len(self.others) == 1 and self.rank in self._silent.get(rank, ())
 
     def _note(self, rank: int, gone: Gone) -> None:
         known = self.gone.get(rank)

@@ -17,7 +17,7 @@ from rrfp_jax.runtime.run.membership import (
     Said,
     Send,
 )
-from tests.verification.exploration.membership.world import SILENCE, UNIT, Case, Machine
+from tests.verification.exploration.membership.world import GRACE, UNIT, Case, Machine
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class NoGrace(Membership):
     """A process ends at the tick after a loss."""
 
     def overdue(self, now: float) -> Gone | None:
-        return super().overdue(now + SILENCE * UNIT)
+        return super().overdue(now + GRACE * UNIT)
 
 
 class EndlessGrace(Membership):
@@ -276,7 +276,7 @@ def faults() -> list[Fault]:
         Fault(Deaf, Case(2), "which nothing has happened to|holds rank"),
         Fault(Patient, CUT, "holds rank"),
         Fault(Hasty, CUT, "holds rank"),
-        Fault(Neglects, FROZEN, "which nothing has happened to|innocent"),
+        Fault(Neglects, FROZEN, "which nothing has happened to|innocent|holds rank"),
         Fault(Mute, Case(2), "which nothing has happened to"),
         Fault(Blind, KILLED, "holds rank"),
         Fault(CutOffSoon, ONE_KILLED, "innocent|too early"),

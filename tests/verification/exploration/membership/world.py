@@ -14,12 +14,13 @@ from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 from rrfp_jax.errors import PeerLost
-from rrfp_jax.runtime.run.membership import Failed, Goodbye, Membership, Said, Send
+from rrfp_jax.runtime.run.membership import Failed, Goodbye, Membership, Said, Send, Silent
 from tests.verification.exploration.visits import Enough, Move, Reach, never, visit
 from tests.verification.exploration.witness import Broken
 
 UNIT = 2.0  # seconds
-SILENCE = 2  # units; that is also the machine's grace
+SILENCE = 3  # units
+GRACE = 2  # units, as the machine has it
 STOOD_STILL = 2  # units between two ticks
 ENOUGH = SILENCE + 2  # units after which whoever runs must know who does not
 APART = 1000.0  # seconds between the clocks of neighbouring ranks
@@ -151,16 +152,17 @@ def _tick(world: World, r: int) -> World:
     sends, gone = machine.tick(now), machine.overdue(now)
     still = one.idle >= STOOD_STILL
     known = list(one.known)
+    unjudged = [each.silent for other, each in enumerate(known) if other != r and not each.word]
     for other, each in enumerate(known):
         if other != r and still:
             known[other] = each._replace(silent=0)
-        elif other != r and each.silent > SILENCE:
-            known[other] = each.told(("lost", other, ""))
+        elif other != r and max(unjudged, default=0) > SILENCE and each.silent > SILENCE / 2:
+            known[other] = each.told(("lost", other, ""))  # whom it blames, `_fail` judges
     world = _send(_with(world, r, machine=machine, known=tuple(known), ticked=True, idle=0), r, sends)
     others = [each for other, each in enumerate(known) if other != r]
     lost = all(each.word and each.word[0] == "lost" for each in others)
     bad = [each for each in others if each.word and each.word[0] != "left"]
-    late = bad and ((lost and len(others) > 1) or any(each.age > SILENCE for each in bad))
+    late = bad and ((lost and len(others) > 1) or any(each.age > GRACE for each in bad))
     if bool(late) != (gone is not None):
         raise Broken(f"rank {r} ends {'too early' if gone else 'too late'}")
     if gone is None:
@@ -304,7 +306,7 @@ def _checked(world: World, r: int) -> World:
         if other == r:
             continue
         gone, word = one.machine.gone.get(other), one.known[other].word
-        says = None if gone is None else (gone.how, gone.culprit)
+        says = None if gone is None else (gone.how, other if gone.how == "lost" else gone.culprit)
         if says != (word and word[:2]) or (
             gone and word and word[0] == "failed" and gone.sentence != word[2]
         ):
@@ -337,11 +339,12 @@ def _memory(machine: Membership, now: float) -> Hashable:
         for rank, one in machine.gone.items()
     )
     heard = tuple(min(now - heard, ENOUGH * UNIT) for heard in machine._heard.values())
-    return tuple(gone), heard, min(now - machine._ticked, STOOD_STILL * UNIT), machine._ended
+    silent, still = tuple(sorted(machine._silent.items())), min(now - machine._stood_still, ENOUGH * UNIT)
+    return tuple(gone), heard, silent, still, min(now - machine._ticked, STOOD_STILL * UNIT), machine._ended
 
 
 def _plain(item: Item) -> Hashable:
-    return item if item is None or isinstance(item, Failed) else type(item).__name__
+    return item if item is None or isinstance(item, Failed | Silent) else type(item).__name__
 
 
 def _link(world: World, sender: int, r: int) -> tuple[tuple[Item, bool], ...]:

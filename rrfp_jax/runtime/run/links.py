@@ -1,0 +1,143 @@
+"""What a link between machines needs that may be dead for a while: life is told apart from data.
+
+TCP doubles the pause between its tries, so after an outage of 14 s its next one may come 11 s later. Signs of
+life must not wait for that: they go by datagrams, too, which come as soon as the link is back. And where the
+kernel knows how (Linux 6.15), all connections to the machines of the run try again every second.
+
+A datagram has a fixed length: both ranks, a number that only grows, a proof by a key of this run and pair.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import socket
+import stat
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from hashlib import sha256
+from struct import Struct
+from typing import NamedTuple
+
+BODY = Struct("!IIQ")
+PROOF = 32  # bytes
+
+MOST_A_PEER = 8
+"""Datagrams that are read of each peer at once, strangers' among them; more are left for later."""
+
+TCP_RTO_MAX_MS = 44
+"""An option of `linux/tcp.h` that Python has no name for."""
+
+RETRY_MILLISECONDS = 1000  # the least that the kernel takes
+NEVER_MILLISECONDS = 2**31 - 1
+
+
+def retry_often(connection: socket.socket) -> None:
+    """Have TCP try again every second, and give up never: that is judged by signs of life."""
+    with suppress(OSError):  # an older kernel doubles its pauses; it gives up after a quarter of an hour
+        connection.setsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS, RETRY_MILLISECONDS)
+        # Else the kernel would give up after so many tries as took it a quarter of an hour before.
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, NEVER_MILLISECONDS)
+
+
+def retry_often_to(hosts: Collection[str]) -> None:
+    """Do so for all TCP connections of this process to these IP addresses: JAX's and UCX's, too."""
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # it has been closed just now
+            if not stat.S_ISSOCK(os.stat(int(name)).st_mode):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as own:
+                is_tcp = own.type == socket.SOCK_STREAM and own.family in (socket.AF_INET, socket.AF_INET6)
+                if is_tcp and own.getpeername()[0].removeprefix("::ffff:") in hosts:
+                    retry_often(own)
+
+
+class Peer(NamedTuple):
+    """Where another rank takes datagrams, and the key that it shares with this one in this run alone."""
+
+    address: tuple[str, int]
+    key: bytes
+
+
+class Signs:
+    """Signs of life by datagrams between this process and the others. One thread at a time."""
+
+    def __init__(self, rank: int, own: socket.socket, peers: Mapping[int, Peer]) -> None:
+        self._rank, self._socket, self._peers = rank, own, peers
+        self._count = 0
+        self._latest = dict.fromkeys(peers, 0)
+        own.setblocking(False)
+
+    def show(self) -> None:
+        """Send one to everybody; returns at once."""
+        self._count += 1
+        for rank, peer in self._peers.items():
+            body = BODY.pack(self._rank, rank, self._count)
+            with suppress(OSError):  # no way there just now
+                self._socket.sendto(body + hmac.digest(peer.key, body, sha256), peer.address)
+
+    def heard(self) -> Collection[int]:
+        """The ranks from which new ones have come; returns at once."""
+        found = set()
+        for _ in range(MOST_A_PEER * len(self._peers)):
+            try:
+                said = self._socket.recv(BODY.size + PROOF + 1)
+            except OSError:  # there are no more
+                break
+            if (rank := self._sender(said)) is not None:
+                found.add(rank)
+        return found
+
+    def retry_often(self) -> None:
+        """Have all TCP connections of this process to the others' machines try again often."""
+        retry_often_to({peer.address[0] for peer in self._peers.values()})
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _sender(self, said: bytes) -> int | None:
+        """Who sent it; None for a stranger's, one that has been heard before, or one for another rank."""
+        if len(said) != BODY.size + PROOF:
+            return None
+        rank, to, count = BODY.unpack(body := said[: BODY.size])
+        if rank not in self._peers or to != self._rank or count <= self._latest[rank]:
+            return None
+        if not hmac.compare_digest(said[BODY.size :], hmac.digest(self._peers[rank].key, body, sha256)):
+            return None
+        self._latest[rank] = count
+        return int(rank)
+
+
+class Card(NamedTuple):
+    """What a rank tells the others of itself before they meet."""
+
+    host: str  # an IP address
+    port: int  # where it takes calls
+    datagrams: int  # the port where it takes those
+    number: str  # hexadecimal digits that were never used before
+    node: str  # its machine's name
+
+    def encoded(self) -> bytes:
+        return " ".join(map(str, self)).encode()
+
+    @classmethod
+    def parse(cls, text: bytes) -> Card:
+        host, port, datagrams, number, node = text.decode().split()
+        return cls(host, int(port), int(datagrams), number, node)
+
+
+def nodes_of(cards: Sequence[Card]) -> Sequence[str]:
+    """What to call each rank's machine: by its name, or by its address where several have one name."""
+    names, hosts = [card.node for card in cards], [card.host for card in cards]
+    return hosts if len(set(names)) < len(set(hosts)) else names
+
+
+def signs(rank: int, own: socket.socket, cards: Mapping[int, Card], token: bytes) -> Signs:
+    """Signs of life between ranks that have told these of themselves."""
+
+    def key(other: int) -> bytes:
+        pair = [cards[one].number.encode() for one in sorted((rank, other))]
+        return hmac.digest(token, b"signs of life" + b" ".join(pair), sha256)
+
+    others = {other: card for other, card in cards.items() if other != rank}
+    return Signs(rank, own, {o: Peer((card.host, card.datagrams), key(o)) for o, card in others.items()})
