@@ -16,7 +16,7 @@ import pytest
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.runtime import _jax
 from rrfp_jax.runtime.mesh import topology
-from rrfp_jax.runtime.run import join
+from rrfp_jax.runtime.run import join, place
 from rrfp_jax.runtime.run import join as joining
 from rrfp_jax.runtime.run.coordinator import reserved_port
 from rrfp_jax.runtime.run.handshake import _call
@@ -120,9 +120,27 @@ def test_it_is_served_no_wider_than_need_be(text, serving):
 
 
 def test_an_ip_address_of_this_machine_is_served_alone(monkeypatch):
-    monkeypatch.setattr(Address, "_is_here", True)
+    monkeypatch.setattr(place, "_is_here", lambda host: True)
     assert Address("10.0.0.7", 7).serving == "10.0.0.7:7"
     assert Address("fd00::7", 7).serving == "[fd00::7]:7"
+
+
+@pytest.mark.parametrize(
+    ("known", "serving"),
+    [
+        (["10.0.0.7"], "10.0.0.7:7"),
+        (["fd00::7"], "[fd00::7]:7"),
+        (["127.0.1.1"], "[::]:7"),  # as Debian has it
+        (["127.0.1.1", "10.0.0.7"], "10.0.0.7:7"),
+        (["203.0.113.1"], "[::]:7"),  # behind a translation of addresses
+        (["203.0.113.1", "10.0.0.7"], "10.0.0.7:7"),
+    ],
+)
+def test_a_name_is_served_at_the_address_that_it_has_on_its_machine(monkeypatch, known, serving):
+    told = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, 7)) for host in known]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: told)
+    monkeypatch.setattr(place, "_is_here", {"10.0.0.7", "fd00::7"}.__contains__)
+    assert Address("host0", 7).serving == serving
 
 
 def test_a_place_is_read():

@@ -99,9 +99,8 @@ class Call:
 def _door(coordinator: Address) -> socket.socket:
     """As the coordination service listens."""
     port = coordinator.port
-    if coordinator.is_served_alone:
-        family = socket.AF_INET6 if ":" in coordinator.host else socket.AF_INET
-        return socket.create_server((coordinator.host, port), family=family)
+    if (host := coordinator.served_at) is not None:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     if socket.has_dualstack_ipv6():
         return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True)
     return socket.create_server(("", port))

@@ -91,16 +91,23 @@ class Address:
 
     @property
     def serving(self) -> str:
-        """Where to listen on its machine, as gRPC writes that: no wider than need be.
-
-        A name may be another address here than where it is called from, so that means all addresses.
-        """
-        return str(self) if self.is_served_alone else f"[::]:{self.port}"
+        """Where to listen on its machine, as gRPC writes that."""
+        return f"[::]:{self.port}" if self.served_at is None else str(Address(self.served_at, self.port))
 
     @property
-    def is_served_alone(self) -> bool:
-        """Whether its machine listens there only."""
-        return self.is_loopback or self._is_here
+    def served_at(self) -> str | None:
+        """The address that its machine listens on, no wider than need be; None for all that it has.
+
+        All are needed behind a translation of addresses, and where a machine takes its own name for loopback.
+        """
+        if self.is_loopback:
+            return self.host
+        with suppress(OSError):
+            for *_, found in socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM):
+                host = str(found[0])
+                if not ip_address(host.partition("%")[0]).is_loopback and _is_here(host):
+                    return host
+        return None
 
     def require_known(self) -> None:
         """Look its host up, and the way there; UsageError if either is known not to exist."""
@@ -128,20 +135,18 @@ class Address:
         return "somebody answers there, but not all have come, or it stands still"
 
     @property
-    def _is_here(self) -> bool:
-        """Whether it is an IP address of this machine: behind a translation of addresses it is not."""
-        with suppress(OSError):
-            if self._ip is not None:
-                with socket.socket(socket.AF_INET if self._ip.version == 4 else socket.AF_INET6) as probe:
-                    probe.bind((self.host, 0))
-                return True
-        return False
-
-    @property
     def _ip(self) -> IPv4Address | IPv6Address | None:
         with suppress(ValueError):
             return ip_address(self.host)
         return None
+
+
+def _is_here(host: str) -> bool:
+    """Whether this machine has an IP address."""
+    with suppress(OSError), socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.bind((host, 0))
+        return True
+    return False
 
 
 def _towards(host: str, port: int) -> str:

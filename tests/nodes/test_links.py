@@ -1,0 +1,99 @@
+"""Links between nodes that are dead for a while, or for good: who goes on, and who is blamed."""
+
+import os
+import secrets
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SILENCE = 6.0
+START_SECONDS, END_SECONDS = 120.0, 60.0
+
+
+class Meeting:
+    """Ranks that meet again and again, one on each of some nodes."""
+
+    def __init__(self, nodes, names, folder, **variables):
+        self.nodes = nodes
+        self.logs = [folder / f"rank-{rank}" for rank in range(len(names))]
+        (folder / "token").write_text(secrets.token_hex(32))
+        (folder / "token").chmod(0o600)
+        given = {
+            "RRFP_COORDINATOR": f"{names[0]}:9876",
+            "RRFP_PROCESSES": f"{len(names)}",
+            "RRFP_TOKEN_FILE": f"{folder}/token",
+            "RRFP_SILENCE_SECONDS": f"{SILENCE:g}",
+            "JAX_PLATFORMS": "cpu",
+            **variables,
+        }
+        self.ranks = []
+        for rank, name in enumerate(names):
+            command = [sys.executable, "-m", "tests.nodes.meeting_rank", "doubling"]
+            environment = {**os.environ, **given, "RRFP_RANK": f"{rank}"}
+            with open(self.logs[rank], "w") as log:
+                output = {"stdout": log, "stderr": subprocess.STDOUT}
+                self.ranks.append(nodes.start(name, *command, folder=ROOT, env=environment, **output))
+
+    def met(self, seconds):
+        """Wait until all have met once more, from now on."""
+        now = time.time()
+        deadline = time.monotonic() + seconds
+        while not all(self._times(log) and self._times(log)[-1] > now for log in self.logs):
+            assert all(rank.poll() is None for rank in self.ranks), self.said()
+            assert time.monotonic() < deadline, self.said()
+            time.sleep(0.05)
+
+    def said(self):
+        """How each rank has ended: its last words."""
+        words = []
+        for log in self.logs:
+            lines = [line for line in log.read_text().splitlines() if line.startswith("rank ")]
+            words.append(lines[-1].partition(": ")[2] if lines else "")
+        return words
+
+    def ended(self):
+        """The same once all have, each with status 1."""
+        assert [rank.wait(timeout=END_SECONDS) for rank in self.ranks] == [1] * len(self.ranks)
+        return self.said()
+
+    @staticmethod
+    def _times(log):
+        whole = log.read_text().rpartition("\n")[0].splitlines()
+        return [float(line) for line in whole if line[:1].isdigit()]
+
+
+@pytest.fixture
+def meeting(nodes, tmp_path):
+    """Three ranks, one a node."""
+    found = Meeting(nodes, ["n0", "n1", "n2"], tmp_path)
+    found.met(START_SECONDS)
+    return found
+
+
+@pytest.mark.costly(reason="a run over three nodes")
+def test_an_outage_below_the_limit_ends_nothing_and_one_above_it_blames_the_node(meeting):
+    """TCP's tries come 0.2, 0.6, 1.4, 3.0 and 6.2 s after a link died: in time for no limit of 6 s."""
+    for _ in range(2):
+        meeting.nodes.mute("n1")
+        time.sleep(4.0)
+        meeting.nodes.heal("n1")
+        meeting.met(END_SECONDS)
+    meeting.nodes.mute("n1")
+    time.sleep(SILENCE + 0.3)
+    meeting.nodes.heal("n1")  # now all can tell each other of whom they have lost
+    zero, one, two = meeting.ended()
+    said = {zero, one, two} - {"lost all other processes at once: cut off, if they were not killed"}
+    assert said == {"rank 1 (host n1) has not been heard from for 6 s: frozen or cut off"}
+
+
+@pytest.mark.costly(reason="a run over three nodes")
+def test_a_link_that_is_dead_is_blamed_and_neither_of_its_ends(meeting):
+    for node, other in (("n1", "n2"), ("n2", "n1")):
+        done = meeting.nodes.run(node, "ip", "route", "add", "blackhole", meeting.nodes.addresses[other])
+        assert done.returncode == 0, done.stderr
+    said = "the connection between rank 1 (host n1) and rank 2 (host n2) was dead for 6 s"
+    assert meeting.ended() == [said] * 3
