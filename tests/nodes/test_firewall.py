@@ -18,6 +18,7 @@ table inet only {{
         iif lo accept
         ct state established accept
         ip saddr 10.77.0.0/24 tcp dport {{ {ranks.PORT}, {FIRST}-{LAST} }} ct state new accept
+        ip saddr 10.77.0.0/24 udp dport {FIRST}-{LAST} ct state new accept
         counter name dropped
     }}
 }}

@@ -17,7 +17,7 @@ START_SECONDS, END_SECONDS = 120.0, 60.0
 class Meeting:
     """Ranks that meet again and again, one on each of some nodes."""
 
-    def __init__(self, nodes, names, folder, **variables):
+    def __init__(self, nodes, names, folder, bind=None):
         self.nodes = nodes
         self.logs = [folder / f"rank-{rank}" for rank in range(len(names))]
         (folder / "token").write_text(secrets.token_hex(32))
@@ -28,12 +28,12 @@ class Meeting:
             "RRFP_TOKEN_FILE": f"{folder}/token",
             "RRFP_SILENCE_SECONDS": f"{SILENCE:g}",
             "JAX_PLATFORMS": "cpu",
-            **variables,
         }
         self.ranks = []
         for rank, name in enumerate(names):
             command = [sys.executable, "-m", "tests.nodes.meeting_rank", "doubling"]
-            environment = {**os.environ, **given, "RRFP_RANK": f"{rank}"}
+            own = {"RRFP_RANK": f"{rank}", "RRFP_BIND": (bind or {}).get(name, "")}
+            environment = {**os.environ, **given, **own}
             with open(self.logs[rank], "w") as log:
                 output = {"stdout": log, "stderr": subprocess.STDOUT}
                 self.ranks.append(nodes.start(name, *command, folder=ROOT, env=environment, **output))
@@ -97,3 +97,18 @@ def test_a_link_that_is_dead_is_blamed_and_neither_of_its_ends(meeting):
         assert done.returncode == 0, done.stderr
     said = "the connection between rank 1 (host n1) and rank 2 (host n2) was dead for 6 s"
     assert meeting.ended() == [said] * 3
+
+
+LOOPBACK = "sed 's/.* n0$/127.0.1.1 n0/' /etc/hosts > /run/hosts && mount --bind /run/hosts /etc/hosts"
+
+
+@pytest.mark.costly(reason="two starts on two nodes")
+def test_a_node_that_takes_its_own_name_for_loopback_is_refused_unless_told_its_address(nodes, tmp_path):
+    """As Debian has it: rank 0 would listen, and exchange, where nobody else reaches it."""
+    assert nodes.run("n0", "sh", "-c", LOOPBACK).returncode == 0
+    refused = Meeting(nodes, ["n0", "n1"], tmp_path)
+    assert [rank.wait(timeout=START_SECONDS) for rank in refused.ranks] == [1, 1]
+    for log in refused.logs:
+        assert "rank 0 on n0 listens on 127.0.0.1, where other machines cannot reach it" in log.read_text()
+    told = Meeting(nodes, ["n0", "n1"], tmp_path, bind={"n0": nodes.addresses["n0"]})
+    told.met(START_SECONDS)

@@ -6,8 +6,18 @@ from contextlib import ExitStack
 
 import pytest
 
+from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.run import links
-from rrfp_jax.runtime.run.links import BODY, PROOF, Card, Signs, nodes_of, retry_often_to, signs
+from rrfp_jax.runtime.run.links import (
+    BODY,
+    PROOF,
+    Card,
+    Signs,
+    nodes_of,
+    require_reachable,
+    retry_often_to,
+    signs,
+)
 from tests.support.mailboxes import TOKEN, opened, tcp_pair
 
 pytestmark = pytest.mark.usefixtures("all_closed")
@@ -163,3 +173,11 @@ def test_what_ranks_say_of_themselves_is_read_as_it_was_said():
 )
 def test_machines_are_called_by_name_where_names_tell_them_apart(cards, names):
     assert nodes_of([Card(host, 1, 2, "", name) for host, name in cards]) == names
+
+
+def test_a_rank_on_loopback_is_refused_where_others_are_on_other_machines():
+    require_reachable(["n0", "n0"], ["127.0.0.1", "10.0.0.1"])
+    require_reachable(["n0", "n1"], ["10.0.0.1", "fe80::1%eth0"])
+    for host in ("127.0.0.1", "::1", "127.0.1.1"):
+        with pytest.raises(UsageError, match=f"^rank 1 on n1 listens on {host}, where other .* RRFP_BIND"):
+            require_reachable(["n0", "n1"], ["10.0.0.1", host])

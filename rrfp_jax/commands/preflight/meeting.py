@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from rrfp_jax.commands.preflight.surroundings import Meeting, code_hash
-from rrfp_jax.errors import TrainingError
+from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.runtime.run.alike import found_versions
 from rrfp_jax.runtime.run.handshake import connect, listen
+from rrfp_jax.runtime.run.links import require_reachable
 from rrfp_jax.runtime.run.place import Address, Place
 
 ANSWER_SECONDS = 5.0
@@ -62,7 +63,7 @@ def meet(place: Place, host: str, address: str, folder: Path, limit: float) -> M
     try:
         with listen(address) as listener, _call(place.coordinator, deadline) as line:
             found = _met(place, host, listener, line, deadline)
-    except (OSError, ValueError, TrainingError) as error:
+    except (OSError, ValueError, TrainingError, UsageError) as error:
         found = Meeting(error=str(error) or type(error).__name__)
     if server is not None:
         server.join(limit + CONNECT_SECONDS + 2 * ANSWER_SECONDS)
@@ -134,6 +135,7 @@ def _met(place: Place, host: str, listener: socket.socket, line: Call, deadline:
     hosts, addresses = [one[0] for one in all_ranks], [(one[1], one[2]) for one in all_ranks]
     sees, sees_home = _sees(Path(mark)), place.step is None or _sees(HOME / home_mark)
     try:
+        require_reachable(hosts, [host for host, _ in addresses])
         for connection in connect(listener, addresses, place.rank, token.encode(), CONNECT_SECONDS).values():
             connection.close()
     finally:

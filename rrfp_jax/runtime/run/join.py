@@ -23,7 +23,7 @@ from rrfp_jax.runtime.run.alike import learn_hosts
 from rrfp_jax.runtime.run.coordinator import Coordinator
 from rrfp_jax.runtime.run.exits import Shutdown, fail, limit_overtime
 from rrfp_jax.runtime.run.handshake import NUMBER, bound, connect, listen
-from rrfp_jax.runtime.run.links import Card, nodes_of, signs
+from rrfp_jax.runtime.run.links import Card, nodes_of, require_reachable, signs
 from rrfp_jax.runtime.run.mailbox import Mailbox
 from rrfp_jax.runtime.run.membership import Beat
 from rrfp_jax.runtime.run.place import (
@@ -269,6 +269,7 @@ def _connect(rank: int, size: int, token: bytes, store: SealedStore, silence: fl
             f"rank {rank}: rank {len(cards) % size} has not said within {CONNECT_SECONDS:.0f} s where it "
             f"listens; see its output ({str(error).splitlines()[0]})"
         ) from None
+    require_reachable([card.node for card in cards], [card.host for card in cards])
     addresses = [(card.host, card.port) for card in cards]
     sockets = connect(listener, addresses, rank, token, deadline - monotonic())
     shown = signs(rank, datagrams, dict(enumerate(cards)), token)

@@ -16,8 +16,11 @@ import stat
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
+from ipaddress import ip_address
 from struct import Struct
 from typing import NamedTuple
+
+from rrfp_jax.errors import UsageError
 
 BODY = Struct("!IIQ")
 PROOF = 32  # bytes
@@ -124,6 +127,17 @@ class Card(NamedTuple):
     def parse(cls, text: bytes) -> Card:
         host, port, datagrams, number, node = text.decode().split()
         return cls(host, int(port), int(datagrams), number, node)
+
+
+def require_reachable(nodes: Sequence[str], hosts: Sequence[str]) -> None:
+    """UsageError for a rank that other machines cannot reach, given every rank's machine and IP address."""
+    for rank, (node, host) in enumerate(zip(nodes, hosts, strict=True)):
+        if ip_address(host.partition("%")[0]).is_loopback and len({*nodes}) > 1:
+            raise UsageError(
+                f"rank {rank} on {node} listens on {host}, where other machines cannot reach it: there the "
+                f"coordinator's name means loopback (/etc/hosts); set RRFP_BIND on {node} to an address that "
+                f"the others reach, or give the coordinator as an IP address"
+            )
 
 
 def nodes_of(cards: Sequence[Card]) -> Sequence[str]:
