@@ -280,21 +280,29 @@ class Membership:
 
     def _judge(self, silent: Collection[int], now: float) -> None:
         """Give up whoever is silent, for a reason on which all agree that hear each other."""
+        told = [one for one in self.gone.values() if one.how == "failed"]
+        if told:  # somebody has judged before, or something else came first
+            culprit, sentence = told[0].culprit, told[0].sentence
+        else:
+            culprit, sentence = self._blame(silent)
+        for rank in silent:
+            self._note(rank, Gone("lost", culprit, sentence, now))
+
+    def _blame(self, silent: Collection[int]) -> tuple[int, str]:
+        """Whose trouble it is that these are silent, and in words."""
         here = {self.rank, *self.others} - self.gone.keys()
         pairs = {(a, b) for a, ranks in self._silent.items() if a in here for b in ranks if b in here}
         nodes = {self._nodes[rank] if self._nodes else "" for rank in here}
         hosts = [frozenset(r for r in here if not self._nodes or self._nodes[r] == node) for node in nodes]
         blame = blamed(pairs, here - {*silent}, hosts)
+        culprit = min(map(min, blame.places))
         if blame.link:
-            sentence = self._link(blame.places)
-        else:
-            who, unheard = " and ".join(map(self._named, blame.places)), frozenset().union(*blame.places)
-            has = "has" if len(blame.places) == 1 else "have"
-            sentence = f"{who} {has} not been heard from for {self.silence:g} s: frozen or cut off"
-            if not any(rank in unheard for _, rank in pairs):
-                sentence = f"{who} {has} heard nothing for {self.silence:g} s: cut off"
-        for rank in silent:
-            self._note(rank, Gone("lost", min(map(min, blame.places)), sentence, now))
+            return culprit, self._link(blame.places)
+        who, unheard = " and ".join(map(self._named, blame.places)), frozenset().union(*blame.places)
+        has = f"{who} {'has' if len(blame.places) == 1 else 'have'}"
+        if any(rank in unheard for _, rank in pairs):
+            return culprit, f"{has} not been heard from for {self.silence:g} s: frozen or cut off"
+        return culprit, f"{has} heard nothing for {self.silence:g} s: cut off"
 
     def _link(self, places: Sequence[Collection[int]]) -> str:
         first, second = map(self._named, places)
