@@ -7,7 +7,9 @@ import pytest
 from tests.verification.nodes import FAULTS, MOMENTS, STEPS, Outcome, faults_of, named, run_cell, undisturbed
 
 CUT, SLOW = FAULTS["cut"], FAULTS["2 Mbit/s"]
-GONE = "rank 0 (stage 0): rank 2 (stage 2) has not been heard from for 4 s: frozen or cut off"
+GONE = (
+    "rank 0 (stage 0, host n0): rank 2 (stage 2, host n2) has not been heard from for 4 s: frozen or cut off"
+)
 RIGHT = Outcome(
     came=True,
     statuses=[1, 1, 1, 1],

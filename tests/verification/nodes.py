@@ -202,7 +202,7 @@ def losses(folder: Path) -> list[tuple[int, str]]:
 
 def named(said: str) -> int | None:
     """The rank that a sentence is about, who says it apart."""
-    found = re.search(r"\brank (\d)", re.sub(r"^(rrfp train: )?rank \d( \(stage \d\))?: ", "", said))
+    found = re.search(r"\brank (\d)", re.sub(r"^(rrfp train: )?rank \d( \([^)]*\))?: ", "", said))
     return int(found[1]) if found else None
 
 
