@@ -1,5 +1,6 @@
 """Links between nodes that are dead for a while, or for good: who goes on, and who is blamed."""
 
+import itertools
 import os
 import secrets
 import subprocess
@@ -13,6 +14,9 @@ ROOT = Path(__file__).parents[2]
 SILENCE = 6.0
 START_SECONDS, END_SECONDS = 120.0, 60.0
 
+ports = itertools.count(9876)
+"""One a run: the service of one that has ended lingers."""
+
 
 class Meeting:
     """Ranks that meet again and again, one on each of some nodes."""
@@ -23,7 +27,7 @@ class Meeting:
         (folder / "token").write_text(secrets.token_hex(32))
         (folder / "token").chmod(0o600)
         given = {
-            "RRFP_COORDINATOR": f"{names[0]}:9876",
+            "RRFP_COORDINATOR": f"{names[0]}:{next(ports)}",
             "RRFP_PROCESSES": f"{len(names)}",
             "RRFP_TOKEN_FILE": f"{folder}/token",
             "RRFP_SILENCE_SECONDS": f"{SILENCE:g}",
