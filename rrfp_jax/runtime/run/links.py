@@ -45,7 +45,10 @@ def retry_often(connection: socket.socket) -> None:
 
 def retry_often_to(hosts: Collection[str]) -> None:
     """Do so for all TCP connections of this process to these IP addresses: JAX's and UCX's, too."""
-    for name in os.listdir("/proc/self/fd"):
+    names: Sequence[str] = ()
+    with suppress(OSError):  # no /proc here
+        names = os.listdir("/proc/self/fd")
+    for name in names:
         with suppress(OSError):  # it has been closed just now
             if not stat.S_ISSOCK(os.stat(int(name)).st_mode):
                 continue
