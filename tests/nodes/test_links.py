@@ -106,7 +106,7 @@ def test_a_link_that_is_dead_is_blamed_and_neither_of_its_ends(meeting):
 LOOPBACK = "sed 's/.* n0$/127.0.1.1 n0/' /etc/hosts > /run/hosts && mount --bind /run/hosts /etc/hosts"
 
 
-@pytest.mark.costly(reason="two starts on two nodes")
+@pytest.mark.slow(reason="two starts on two nodes; runtime/test_links.py has the rule")
 def test_a_node_that_takes_its_own_name_for_loopback_is_refused_unless_told_its_address(nodes, tmp_path):
     """As Debian has it: rank 0 would listen, and exchange, where nobody else reaches it."""
     assert nodes.run("n0", "sh", "-c", LOOPBACK).returncode == 0
