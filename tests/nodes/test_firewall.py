@@ -16,7 +16,7 @@ table inet only {{
     chain input {{
         type filter hook input priority 0; policy drop;
         iif lo accept
-        ct state established accept
+        ct state established,related accept
         ip saddr 10.77.0.0/24 tcp dport {{ {ranks.PORT}, {FIRST}-{LAST} }} ct state new accept
         ip saddr 10.77.0.0/24 udp dport {FIRST}-{LAST} ct state new accept
         counter name dropped
