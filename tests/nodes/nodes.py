@@ -204,7 +204,7 @@ class Nodes:
                     os.kill(self._pids.pop(node), signal.SIGKILL)
             for started in self._started.pop(node, []):
                 if started.poll() is None:  # stopped with what it waits for, it would not see that end
-                    started.send_signal(signal.SIGCONT)
+                    started.kill()
             first.communicate(timeout=SECONDS)
         self._used.discard(node)
 

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import files
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, TypeAlias
@@ -48,16 +49,35 @@ PAGE = RESULTS / "nodes.md"
 
 @dataclass(frozen=True)
 class Scene:
-    """Where a fault is caused: at a rank, on a node."""
+    """Where a fault is caused: at a rank, if it has been started, on a node; files are in a folder."""
 
     nodes: Nodes
     node: str
-    rank: subprocess.Popen[Any]
+    folder: Path
+    started: subprocess.Popen[Any] | None
+
+    @property
+    def rank(self) -> subprocess.Popen[Any]:
+        """The rank's process."""
+        assert self.started is not None
+        return self.started
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """A row: what is caused, at which rank, whether the run ends, and in which columns there is nothing."""
+    """A row.
+
+    Attributes:
+        cause: causes it.
+        rank: where.
+        ends: whether the run is to end.
+        silence: limit on it, in s.
+        undone_after: seconds after which nodes are healed.
+        lives: whether the rank itself is to end, too.
+        before: whether it is there before the ranks start.
+        environment: of the ranks.
+        nothing: moments at which there is nothing to see, with the reason.
+    """
 
     name: str
     cause: Callable[[Scene], None]
@@ -66,6 +86,8 @@ class Fault:
     silence: float = BRISK_SILENCE
     undone_after: float | None = None
     lives: bool = False
+    before: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict)
     nothing: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -82,6 +104,40 @@ class Outcome:
     resumed: Sequence[int | None]
     texts: Sequence[str]
 
+
+def _mount_over(scene: Scene, file: Path, change: str) -> None:
+    """Put a file that `sed` has changed in place of a shared one, on one node."""
+    own = f"/run/{file.name}"
+    done = scene.nodes.run(
+        scene.node,
+        "sh",
+        "-c",
+        f"sed '{change}' {file} >{own} && ! cmp -s {file} {own} && mount --bind {own} {file}",
+    )
+    assert done.returncode == 0, f"{file}: {done.stderr}"
+
+
+def _other_code(scene: Scene) -> None:
+    _mount_over(scene, ranks.ROOT / "tests" / "nodes" / "faulted_run.py", "s/jnp.tanh/jnp.sin/")
+
+
+def _other_version(scene: Scene) -> None:
+    (file,) = (path for path in files("jaxlib") or [] if path.name == "METADATA")
+    _mount_over(scene, Path(str(file.locate())), "s/^Version: .*/Version: 0.10.99/")
+
+
+def _local_folder(scene: Scene) -> None:
+    scene.nodes.local(
+        scene.node, scene.folder if scene.started is None else scene.folder / "faulted.checkpoints"
+    )
+
+
+def only(*moments: str, because: str) -> dict[str, str]:
+    """All other moments, with a reason."""
+    return {moment: f"n/a: {because}" for moment in MOMENTS if moment not in moments}
+
+
+AT_THE_START = "compared once, at the start"
 
 Row: TypeAlias = tuple[Fault, str, Outcome, list[str]]
 
@@ -104,6 +160,34 @@ FAULTS = {
         Fault(name="2 Mbit/s", cause=lambda scene: scene.nodes.slow(scene.node, "2mbit"), ends=False),
         Fault(name="crash", cause=lambda scene: scene.nodes.crash(scene.node)),
         Fault(name="crash of node 0", cause=lambda scene: scene.nodes.crash(scene.node), rank=0),
+        Fault(
+            name="other code",
+            cause=_other_code,
+            lives=True,
+            before=True,
+            nothing=only("joining", because=AT_THE_START),
+        ),
+        Fault(
+            name="other versions",
+            cause=_other_version,
+            lives=True,
+            before=True,
+            nothing=only("joining", because=AT_THE_START),
+        ),
+        Fault(
+            name="local folder",
+            cause=_local_folder,
+            lives=True,
+            before=True,
+            nothing=only("joining", because="looked for at the start"),
+        ),
+        Fault(
+            name="no room",
+            cause=lambda scene: None,
+            lives=True,
+            environment={"MOMENT_FAULT": "full"},
+            nothing=only("saving", because="ranks but the first write checkpoints only"),
+        ),
     )
 }
 
@@ -115,11 +199,16 @@ def run_cell(fault: Fault, moment: str, nodes: Nodes, folder: Path, calm: Sequen
     """Run a cell to its end; `calm` are the losses of a run to which nothing happens."""
     silence = {"RRFP_SILENCE_SECONDS": str(fault.silence)}
     own = {"MOMENT": moment, "MOMENT_RANK": str(fault.rank), "MOMENT_FOLDER": str(folder)}
-    started = _start(nodes, folder / "run", own | silence)
+    (folder / "run").mkdir()
+    node = nodes.names[fault.rank]
+    if fault.before:
+        fault.cause(Scene(nodes, node, folder / "run", None))
+    started = _start(nodes, folder / "run", own | silence | dict(fault.environment))
     came = _await_moment(started, folder)
     caused = time.monotonic()
     if came:
-        fault.cause(Scene(nodes, nodes.names[fault.rank], started[fault.rank]))
+        if not fault.before:
+            fault.cause(Scene(nodes, node, folder / "run", started[fault.rank]))
         (folder / "caused").touch()
     limit = fault.silence + HANG_SECONDS if fault.ends else GOES_ON_SECONDS
     gone = {fault.rank} if fault.ends and not fault.lives else set()
