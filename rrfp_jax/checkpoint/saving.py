@@ -126,6 +126,7 @@ class Checkpoints:
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._copied = threading.Event()
         self._saving: _Saving | None = None
+        self.trouble = ""  # by whom and why the latest could not be written; all processes agree
         self.complete: int | None = None  # step of the latest checkpoint completed here; all processes agree
 
     # Saving.
@@ -232,10 +233,8 @@ class Checkpoints:
         steps = self._folder.steps()
         latest = f"the latest complete one is of step {steps[-1]}" if steps else "there is no other"
         rank = next(rank for rank, state in enumerate(states) if state)
-        reason = (
-            f"the checkpoint of step {step} cannot be written by {self._world.describe(rank)}: "
-            f"{states[rank]}; {latest}"
-        )
+        self.trouble = f"{self._world.describe(rank)}: {states[rank]}"
+        reason = f"the checkpoint of step {step} cannot be written by {self.trouble}; {latest}"
         if self._on_error == "stop":
             raise TrainingError(
                 f"{reason}; free the disk, or let training continue without (on_error='continue')"

@@ -248,7 +248,7 @@ class _Run:
             return self._stopping.say_end(last.report.step, saver.saved)
         steps, lost = last.report.step + 1, ""
         if config.checkpoint.wanted and not saver.saved:
-            lost = f"the checkpoint {folder / str(steps)} could not be written"
+            lost = f"the checkpoint {folder / str(steps)} could not be written by {trainer._saving_trouble}"
         _require_all_there(steps, lost, files.trouble)
         return DONE
 

@@ -495,6 +495,12 @@ class Trainer:
         """Refuse a folder of checkpoints that not all processes see; see `CheckpointWriter`."""
         self._stepper.saves.require_shared(folder)
 
+    @property
+    def _saving_trouble(self) -> str:
+        """By whom and why the latest checkpoint could not be written."""
+        latest = self._stepper.saves.latest
+        return latest.trouble if latest is not None else ""
+
     @one_thread("restore")
     def _resume(self, folder: str | Path, step: int | None = None) -> bool:
         """Restore what `_check_resume` did not refuse; False, without a word, if there is no checkpoint."""

@@ -135,7 +135,7 @@ def test_a_save_that_failed_does_not_count(train, tmp_path, monkeypatch, number,
     assert found == status
     (last,) = [line for line in told.splitlines() if line.startswith(said)]
     if number is None:
-        assert last.endswith("run.checkpoints/5 could not be written")
+        assert last.endswith("/5 could not be written by rank 0 (stages 0-1): w: No space left on device")
     elif earlier:
         assert last.endswith(f", which could not be saved; resumes from {tmp_path}/run.checkpoints/2")
     else:
