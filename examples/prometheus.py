@@ -19,7 +19,6 @@ import optax
 import rrfp_jax as rrfp
 from rrfp_jax.errors import imported
 from rrfp_jax.loggers import Logger, Sink
-from rrfp_jax.runtime.run.join import join
 from rrfp_jax.train.report import Evaluation, Report
 
 
@@ -153,7 +152,7 @@ def prometheus(port: int, address: str = "127.0.0.1") -> Logger:
 
         return Sink(write, close)
 
-    return Logger(lambda step: listen(), listen() if join().rank == 0 else None)
+    return Logger(lambda step: listen(), at_once=True)
 
 
 def _metric(package: Any, registry: Any, family: Metric) -> Any:

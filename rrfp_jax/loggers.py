@@ -36,11 +36,11 @@ class Logger:
 
     Args:
         make: opens what is written to, given the first step; called when that is reported.
-        sink: what is written to, if that is open already.
+        at_once: open it now, as for step 0.
     """
 
-    def __init__(self, make: Callable[[int], Sink], sink: Sink | None = None) -> None:
-        self._make, self._sink = make, sink
+    def __init__(self, make: Callable[[int], Sink], *, at_once: bool = False) -> None:
+        self._make, self._sink = make, make(0) if at_once and join().rank == 0 else None
         self._first: dict[str, float] | None = None  # of hyperparameters that have not changed
 
     def on_step(self, report: Report) -> None:

@@ -54,10 +54,11 @@ def hide_frames() -> None:
     """Have our errors shown so from now on, by Python and by IPython, which asks the exception."""
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if isinstance(error, (UsageError, TrainingError)):
-            warn("".join(shown_error(error)), end="")
-        else:
+        ours = isinstance(error, (UsageError, TrainingError))
+        if not ours or usual is not sys.__excepthook__:  # of Sentry, rich and the like, who are to know
             usual(kind, error, trace)
+        if ours:
+            warn("".join(shown_error(error)), end="")
 
     usual: Hook = sys.excepthook
     sys.excepthook = hook

@@ -25,6 +25,12 @@ table { border-collapse: collapse }
 td, th { padding: 0.15em 0.9em; text-align: right; border-bottom: 1px solid #e5e5e5 }
 td:first-child, th:first-child { text-align: left }
 #vg-tooltip-element { white-space: pre-line }
+@media (prefers-color-scheme: dark) {
+  :root { color-scheme: dark }
+  body { background: #1a1c1e; color: #e4e4e4 }
+  p.note { color: #a9a9a9 } td, th { border-color: #3c3f42 } .cause { border-color: #8fa3b5 }
+  .chart { background: white; border-radius: 6px; padding: 8px }
+}
 """
 
 DRAW = """

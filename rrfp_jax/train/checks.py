@@ -30,7 +30,7 @@ from rrfp_jax.runtime.model.gradient_flow import refuse_untrained, told_lost
 from rrfp_jax.runtime.model.layers import MicrobatchView, zeros
 from rrfp_jax.runtime.model.metrics import kinds_of
 from rrfp_jax.runtime.model.pipeline import IDS, LayerShapes, Pipeline, Specs
-from rrfp_jax.runtime.model.roles import leaf_paths
+from rrfp_jax.runtime.model.roles import covering, leaf_paths
 from rrfp_jax.runtime.model.user_errors import instead_of_layers, kind_of
 from rrfp_jax.runtime.programs.compiler import Compiled, Compiler
 from rrfp_jax.runtime.programs.initial import ModelCheckedInit
@@ -165,9 +165,10 @@ def warn_of_lost(engine: Engine) -> None:
     """Say, in one process, which parameters have no gradient although the loss follows from them."""
     lost = engine.library.lost_gradients
     if lost and engine.layout.world.rank == 0:
+        others = {*leaf_paths(engine.library.params)} - lost.keys()
         warn(
             f"warning: {told_lost(lost)}. They learn nothing: let the loss follow from them by functions "
-            f"with a derivative, or say that it is meant: Pipeline(..., frozen={[*lost]})"
+            f"with a derivative, or say that it is meant: Pipeline(..., frozen={covering(lost, others)})"
         )
 
 

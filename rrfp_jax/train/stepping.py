@@ -300,6 +300,8 @@ class Stepper:
         for bucket in dict.fromkeys(buckets):
             examined(self.engine.library, step, bucket, buckets)
         known.update(dict.fromkeys(buckets))
+        if phase == "evaluate" and (declared := declared_buckets(data)):  # as `start` does for training
+            self.engine.prepare(declared, self.rules(len(buckets), phase))
 
     def _reads(self, bucket: Bucket, microbatch: int) -> Set[str]:
         return self.engine.reads(bucket, microbatch)

@@ -93,6 +93,17 @@ def test_a_script_ends_with_its_own_frames_and_the_sentence(tmp_path):
     assert all("mine.py" in line for line in said if "File" in line)
 
 
+def test_a_hook_that_was_there_before_is_told_of_our_errors(tmp_path):
+    """As Sentry and rich have one. Our sentence is last: a launcher reads that."""
+    hook = "import sys\nsys.excepthook = lambda kind, error, trace: print('told of', kind.__name__)\n"
+    (tmp_path / "mine.py").write_text(hook + SCRIPT)
+    ran = subprocess.run(
+        [sys.executable, tmp_path / "mine.py"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ran.stdout == "told of UsageError\n"
+    assert ran.returncode == 1 and ran.stderr.splitlines()[-2:] == [HINT, SENTENCE]
+
+
 def test_other_errors_are_shown_as_ever(tmp_path):
     (tmp_path / "other.py").write_text("import rrfp_jax\n1 / 0\n")
     ran = subprocess.run(

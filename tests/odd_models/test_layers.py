@@ -13,6 +13,7 @@ from jax.experimental import io_callback
 from jax.experimental.ode import odeint
 
 import rrfp_jax as rrfp
+from rrfp_jax.runtime.model.roles import covering
 from tests.odd_models.odd import ROWS, WIDTH, Odd, dense, enter, held_against_plain_jax, matrix, rows, squares
 
 TABLE = np.random.default_rng(5).standard_normal((WIDTH, WIDTH)).astype(np.float32)
@@ -463,6 +464,20 @@ def test_parameters_of_a_layer_that_would_not_train_though_others_do_are_told_on
     report = trainer.check()
     assert re.fullmatch(rf"warning: {LOST}.*frozen=\['1.router'\]\)\n", capfd.readouterr().err)
     assert report.ok and [*report.lost] == ["1.router"] and re.search(LOST, report.text)
+
+
+@pytest.mark.parametrize(
+    ("lost", "others", "patterns"),
+    [
+        ("1.router", "1.w 0.w", ["1.router"]),
+        ("1.r.bias 1.r.kernel", "1.w", ["1.r.*"]),
+        ("0.w 0.b", "1.w", ["0.*"]),
+        ("0.r.w 1.r.w 2.r.w", "0.w 1.w 2.w 2.r.b", ["*.r.w"]),
+        ("0.r.w 1.r.w 1.x", "0.w 1.w", ["*.r.w", "1.x"]),
+    ],
+)
+def test_the_remedy_names_patterns_that_match_no_other_parameter(lost, others, patterns):
+    assert covering(lost.split(), others.split()) == patterns
 
 
 def test_a_gradient_without_an_optimizer_and_a_check_tell_of_it(capfd):

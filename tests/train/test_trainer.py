@@ -403,3 +403,27 @@ COPIES = [copy.copy, copy.deepcopy, pickle.dumps, lambda trainer: copy.deepcopy(
 def test_copies_are_refused(trainer, copied):
     with pytest.raises(rrfp.UsageError, match="a Trainer cannot be copied or pickled, as its arrays"):
         copied(trainer)
+
+
+class TwoWidths:
+    """Data that declares the lengths 2 and 4, of which each step has one."""
+
+    buckets = tuple({"x": jax.ShapeDtypeStruct((rows, 2), np.float32)} for rows in (2, 4))
+
+    def plan(self, step):
+        return [rrfp.Microbatch({"x": self.buckets[step % 2]["x"]}, {})]
+
+    def load(self, microbatch, fields):
+        return {"x": np.ones(microbatch.fields["x"].shape, np.float32)}
+
+
+def test_an_evaluation_compiles_all_declared_buckets_at_once():
+    layers = [rrfp.layer(lambda p, x, mb: mb["x"] * p["w"], init=lambda key: {"w": jnp.ones(())})]
+    pipe = rrfp.Pipeline(layers, lambda x, mb: rrfp.Loss(x.sum(), weight=x.size))
+    trainer = rrfp.Trainer(pipe, optax.sgd(0.1), data=[{"x": np.ones((3, 2), np.float32)}])
+    trainer.start()
+    counted = [trainer._engine.executables.compiles]
+    for steps in (1, 2):
+        trainer.evaluate(TwoWidths(), steps=steps)
+        counted.append(trainer._engine.executables.compiles)
+    assert counted[0] < counted[1] == counted[2]

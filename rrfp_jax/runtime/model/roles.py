@@ -44,6 +44,21 @@ def from_the_front(name: str, layers: int) -> str:
     return f"{int(layer) + layers}{dot}{rest}" if layer.startswith("-") and layer[1:].isdigit() else name
 
 
+def covering(names: Collection[str], others: Collection[str]) -> list[str]:
+    """Few and short patterns that match these paths, and none of the others."""
+    parts = [name.split(".") for name in names]
+    wider = {f"{'.'.join(own[:i])}.*" for own in parts for i in range(1, len(own))}
+    wider |= {f"*.{'.'.join(own[i:])}" for own in parts for i in range(1, len(own))}
+    fits = [pattern for pattern in wider if not any(fnmatchcase(other, pattern) for other in others)]
+    matched = {pattern: {name for name in names if fnmatchcase(name, pattern)} for pattern in fits}
+    matched |= {name: {name} for name in names}
+    left, found = set(names), list[str]()
+    while left:
+        found.append(max(matched, key=lambda own: (len(matched[own] & left), own in names, -len(own), own)))
+        left -= matched[found[-1]]
+    return found
+
+
 def matching(setting: str, pattern: str, paths: Collection[str], layers: int) -> set[str]:
     """The paths that a pattern of a setting matches; refuses one that matches none."""
     wanted = from_the_front(pattern, layers)
