@@ -248,6 +248,15 @@ def test_an_error_ends_it():
     assert [(doing.done, doing.total) for doing in found] == [(0, 2), (1, 2), (2, 2)]
 
 
+@pytest.mark.parametrize(("compiled", "detail"), [(0, "all loaded"), (1, "")])
+def test_programs_that_were_all_loaded_are_told_so(compiled, detail):
+    found, compiles = [], itertools.count(step=compiled)
+    with Counting(found.append, {A0: 2}, lambda: next(compiles)) as counting:
+        counting.one_more(A0)
+        counting.ended(A0)
+    assert [doing.detail for doing in found] == ["", "", detail]
+
+
 def test_a_trainer_tells_of_programs_by_bucket_also_of_shapes_met_later():
     """Two stages: what each prepares, if it does, forward and backward."""
     found = []

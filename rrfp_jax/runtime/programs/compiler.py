@@ -33,7 +33,10 @@ Job: TypeAlias = tuple[Any, ...]
 class Counting:
     """Counts programs while they are compiled by several threads. Use as a context manager."""
 
-    def __init__(self, progress: Progress, expected: Mapping[Any, int]) -> None:
+    def __init__(
+        self, progress: Progress, expected: Mapping[Any, int], compiles: Callable[[], int] | None = None
+    ) -> None:
+        self._compiles, self._before = compiles, compiles and compiles()  # so far, if somebody counts
         self._progress, self._expected = progress, dict(expected)  # of jobs that have not ended
         self._buckets = len({bucket for bucket, *_ in expected})
         self._done, self._total = 0, sum(expected.values())
@@ -47,7 +50,7 @@ class Counting:
     def __exit__(self, *error: object) -> None:
         with self._lock:
             if self._done < self._total:  # an error: it ends here
-                self._done = self._total
+                self._done, self._compiles = self._total, None
                 self._tell()
 
     def one_more(self, job: Job) -> None:
@@ -70,6 +73,8 @@ class Counting:
         under_way = {bucket for bucket, *_ in self._expected}
         current = min(self._buckets - len(under_way) + 1, self._buckets)
         detail = f"bucket {current} of {self._buckets}" if self._buckets > 1 else ""
+        if self._done == self._total and self._compiles and self._compiles() == self._before:
+            detail = "all loaded"
         self._progress(Doing("compiling", self._done, self._total, detail))
 
 

@@ -185,7 +185,7 @@ class Library:
             for chunk in range(len(own))
         }
         expected = {job: count for job, of in jobs.items() if (count := self._expected(job, of))}
-        with Counting(self.progress, expected) as counting, compile_pool() as pool:
+        with Counting(self.progress, expected, self._compiles) as counting, compile_pool() as pool:
             results = pool.map(partial(self._compile, counting), jobs, jobs.values())
             made = dict(zip(jobs, results, strict=True))
         for bucket in missing:
@@ -196,6 +196,9 @@ class Library:
             self._programs[bucket, phase_of(rules)] = RankPrograms(by_stage)
         self._complete.update(missing)
         return True
+
+    def _compiles(self) -> int:
+        return sum(compiler.executables.compiles for compiler in self._compilers.values())
 
     def programs(self, bucket: Bucket, phase: Phase) -> RankPrograms:
         """What `prepare` has compiled."""
