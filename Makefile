@@ -29,8 +29,9 @@ train: $(VENV)/.train
 test: $(VENV)/.installed
 	$(MAKE) test-all ARGS="-p tests.support.quick --quick $(ARGS)"
 
+# Three workers for two cores, as some tests wait and not compute.
 test-all: $(VENV)/.installed
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not optimized" $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not optimized" $(ARGS)
 	RRFP_TEST_OPTIMIZED=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m optimized $(OPTIMIZED) $(ARGS)
 
 test-fast: $(VENV)/.installed

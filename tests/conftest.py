@@ -52,6 +52,7 @@ def pytest_collection_finish():
     """What is there now stays: collecting garbage need not look at thousands of tests again and again."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000, 20, 50)  # to look through what tracing makes took 4 % of the time
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ from benchmarks.gpu import check
 from benchmarks.gpu.check import PARTS, Part
 from rrfp_jax.runtime.run.place import MEMORY, OLD_MEMORY
 from tests.support.kept import with_cache
+from tests.support.selected import is_quick
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -115,8 +116,10 @@ def is_running(pid):
 
 
 @pytest.fixture(scope="module")
-def run(started, tmp_path_factory):
+def run(request, tmp_path_factory):
     """Fake parts, of which only the first and last pass; one waits for its end while the real ones run."""
+    if not is_quick(request):
+        request.getfixturevalue("started")
     folder, out = tmp_path_factory.mktemp("fakes"), tmp_path_factory.mktemp("out")
     for name, source in FAKES.items():
         (folder / f"fake_{name}.py").write_text(textwrap.dedent(source))
@@ -146,6 +149,7 @@ class TestSupervision:
         assert parts["2"]["figures"] == {"a": {"failed": "ValueError: broken"}, "b": {"x": 1}}
         assert set(parts["4"]["figures"]["a"]) == {"child"} and parts["4"]["machine"]["jax"]
 
+    @pytest.mark.costly(reason="processes, one of which runs out of its time")
     def test_nothing_is_left_running(self, run):
         deadline = time.monotonic() + 5
         pid = run[0].parts["4"]["figures"]["a"]["child"]

@@ -73,6 +73,7 @@ class TestPacedDevices:
         assert all(ideal <= line["step_seconds"] + 1e-3 <= 2 * ideal for line in lines), lines
         assert "loss" not in lines[0]
 
+    @pytest.mark.slow(reason="8 s: three processes; test_paced_devices_follow_the_plan has one")
     def test_one_trace_tells_of_all_ranks(self, run):
         trace = json.loads((run[0] / "trace.json").read_text())
         assert 0 < trace["otherData"]["clock_precision_us"] < 20_000
@@ -87,6 +88,7 @@ class TestPacedDevices:
         # A transfer lasts 5 ms: no task starts before its input has come.
         assert all(ends[i]["ts"] - starts[i]["ts"] >= 4_900 for i in starts)
 
+    @pytest.mark.slow(reason="8 s: three processes; test_a_named_run_trains_and_validates has logs")
     def test_there_is_a_log_per_rank(self, run):
         folder, said = run
         assert sorted(path.name for path in folder.glob("rank-*.log")) == [f"rank-{r}.log" for r in range(3)]

@@ -190,6 +190,7 @@ def test_a_tied_base_is_left_out_under_all_its_names(base, tmp_path):
     assert made.restore(tmp_path / "tied")
 
 
+@pytest.mark.slow(reason="2 s: two Trainers; test_what_was_not_tied_is_tied_now has ties")
 def test_a_tie_to_what_was_left_out_takes_its_value(base, tmp_path):
     untied = trainer(init_of(base), frozen="0.base")
     untied.start()

@@ -188,6 +188,7 @@ class TestOrbax:
         ours = json.loads(tree_metadata([key for key, _ in keyed(tree)], {}))
         assert ours == theirs | {"custom_metadata": {}}
 
+    @pytest.mark.slow(reason="4 s: orbax's own reader; test_a_damaged_checkpoint_is_refused has ours")
     @pytest.mark.parametrize(("size", "file"), [(40, "params.0.w/0.0"), (2**19, "params.0.w/0.0")])
     def test_it_finds_a_flipped_bit_and_a_missing_file(self, made, size, file):
         save(made(), 5, [(("params", "0", "w"), jnp.arange(2.0 * size).reshape(2, size))])

@@ -110,6 +110,7 @@ class TestARunThatEndsWell:
         assert gaps and all(gap["args"]["awaited"][0] in "FB" for gap in gaps)
 
 
+@pytest.mark.slow(reason="2 s: a run; launcher/test_spawn.py moves one away")
 def test_an_earlier_run_is_kept(folder, finished, capsys):
     run, _ = finished
     before = (run / "metrics.jsonl").read_text()

@@ -38,6 +38,10 @@ class TestAuto:
         assert trainer._engine.chunks == [[range(5)], [range(5, 6)]]
         even = heavy_head()
         assert even._engine.chunks == [[range(3)], [range(3, 6)]]
+
+    @pytest.mark.slow(reason="4 s: two Trainers; train/test_parity.py has splits")
+    def test_its_loss_is_that_of_an_even_split(self):
+        trainer, even = heavy_head(split="auto"), heavy_head()
         reports = [next(iter(own.steps(1))) for own in (trainer, even)]
         np.testing.assert_allclose(reports[0].loss, reports[1].loss, rtol=1e-5)
 

@@ -199,6 +199,7 @@ def test_groups(rules, ranks, protocol, seed):
     World(rules, seed, ranks=ranks, protocol=protocol, checked=PASSES).run()
 
 
+@pytest.mark.slow(reason="5 s: larger cases; test_every_state_is_as_it_must_be has smaller ones whole")
 @large
 @given(steps(limit=None), SEEDS)
 def test_drain(rules, seed):
@@ -206,6 +207,7 @@ def test_drain(rules, seed):
     World(rules, seed, checked=PASSES).run()
 
 
+@pytest.mark.slow(reason="5 s: larger cases; test_every_state_is_as_it_must_be has smaller ones whole")
 @large
 @given(st.data(), st.booleans(), SEEDS)
 def test_fixed_orders(data, ranked, seed):

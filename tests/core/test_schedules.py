@@ -87,6 +87,7 @@ def test_hints_end_within_their_limits(case, seed):
             assert rules.accumulation == "arrival" or microbatches == sorted(microbatches)
 
 
+@pytest.mark.slow(reason="4 s; test_hints_end_within_their_limits has rankings")
 @settings(max_examples=200, deadline=None)
 @given(fixed(), st.integers(0, 2**32), st.none() | st.integers(1, 3), st.booleans(), st.data())
 def test_any_order_may_be_a_ranking(case, seed, limit, reserve, data):

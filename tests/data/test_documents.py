@@ -255,6 +255,7 @@ def test_mixed_buckets_equal_the_unpadded_unpipelined_reference():
             assert loss <= 1e-6 and leaf <= 1e-5
 
 
+@pytest.mark.slow(reason="4 s; test_mixed_buckets_equal_the_unpadded_unpipelined_reference has both")
 @pytest.mark.parametrize("packed", [False, True])
 def test_attention_sees_neither_padding_nor_other_documents(packed):
     data = unpadded.documents(packed=packed)

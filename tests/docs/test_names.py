@@ -121,6 +121,8 @@ def defined(node):
     if isinstance(node, ast.arg):
         return {node.arg}
     targets = getattr(node, "targets", None) or [getattr(node, "target", None)]
+    if targets == [None]:  # of most nodes
+        return frozenset()
     flat = [inner for target in targets if isinstance(target, ast.AST) for inner in ast.walk(target)]
     names = {inner.id for inner in flat if isinstance(inner, ast.Name)}
     return names | {inner.attr for inner in flat if isinstance(inner, ast.Attribute)}

@@ -70,6 +70,7 @@ def test_another_model_is_refused(given, said, base, tmp_path):
         fine_tune.read(tmp_path)
 
 
+@pytest.mark.slow(reason="3 s; models/test_published.py has such models")
 def test_the_model_is_that_of_the_published_weights(base):
     """As another implementation of it reads them."""
     cfg = decoder.DecoderConfig(**rrfp.weights.architecture(base), dtype=jnp.float32)

@@ -8,7 +8,9 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
+import hypothesis
 import pytest
+from hypothesis import strategies
 
 from tests.support import quick
 from tests.support.durations import changed, most, read
@@ -75,6 +77,20 @@ def test_which_cases_are_kept_does_not_depend_on_others():
     names = [f"test_a[{i}]" for i in range(4)]
     (kept,), _ = quick.split(items("train/test_auto.py", names))
     assert quick.case_number(kept) == min(zlib.crc32(f"{i}]".encode()) for i in range(4))
+
+
+@pytest.mark.parametrize(("written", "expected"), [(300, 100), (30, 20), (10, 10)])
+def test_fewer_examples_are_drawn(written, expected):
+    drawn = []
+
+    @hypothesis.settings(max_examples=written, database=None)
+    @hypothesis.given(strategies.integers())
+    def draws(number):
+        drawn.append(number)
+
+    quick.draw_fewer(draws)
+    draws()
+    assert len(drawn) == expected
 
 
 def test_what_is_left_out_or_costly_has_a_reason():

@@ -62,6 +62,7 @@ def test_tokens_are_computed_by_the_experts_that_they_choose(capacity, slots):
     assert (dropped > 0) == (capacity is not None)
 
 
+@pytest.mark.slow(reason="4 s; test_tokens_are_computed_by_the_experts_that_they_choose has routing")
 def test_no_row_depends_on_others_and_none_on_padding():
     experts = Experts(replace(CFG, capacity=0.5), rngs=nnx.Rngs(0))
     y, balance = experts(X, REAL)

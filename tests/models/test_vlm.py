@@ -78,6 +78,7 @@ def changed(mb, **fields):
     return mb | {name: mb[name].at[at].set(value) for name, (at, value) in fields.items()}
 
 
+@pytest.mark.slow(reason="4 s: a whole model; test_tokens_take_the_patches_that_they_name has its layer")
 @pytest.mark.parametrize(
     "changes",
     [{}, {"positions": "axes"}, {"positions": "rotary"}, {"norm": "rms", "qk_norm": True, "parallel": True}],

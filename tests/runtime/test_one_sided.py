@@ -48,6 +48,7 @@ CASES = st.builds(
 )
 
 
+@pytest.mark.slow(reason="2 s; test_every_state_is_as_it_must_be has smaller ones whole")
 @settings(max_examples=60, deadline=None)
 @given(CASES, st.randoms(use_true_random=False))
 def test_long_ways_through_larger_cases(case, random):

@@ -42,6 +42,7 @@ def test_checkpoints_resume_with_other_numbers_of_stages_devices_and_replicas(sa
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow(reason="4 s; TestOrbax has orbax, test_sharding.py spread tensors")
 def test_a_checkpoint_of_spread_tensors_is_in_parts_that_plain_orbax_reads(saved):
     import orbax.checkpoint as ocp
 

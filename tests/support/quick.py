@@ -15,6 +15,8 @@ from collections import defaultdict
 from functools import cache
 from pathlib import Path
 
+from hypothesis import settings
+
 TESTS = Path(__file__).parents[1]
 MUTANTS = TESTS / "verification" / "bugs.md"
 
@@ -22,10 +24,13 @@ KEPT_OF = {
     **{"attacks": 3, "checkpoint": 6, "commands/test_compile.py": 2, "commands/test_plan.py": 4},
     **{"core/test_explore.py": 4},
     **{"first_day": 3, "data/test_documents.py": 4, "data/test_loading.py": 4, "data/test_user_data.py": 6},
-    **{"docs/test_blocks.py": 4, "house/test_mutants.py": 4, "launcher": 6, "models": 3, "odd_models": 20},
+    **{"docs/test_blocks.py": 4, "house/test_mutants.py": 4, "launcher": 6, "models": 3, "odd_models": 40},
     **{"runs": 3, "runtime": 8, "train": 8},
 }
 """By folder or file below tests/, of how many cases one is kept."""
+
+EXAMPLES_OF, FEWEST = 3, 20
+"""Of how many examples of hypothesis one is drawn, but for this many at least."""
 
 
 def pytest_addoption(parser):
@@ -38,6 +43,9 @@ def pytest_collection_modifyitems(config, items):
     if not config.getoption("--quick"):
         return
     kept, left_out = split(items, named())
+    for item in kept:
+        if not is_named(item.nodeid, named()):
+            draw_fewer(item.obj)
     if (file := config.getoption("--quick-file")) is not None:
         file.write_text("".join(f"{item.nodeid}\n" for item in left_out))
     config.hook.pytest_deselected(items=left_out)
@@ -53,6 +61,14 @@ def named():
 def is_named(nodeid, names):
     """Whether a test, or the test of which it is a case, is among the names."""
     return nodeid in names or nodeid.partition("[")[0] in names
+
+
+def draw_fewer(test):
+    """Have a test draw fewer examples, if it draws any."""
+    test = getattr(test, "__func__", test)
+    if (own := getattr(test, "_hypothesis_internal_use_settings", None)) is not None:
+        count = min(own.max_examples, max(FEWEST, own.max_examples // EXAMPLES_OF))
+        test._hypothesis_internal_use_settings = settings(own, max_examples=count)
 
 
 def split(items, names=frozenset()):

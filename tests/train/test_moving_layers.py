@@ -52,7 +52,15 @@ def test_control_c_during_a_move_comes_after_it(monkeypatch):
     assert [own.loss for own in one.steps(2)] == [own.loss for own in other.steps(2)]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(
+            case, marks=[] if case == "plain" else pytest.mark.slow(reason="5 s; `plain` moves layers")
+        )
+        for case in CASES
+    ],
+)
 def test_steps_after_moves_are_those_of_a_run_that_goes_on_with_this_split(case, tmp_path):
     stages, settings, first, later = CASES[case]
 

@@ -154,6 +154,7 @@ class TestSkipping:
         with refused("microbatch 1 is nan", f"{MOST_IN_VAIN}th step in a row", error=rrfp.TrainingError):
             trainer.step(BAD)
 
+    @pytest.mark.slow(reason="2 s; TestHalfPrecision has scales that are lowered")
     def test_a_scale_that_cannot_be_lowered_does_not_hide_a_bad_step(self):
         trainer = toy.trainer(4, data=None, loss_scale=LossScale(value=2.0, smallest=1.0))
         assert not trainer.step(BAD).applied

@@ -122,6 +122,7 @@ def test_training_is_that_of_plain_jax_and_optax(case, mesh):
 class TestBrokenVariantsAreCaught:
     """The comparison fails when one of these things is done wrong."""
 
+    @pytest.mark.slow(reason="2 s: a mutant of tests/verification/bugs.md")
     def test_clipping_by_the_norm_of_each_stage(self, monkeypatch):
         norms = Stage.norms
         monkeypatch.setattr(Stage, "norms", lambda self: norms(self) * (self.index == 0))
@@ -137,6 +138,7 @@ class TestBrokenVariantsAreCaught:
         monkeypatch.setattr(Stage, "set_leaf", lambda self, leaf, value: None)
         assert differs("all", FOUR)[0] > 1e-3
 
+    @pytest.mark.slow(reason="3 s: a mutant of tests/verification/bugs.md")
     def test_a_gradient_that_stays_scaled(self, monkeypatch):
         scale = Stage.scale_loss
         monkeypatch.setattr(Stage, "scale_loss", lambda self, value: scale(self, 1.0))

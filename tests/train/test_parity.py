@@ -70,10 +70,12 @@ class TestBrokenVariantsAreCaught:
     def test_the_intact_one_passes(self, four_stages):
         assert agrees(four_stages, toy.microbatches())
 
+    @pytest.mark.slow(reason="2 s: a mutant of tests/verification/bugs.md")
     def test_a_dropped_microbatch(self, four_stages, monkeypatch):
         drop_gradients(monkeypatch, lambda stage, microbatch: stage == 2 and microbatch == 1)
         assert not agrees(four_stages, toy.microbatches())
 
+    @pytest.mark.slow(reason="2 s: a mutant of tests/verification/bugs.md")
     def test_a_mean_of_means(self):
         def mean(logits, mb):
             total, weight = toy.sums(logits, mb)
