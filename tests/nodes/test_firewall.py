@@ -44,9 +44,9 @@ print([report.step for report in trainer.steps(2)])
 @pytest.mark.parametrize(
     "ways",
     [
-        pytest.param("socket pp", marks=pytest.mark.slow("as NIXL's, with fewer ports")),
+        pytest.param("socket pp", marks=pytest.mark.slow(reason="as NIXL's, with fewer ports")),
         "nixl pp",
-        pytest.param("socket dp", marks=pytest.mark.slow("gloo's port is opened in any run")),
+        pytest.param("socket dp", marks=pytest.mark.slow(reason="gloo's port is opened in any run")),
     ],
 )
 def test_a_run_needs_no_port_but_those_that_the_page_names(nodes, tmp_path, ways):
