@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -50,6 +50,16 @@ EXAMPLES = 2
 OnError: TypeAlias = Literal["continue", "stop"]
 
 
+BaseRefusal: TypeAlias = Callable[[Path, StoredBase], str]
+"""(folder, what its checkpoint leaves out) -> why this process does not have that; "" if it does."""
+
+
+def needs_base(folder: Path, base: StoredBase) -> str:
+    """What to do about parameters that a checkpoint leaves out."""
+    remedy = "give the Trainer an init= that reads them, and freeze them as that run did"
+    return f"{folder} leaves out {base}: {remedy}"
+
+
 class NoneIntact(TrainingError):
     """There are checkpoints, but only damaged ones."""
 
@@ -70,7 +80,7 @@ class LeafSelection:
     root: str | None = None  # what the keys of leaves must begin with, such as "params"
     sources: Mapping[Key, Key] = field(default_factory=dict)  # of leaves that are to have others' values
     layers: int | None = None  # of the model that they are for, for messages; None if that is not known
-    base: StoredBase | None = None  # what is there already, where a checkpoint may leave it out
+    base: BaseRefusal = needs_base
 
     def of_key(self, key: Key) -> Key:
         """Whose value a leaf is to have."""
@@ -131,11 +141,17 @@ class Checkpoints:
 
     # Saving.
 
-    def save(self, run: RunState, leaves: Sequence[tuple[Key, jax.Array]]) -> None:
+    def save(
+        self,
+        run: RunState,
+        leaves: Sequence[tuple[Key, jax.Array]],
+        hashes: Callable[[], Mapping[str, str]] = dict,
+    ) -> None:
         """Begin to write a checkpoint; an earlier one that is under way is completed first, see `advance`.
 
         Leaves are of this process's devices, not to be donated before `copied` returns; of those that several
-        have, one writes. Where several stages have the same key, they must have the same values.
+        have, one writes. Where several stages have the same key, they must have the same values. `hashes`
+        gives those of what `run.base` names and this process has; the thread asks for them.
         """
         self.advance(to_the_end=True)
         self._copied.clear()
@@ -143,7 +159,7 @@ class Checkpoints:
         for _, _, shards in own:
             for shard in shards.values():
                 shard.copy_to_host_async()
-        self._saving = _Saving(run, self._thread.submit(self._write, run.step, own))
+        self._saving = _Saving(run, self._thread.submit(self._write, run.step, own, hashes))
 
     def copied(self) -> None:
         """Wait until the leaves being saved are copied to the host, so that they may be donated."""
@@ -181,14 +197,22 @@ class Checkpoints:
                     self._say(f"{what} is complete: {self._folder.final(saving.run.step)}")
             else:
                 parts = self._world.gather(f"the leaves of {what}", saving.job.result(), limit)
-                merged = self._merged(parts)
+                told = msgspec.convert(parts, list[tuple[list[StoredLeaf], dict[str, str]]])
+                merged, run = self._merged([own for own, _ in told]), saving.run
+                if run.base is not None:
+                    hashes = self._hashes([own for _, own in told])
+                    run = replace(run, base=replace(run.base, sha256=hashes))
                 commit = self._folder.commit if self._world.rank == 0 else lambda run, leaves, keep: None
-                job = self._thread.submit(commit, saving.run, merged, self._keep)
-                self._saving = _Saving(saving.run, job, commits=True)
+                self._saving = _Saving(
+                    run, self._thread.submit(commit, run, merged, self._keep), commits=True
+                )
 
     def _write(
-        self, step: int, leaves: Sequence[tuple[Key, jax.Array, Mapping[Place, jax.Array]]]
-    ) -> list[StoredLeaf]:
+        self,
+        step: int,
+        leaves: Sequence[tuple[Key, jax.Array, Mapping[Place, jax.Array]]],
+        hashes: Callable[[], Mapping[str, str]],
+    ) -> tuple[list[StoredLeaf], Mapping[str, str]]:
         """Copy this process's shards of leaves and write them; runs in the thread."""
         try:
             arrays = [(key, _host_copy(leaf, shards)) for key, leaf, shards in leaves]
@@ -203,17 +227,28 @@ class Checkpoints:
             return write_leaf(staging, key, parts, parts.nbytes <= SMALL_BYTES or not of_layer)
 
         with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
-            return list(pool.map(lambda pair: write(*pair), arrays))
+            return list(pool.map(lambda pair: write(*pair), arrays)), hashes()
 
-    def _merged(self, parts: Sequence[Any]) -> dict[str, LeafRecord]:
-        """All ranks' leaves by name; each rank's are a list, plain data if they came from another process.
+    def _hashes(self, parts: Sequence[Mapping[str, str]]) -> dict[str, str]:
+        """All ranks' hashes; TrainingError: two have read other values."""
+        found: dict[str, str] = {}
+        for path, digest in (pair for own in parts for pair in own.items()):
+            if found.setdefault(path, digest) != digest:
+                raise TrainingError(
+                    f"{path}, which checkpoints leave out, differs between processes: its file was changed "
+                    f"while the run had it, or is another one there; start again with one that stays"
+                )
+        return found
+
+    def _merged(self, parts: Sequence[Sequence[StoredLeaf]]) -> dict[str, LeafRecord]:
+        """All ranks' leaves by name.
 
         Raises:
             TrainingError: two have the same name and other contents.
         """
         found: dict[str, list[tuple[int, StoredLeaf]]] = {}
         for rank, part in enumerate(parts):
-            for own in msgspec.convert(part, list[StoredLeaf]):
+            for own in part:
                 found.setdefault(name_of(own.leaf.key), []).append((rank, own))
         merged = {}
         for name, stored in found.items():
@@ -298,16 +333,17 @@ class Checkpoints:
         try:
             run, leaves = self._folder.open(step, check)
             refusal = mismatch_reason(folder, run, leaves, everything, only)
-            refusal = refusal or base_refusal(folder, run, only.base)
+            refusal = refusal or (only.base(folder, run.base) if run.base else "")
             if not refusal:
                 absent = left_out(run)
                 stored = {key: own for key, own in wanted.items() if name_of(only.of_key(key)) not in absent}
                 found = Restored(folder=folder, run=run, leaves=_read_all(folder, leaves, stored, only))
         except Damaged as error:
             damage = str(error)
-        damages = self._world.gather(f"the checkpoint of step {step} as read", damage, START_SECONDS)
-        if any(damages):
-            self._say(f"the checkpoint {folder} is rejected: {next(filter(None, damages))}")
+        told = self._world.gather(f"the checkpoint of step {step} as read", [damage, refusal], START_SECONDS)
+        damage, refusal = (next(filter(None, own), "") for own in zip(*told, strict=True))
+        if damage:
+            self._say(f"the checkpoint {folder} is rejected: {damage}")
             return None
         if refusal:
             raise UsageError(refusal)
@@ -350,27 +386,6 @@ def _read_all(
 def left_out(run: RunState) -> frozenset[str]:
     """The names of parameters that a checkpoint has in files of others."""
     return run.base.names if run.base is not None else frozenset()
-
-
-def base_refusal(folder: Path, run: RunState, here: StoredBase | None) -> str:
-    """Why what a checkpoint leaves out is not what is there already; "" if it is."""
-    if run.base is None:
-        return ""
-    known = {} if here is None else here.sha256
-    absent = sorted(path for path in run.base.sha256 if path not in known)
-    if absent:
-        return f"{folder} leaves out {run.base}: {NEEDED}"
-    other = sorted(path for path, digest in run.base.sha256.items() if known[path] != digest)
-    if not other or here is None:
-        return ""
-    return (
-        f"{folder} leaves out {run.base}; now {' and '.join(here.files)} has other values of {len(other)} of "
-        f"them, such as {other[0]}: give the files and the dtypes that the run began with"
-    )
-
-
-NEEDED = "give the Trainer an init= that reads them, and freeze them as that run did"
-"""What to do about parameters that a checkpoint leaves out."""
 
 
 def leaf_differences(leaves: Mapping[str, LeafRecord], everything: Mapping[str, Any]) -> list[str]:

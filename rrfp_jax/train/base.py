@@ -1,72 +1,109 @@
-"""Frozen parameters that an `init` has read from published files, of which checkpoints keep no copy."""
+"""Frozen parameters that an `init` reads from published files, of which checkpoints keep no copy."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
 from rrfp_jax.checkpoint.format import StoredBase
+from rrfp_jax.checkpoint.saving import FILES_AT_ONCE, needs_base
+from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.model.roles import Roles
 from rrfp_jax.runtime.programs.initial import InitFunction, ModelCheckedInit, SourcedInit
-from rrfp_jax.runtime.run.world import START_SECONDS, World
+
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+"""In which a run may have read a base before."""
 
 
 @dataclass
 class FrozenBase:
-    """An init function that notes what it gives for frozen parameters: the files, and the values' SHA-256.
-
-    `kept` is what it has noted, of all processes, and is no longer so once a checkpoint gives other values.
-    """
+    """An init function, and which frozen parameters are as it has read them from files."""
 
     init: InitFunction
     roles: Callable[[], Roles] = field(init=False)  # of the present engine, given before anything is read
-    _noted: dict[str, tuple[str, str]] = field(default_factory=dict)
-    _kept: dict[str, tuple[str, str]] | None = None
+    _left: Collection[str] | None = None  # by the checkpoint that has given all other values; None: by none
+    _known: dict[str, str] = field(default_factory=dict)  # SHA-256 of values on this process's devices
 
     def __call__(self, path: str, spec: jax.ShapeDtypeStruct) -> Any:
         """What the function gives."""
-        value = self.init(path, spec)
-        if value is not None and path in self.roles().frozen and (file := self.source_of(path)):
-            self._noted[path] = file, _digest(value)
-        return value
+        return self.init(path, spec)
 
     def source_of(self, path: str) -> str | None:
         """See `SourcedInit`."""
-        return self.init.source_of(path) if isinstance(self.init, SourcedInit) else None
-
-    def reads(self, path: str) -> bool:
-        """Whether a parameter is frozen, and its value in files."""
-        roles = self.roles()
-        return path in roles.frozen and bool(self.source_of(roles.owners.get(path, path)))
+        owner = self.roles().owners.get(path, path)
+        return self.init.source_of(owner) if isinstance(self.init, SourcedInit) else None
 
     def check_model(self, params: Collection[str], owners: Mapping[str, str]) -> None:
         """See `ModelCheckedInit`."""
         if isinstance(self.init, ModelCheckedInit):
             self.init.check_model(params, owners)
 
-    def kept(self, world: World) -> StoredBase | None:
-        """What a checkpoint leaves out now; None for nothing. All processes together, after the start."""
-        if not isinstance(self.init, SourcedInit):
-            return None
-        if self._kept is None:
-            told = world.gather("the frozen parameters that are in files", self._noted, START_SECONDS)
-            found = {path: tuple(own) for part in told for path, own in part.items()}
-            roles = self.roles()
-            owners = {path: roles.owners.get(path, path) for path in sorted(roles.frozen)}
-            self._kept = {path: found[owner] for path, owner in owners.items() if owner in found}
-        if not self._kept:
-            return None
-        files = tuple(sorted({file for file, _ in self._kept.values()}))
-        return StoredBase(files=files, sha256={path: digest for path, (_, digest) in self._kept.items()})
+    def kept(self) -> StoredBase | None:
+        """What a checkpoint leaves out now, without hashes, equal on all processes; None for nothing."""
+        frozen = sorted(self.roles().frozen)
+        files = {path: self.source_of(path) for path in frozen if self._left is None or path in self._left}
+        sources = {path: file for path, file in files.items() if file is not None}
+        names = tuple(sorted({*sources.values()}))
+        return StoredBase(files=names, sha256=dict.fromkeys(sources, "")) if sources else None
 
     def replaced(self, left_out: Collection[str]) -> None:
-        """A checkpoint has given all values but these."""
-        self._kept = {path: own for path, own in (self._kept or {}).items() if path in left_out}
+        """A checkpoint has given all values but these, which are as it names them."""
+        self._left = left_out
+        self._known = {path: own for path, own in self._known.items() if path in left_out}
+
+    def sha256(self, leaves: Mapping[str, jax.Array]) -> dict[str, str]:
+        """Of the values of frozen parameters on this process's devices; in any thread."""
+        new = {path: leaf for path, leaf in leaves.items() if path not in self._known}
+        with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
+            digests = pool.map(lambda path: _digest(self._value(path, new[path])), new)
+            self._known |= zip(new, digests, strict=True)
+        return {path: self._known[path] for path in leaves}
+
+    def refusal(self, leaves: Mapping[str, jax.Array], folder: Path, base: StoredBase) -> str:
+        """Why what a checkpoint leaves out is not what this process's devices have; "" if it is."""
+        if not all(map(self.source_of, base.sha256)):
+            return needs_base(folder, base)
+        found = self.sha256({path: leaf for path, leaf in leaves.items() if path in base.sha256})
+        other = sorted(path for path, digest in found.items() if digest != base.sha256[path])
+        if not other:
+            return ""
+        path, dtype = other[0], leaves[other[0]].dtype
+        for name in DTYPES:
+            if name != dtype.name and self._digest_as(name, path, leaves[path]) == base.sha256[path]:
+                return (
+                    f"{folder} leaves out {base}; {path} was {name} there and is {dtype} here: give the "
+                    f"frozen parameters the dtype that the run began with"
+                )
+        return (
+            f"{folder} leaves out {base}; now {self.source_of(path)} has other values of {len(other)} of "
+            f"them, such as {path}: give the files and the dtypes that the run began with"
+        )
+
+    def _value(self, path: str, leaf: jax.Array) -> np.ndarray[Any, Any]:
+        """A whole array, as far as it is here; the rest, which other processes have, as files have it now."""
+        shards = {str(shard.index): shard for shard in leaf.addressable_shards}
+        value = np.empty(leaf.shape, leaf.dtype)
+        if sum(shard.data.size for shard in shards.values()) < leaf.size:
+            value[...] = self._read(path, leaf.shape, leaf.dtype)
+        for shard in shards.values():
+            value[shard.index] = shard.data
+        return value
+
+    def _read(self, path: str, shape: Any, dtype: Any) -> Any:
+        return self.init(self.roles().owners.get(path, path), jax.ShapeDtypeStruct(shape, dtype))
+
+    def _digest_as(self, dtype: str, path: str, leaf: jax.Array) -> str:
+        try:
+            return _digest(self._read(path, leaf.shape, dtype))
+        except UsageError:  # it is not in the files so
+            return ""
 
 
 def _digest(value: Any) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,14 @@ from rrfp_jax.checkpoint.folder import MANIFEST, CheckpointFolder
 from rrfp_jax.checkpoint.format import Damaged, RunState, StoredBase, StoredLayer
 from rrfp_jax.checkpoint.leaves import OPTIMIZER, PARAMETERS, Key, Parts, filled, keyed, name_of, plain_key
 from rrfp_jax.checkpoint.saving import (
-    NEEDED,
+    BaseRefusal,
     Checkpoints,
     LeafSelection,
     OnError,
     Restored,
     left_out,
     mismatch_reason,
+    needs_base,
 )
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import printable
@@ -119,11 +121,11 @@ class CheckpointWriter:
         self.finish()
         self.require_shared(folder)
         self.latest = Checkpoints(folder, self._world, keep=keep, on_error=on_error)
-        run, leaves = self._without_base(run)
+        run, leaves, hashes = self._without_base(run)
         if run.base is not None and not self._told and self._world.rank == 0:
             say(f"checkpoints leave out {run.base}: to resume, give these again")
         self._told = True
-        self.latest.save(run, leaves)
+        self.latest.save(run, leaves, hashes)
 
     def require_shared(self, folder: Path) -> None:
         """UsageError if not all processes see the same in a folder, which is looked at once."""
@@ -142,15 +144,20 @@ class CheckpointWriter:
         self._held.advance(to_the_end=True)
         return self._held.complete == run.step
 
-    def _kept_base(self) -> StoredBase | None:
-        """What is in files of others, and as they have it."""
-        return None if self._base is None else self._base.kept(self._world)
+    def _without_base(
+        self, run: RunState
+    ) -> tuple[RunState, list[tuple[Key, jax.Array]], Callable[[], Mapping[str, str]]]:
+        """What is kept of a run, the leaves that are not in files of others, and the hashes of others."""
+        if self._base is None:
+            return run, self._leaves(), dict
+        run = replace(run, base=self._base.kept())
+        absent, leaves = left_out(run), self._leaves()
+        hashes = partial(self._base.sha256, _by_path(leaf for leaf in leaves if name_of(leaf[0]) in absent))
+        return run, [(key, leaf) for key, leaf in leaves if name_of(key) not in absent], hashes
 
-    def _without_base(self, run: RunState) -> tuple[RunState, list[tuple[Key, jax.Array]]]:
-        """What is kept of a run, and the leaves that are not in files of others."""
-        run = replace(run, base=self._kept_base())
-        absent = left_out(run)
-        return run, [(key, leaf) for key, leaf in self._leaves() if name_of(key) not in absent]
+    def _base_refusal(self, leaves: Sequence[tuple[Key, jax.Array]]) -> BaseRefusal:
+        """For what a checkpoint may leave out of these leaves."""
+        return needs_base if self._base is None else partial(self._base.refusal, _by_path(leaves))
 
     def _leaves(self) -> list[tuple[Key, jax.Array]]:
         """What this process writes: of replicas that are alike, the first one's."""
@@ -170,10 +177,9 @@ class CheckpointWriter:
     def restore(self, folder: Path, step: int | None) -> tuple[RunState, TrainingState] | None:
         """Put back the latest intact checkpoint, or that of a step; None if there is none."""
         stages, optimizers = list(self._engine.stages.values()), self._engine.optimizers
-        base = self._kept_base()
-        everything = LeafSelection(layers=len(self._engine.library.params), base=base)
-        wanted = _wanted(leaves_of(stages, optimizers))
-        found = Checkpoints(folder, self._world).restore(wanted, step, state_of, everything)
+        leaves = leaves_of(stages, optimizers)
+        everything = LeafSelection(layers=len(self._engine.library.params), base=self._base_refusal(leaves))
+        found = Checkpoints(folder, self._world).restore(_wanted(leaves), step, state_of, everything)
         if found is None:
             return None
         check_seed(found.run, self._seed)
@@ -190,9 +196,10 @@ class CheckpointWriter:
         specs, owners = self._engine.library.params, self._engine.library.roles.owners
         keys = dict(zip(leaf_paths(specs), (key for key, _ in keyed(specs, PARAMETERS)), strict=True))
         sources = {keys[alias]: keys[owner] for alias, owner in owners.items()}
-        base = self._kept_base()
-        only = LeafSelection(root=PARAMETERS, sources=sources, layers=len(specs), base=base)
-        found = Checkpoints(folder, self._world).restore(_wanted(leaves_of(stages, [])), step, only=only)
+        leaves = leaves_of(stages, [])
+        refusal = self._base_refusal([(key, leaf) for key, leaf in leaves if key not in sources])
+        only = LeafSelection(root=PARAMETERS, sources=sources, layers=len(specs), base=refusal)
+        found = Checkpoints(folder, self._world).restore(_wanted(leaves), step, only=only)
         if found is None:
             raise UsageError(f"{folder}: no checkpoint is there to take parameters from")
         self._put_back(stages, [], found)
@@ -205,6 +212,11 @@ class CheckpointWriter:
         put_back(stages, optimizers, {**kept, **found.leaves})
         if self._base is not None:
             self._base.replaced(found.run.base.sha256 if found.run.base is not None else ())
+
+
+def _by_path(leaves: Iterable[tuple[Key, jax.Array]]) -> dict[str, jax.Array]:
+    """Parameters by path, such as "3.attention.query"."""
+    return {name_of(key[1:]): leaf for key, leaf in leaves if key[0] == PARAMETERS}
 
 
 def _wanted(leaves: Sequence[tuple[Key, jax.Array]]) -> dict[Key, jax.ShapeDtypeStruct]:
@@ -282,15 +294,21 @@ def _seen(engine: Engine, seed: int, folder: CheckpointFolder, step: int | None)
             return Found(run.config, str(error))
         everything = LeafSelection(layers=len(engine.library.params))
         refusal = mismatch_reason(folder.final(candidate), run, leaves, _all_leaves(engine), everything)
-        if not refusal and run.base is not None and not _reads(engine.spec.init, run.base):
-            refusal = f"{folder.final(candidate)} leaves out {run.base}: {NEEDED}"
+        if (
+            not refusal
+            and run.base is not None
+            and not _reads(engine.spec.init, run.base, engine.library.roles.frozen)
+        ):
+            refusal = needs_base(folder.final(candidate), run.base)
         return Found(run.config, refusal, candidate)
     return Found() if candidates else None
 
 
-def _reads(init: Any, base: StoredBase) -> bool:
+def _reads(init: Any, base: StoredBase, frozen: Collection[str]) -> bool:
     """Whether an init function takes from files all that a checkpoint leaves out, whatever their contents."""
-    return isinstance(init, FrozenBase) and all(init.reads(path) for path in base.sha256)
+    return isinstance(init, FrozenBase) and all(
+        path in frozen and init.source_of(path) for path in base.sha256
+    )
 
 
 def say_none(world: World, folder: Path, steps: int) -> None:

@@ -435,7 +435,7 @@ class Trainer:
             step: of the checkpoint to take; None for the latest.
             params_only: restore parameters only, to fine-tune or to evaluate. Steps, data, loss scale and
                 optimizer start afresh; the optimizer, what is frozen or tied, and the seed may differ, and
-                there may be no optimizer. What a checkpoint leaves out must be frozen here, too.
+                there may be no optimizer. What a checkpoint leaves out must be read by `init` here, too.
 
         Returns:
             Whether there was a checkpoint.

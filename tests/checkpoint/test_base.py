@@ -2,6 +2,7 @@
 
 import json
 import re
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from safetensors.numpy import load_file, save_file
 import rrfp_jax as rrfp
 from rrfp_jax.checkpoint.format import METADATA
 from rrfp_jax.commands.cli import main
+from rrfp_jax.train import base as train_base
 from tests.support.decided_moves import forgets_its_engine
 
 LAYERS, WIDTH = 4, 4
@@ -28,8 +30,12 @@ def own_values(key):
     return {"base": jax.random.normal(key, (WIDTH, WIDTH)), "own": jnp.zeros((WIDTH, WIDTH))}
 
 
-def pipeline(frozen="*.base", layers=LAYERS):
-    specs = [rrfp.layer(dense, init=own_values, repeat=layers)]
+def pipeline(frozen="*.base", layers=LAYERS, dtype=jnp.float32):
+    def init(key):
+        values = own_values(key)
+        return {**values, "base": values["base"].astype(dtype)}
+
+    specs = [rrfp.layer(dense, init=init, repeat=layers)]
     return rrfp.Pipeline(specs, lambda x, mb: rrfp.Loss(((x - 0.5) ** 2).sum(), weight=x.size), frozen=frozen)
 
 
@@ -118,6 +124,7 @@ def test_a_trainer_that_does_not_read_the_base_is_refused(saved, base, frozen, c
     with pytest.raises(rrfp.UsageError, match=r"leaves out 4|of another optimizer"):
         own.restore(saved[0])
     assert not own._engine.stages, "before anything is compiled"
+    own = trainer(None, frozen=frozen)
     with pytest.raises(rrfp.UsageError, match=r"leaves out 4 .*: give the Trainer an init= that reads them"):
         own.restore(saved[0], params_only=True)
 
@@ -133,6 +140,45 @@ def test_parameters_alone(saved, base):
     own.restore(saved[0], params_only=True)
     found = own.params()
     assert np.array_equal(found[3]["base"], tensors()["3"]) and np.asarray(found[3]["own"]).any()
+
+
+def test_parameters_alone_for_full_fine_tuning_after_adapters(saved, base, tmp_path):
+    """What was frozen is trained from its values in the files, and checkpoints keep it from then on."""
+    own = trainer(init_of(base), frozen=())
+    own.restore(saved[0], params_only=True)
+    before = own.params()
+    assert np.array_equal(before[3]["base"], tensors()["3"]) and np.asarray(before[3]["own"]).any()
+    list(own.steps(1))
+    assert not np.array_equal(own.params()[3]["base"], tensors()["3"])
+    own.save(tmp_path / "full")
+    assert {*BASES} <= stored(tmp_path / "full", 1)
+    again = trainer(frozen=())
+    assert again.restore(tmp_path / "full")
+
+
+def test_a_base_in_another_dtype_is_told_as_that(saved, base):
+    own = trainer(init_of(base), dtype=jnp.float16)
+    said = r"model.safetensors; 0.base was float32 there and is float16 here: give the frozen parameters"
+    with pytest.raises(rrfp.UsageError, match=said):
+        own.restore(saved[0])
+
+
+def test_nothing_is_hashed_before_a_checkpoint(base, tmp_path, monkeypatch):
+    """A thread of the checkpoint does it then, once."""
+    threads = []
+
+    def digest(value):
+        threads.append(threading.current_thread().name)
+        return real(value)
+
+    real = train_base._digest
+    monkeypatch.setattr(train_base, "_digest", digest)
+    own = trainer(init_of(base))
+    list(own.steps(2))
+    assert not threads
+    for number in range(2):
+        own.save(tmp_path / str(number))
+    assert len(threads) == LAYERS and not any(name == "MainThread" for name in threads)
 
 
 def test_values_that_a_checkpoint_has_given_are_kept(base, tmp_path):
