@@ -146,6 +146,8 @@ class RunConfig(Settings, ABC):
             raise UsageError(f"validate_every={self.validate_every}: give a number of steps, 0 for the end")
         if self.validation_steps < 0:
             raise UsageError(f"validation_steps={self.validation_steps}: give a number of steps, 0 for all")
+        if self.executables == "none":  # as command lines say it
+            object.__setattr__(self, "executables", None)
         if self.executables in ("True", "False", "None"):
             raise UsageError(f"executables={self.executables}: give a folder, auto, or none for no folder")
         super().__post_init__()

@@ -121,6 +121,12 @@ WRONG = [
 ]
 
 
+def test_none_means_no_folder_in_a_config_as_on_a_command_line():
+    from configs.quickstart import get_config
+
+    assert replace(get_config(), executables="none").settings.executables is None
+
+
 @pytest.mark.parametrize(("changes", "said"), WRONG, ids=[str(changes)[:40] for changes, _ in WRONG])
 def test_a_field_of_a_wrong_type_is_named(changes, said):
     from configs.quickstart import get_config
