@@ -4,13 +4,21 @@ import pytest
 
 from rrfp_jax.commands import why
 from tests.support.commands import why as main
-from tests.verification.hangs import CELLS, faults_of, run_cell
+from tests.verification.hangs import CELLS, USERS, Cell, faults_of, run_cell
 
 
 @pytest.mark.slow(reason="11 s: four processes; test_diagnosis.py has the verdicts")
 @pytest.mark.parametrize("name", ["message", "data"])
 def test_a_run_that_hangs(name, tmp_path):
     cell = next(cell for cell in CELLS if cell.name == name)
+    answer = run_cell(cell, tmp_path)
+    assert faults_of(cell, answer) == [], answer.text + answer.log
+
+
+@pytest.mark.costly(reason="a run of two processes that hangs")
+def test_two_ranks_of_which_one_hangs(tmp_path):
+    says = rf"rank 1 \(stage 1\) is in {USERS}; another rank waits"
+    cell = Cell("two", ["hanging.py", "1", "user"], says, count=2)
     answer = run_cell(cell, tmp_path)
     assert faults_of(cell, answer) == [], answer.text + answer.log
 

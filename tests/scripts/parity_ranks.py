@@ -20,7 +20,7 @@ CASES = [
     (rrfp.Mesh(pp=4, chunks=2, shape="v"), None, ("zb-v", "bf", "bfw")),
     (rrfp.Mesh(pp=4), [1, 4, 2, 1], ("gpipe", "1f1b", "zb-h1", "bfw", "bf")),
 ]
-FEW = [(rrfp.Mesh(pp=4), [1, 4, 2, 1], ("1f1b", "bfw", "bf"))]
+FEW = [(rrfp.Mesh(pp=4), [1, 4, 2, 1], ("1f1b", "bf"))]  # group_ranks.py has bfw
 
 
 def main(folder: Path, cases: str) -> None:

@@ -14,10 +14,12 @@ from rrfp_jax.core.tasks import FORWARD
 from rrfp_jax.runtime.engine.pacing import ArrivalDelays
 from rrfp_jax.train.named import read_schedule
 from tests.support import toy
+from tests.support.selected import is_quick
 
 pytestmark = pytest.mark.optimized
 
-STAGES, MICROBATCHES, STEPS = 4, 8, 10
+STAGES, MICROBATCHES = 4, 8
+STEPS, FEW_STEPS = 10, 3  # the latter in `make test`
 
 
 class OutOfTurn(FixedOrder):
@@ -48,7 +50,8 @@ def data(step):
 class Runs:
     """Training from the same start again and again on one trainer, so that programs are compiled once."""
 
-    def __init__(self, mesh, schedules):
+    def __init__(self, mesh, schedules, steps):
+        self.steps = steps
         self.trainer = toy.trainer(
             mesh=mesh,
             optimizer=optax.adam(1e-2),
@@ -73,17 +76,17 @@ class Runs:
         for own, start in zip(self.optimizers, self.start, strict=True):
             own.stages[0].leaves, own.state = jax.device_put(start, own.stage_mesh.device)
         self.trainer.schedule, self.trainer._stepper.steps_done = schedule, 0
-        reports = list(self.trainer.steps(STEPS))
+        reports = list(self.trainer.steps(self.steps))
         orders = [[str(r.task) for r in report.trace.stage_records(1)] for report in reports]
         return [report.loss for report in reports], jax.device_get(self.trainer.stage_params), orders
 
 
 @pytest.fixture(scope="module")
-def runs():
+def runs(request):
     """By placement and schedule, two runs with other delays."""
-    found = {}
+    found, steps = {}, FEW_STEPS if is_quick(request) else STEPS
     for name, (mesh, schedules) in PLACEMENTS.items():
-        own = Runs(mesh, schedules)
+        own = Runs(mesh, schedules, steps)
         found |= {(name, schedule): [own.run(schedule, seed) for seed in (0, 1)] for schedule in schedules}
     return found
 

@@ -18,7 +18,7 @@ REPOSITORY = Path(__file__).parents[2]
 SCRIPTS = REPOSITORY / "tests" / "scripts"
 
 
-CASES = {"all": 11, "few": 3}  # of parity_ranks.py
+CASES = {"all": 11, "few": 2}  # of parity_ranks.py
 
 
 def environment():
