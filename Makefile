@@ -20,7 +20,7 @@ FAST := tests/core tests/sim tests/forecast tests/house/test_layering.py \
 OPTIMIZED := $(addprefix tests/,runtime/test_split.py runtime/test_adding.py train/test_exactness.py \
 	train/test_equal_schedules.py)
 
-.PHONY: train test test-all test-fast test-durations golden odd-models other-models gpu-compile lint format docs docs-serve rivals clean
+.PHONY: train test test-all test-slurm test-fast test-durations golden odd-models other-models gpu-compile lint format docs docs-serve rivals clean
 
 train: $(VENV)/.train
 	$(BIN)/rrfp launch --config=$(CONFIG) $(ARGS)
@@ -36,6 +36,12 @@ test-all: $(VENV)/.installed
 
 test-fast: $(VENV)/.installed
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(FAST) $(ARGS)
+
+# Runs under SLURM over isolated nodes, as root: crashed nodes, SIGTERM, the time limit. Some minutes; not part of
+# the others, as it needs SLURM. On a busy machine: RRFP_TEST_SLURM_SECONDS=150 make test-slurm
+test-slurm: $(VENV)/.installed
+	{ command -v slurmctld && command -v munged; } >/dev/null || apt-get install -y slurm-wlm munge
+	RRFP_TEST_SLURM=1 $(BIN)/python -m pytest -s tests/nodes/test_slurm.py $(ARGS)
 
 # Every odd model, on 1, 2 and 4 stages, with and without rematerialisation; `make test-all` runs a part of that. Last
 # 320 models of layers, modules and transforms of flax; a summary of what came of them.

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from rrfp_jax.errors import UsageError
+from rrfp_jax.launcher.slurm import Lead, LeadFolder, Superseded
 from rrfp_jax.runtime.run.place import (
     MEMORY,
     Address,
@@ -174,6 +175,7 @@ SBATCH_OPTIONS = {
     "nodes",
     "time",
     "requeue",
+    "no-kill",
     "distribution",
     "open-mode",
 }
@@ -191,11 +193,12 @@ def test_every_option_is_one_of_sbatch():
 
 @pytest.fixture
 def job(tmp_path):
-    """Start the file as a batch script of SLURM; what `srun` and `scontrol` do is given as shell commands."""
+    """Start the file as a batch script of SLURM; what SLURM's commands do is given as shell commands."""
     started = []
 
-    def start(*arguments, srun, scontrol='echo "$@" >> scontrol.txt'):
-        stubs = {"srun": srun, "scontrol": scontrol}
+    def start(*arguments, srun, command=("bash", FILE), more=None, **others):
+        noted = 'echo "$@" >> scontrol.txt'
+        stubs = {"srun": srun, "scontrol": noted, "scancel": noted, "squeue": "echo RUNNING", **others}
         (tmp_path / "bin").mkdir(exist_ok=True)
         for name, text in stubs.items():
             stub = tmp_path / "bin" / name
@@ -205,9 +208,9 @@ def job(tmp_path):
         path = f"{tmp_path / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
         proxy = {"http_proxy": "http://127.0.0.1:9"}  # nobody is there
         script = subprocess.Popen(
-            ["bash", FILE, *arguments],
+            [*command, *arguments],
             cwd=tmp_path,
-            env={**environment(), **own, **proxy, "PATH": path},
+            env={**environment(), **own, **proxy, "PATH": path, **(more or {})},
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,
@@ -251,9 +254,17 @@ def test_only_a_run_that_saved_itself_is_requeued(job, before, srun, status, req
     assert job.requeued.exists() == requeued
 
 
+def test_a_job_that_was_cancelled_is_not_requeued(job):
+    """Its ranks have had SIGTERM, too."""
+    srun = f"echo '0: {STOPPED}' >> trial-$SLURM_JOB_ID.log"
+    assert job(srun=srun, squeue="echo COMPLETING").wait(LIMIT_SECONDS) == 0
+    assert not job.requeued.exists()
+
+
 def test_a_job_that_slurm_does_not_requeue_has_ended_well(job):
     srun = f"echo '0: {STOPPED}' >> trial-$SLURM_JOB_ID.log"
     assert job(srun=srun, scontrol="exit 1").wait(LIMIT_SECONDS) == 0
+    assert "rrfp: SLURM does not requeue this job" in job.log.read_text()
 
 
 def test_a_requeued_run_knows_that_it_is(job, monkeypatch):
@@ -261,6 +272,113 @@ def test_a_requeued_run_knows_that_it_is(job, monkeypatch):
     assert job(srun="echo $RRFP_RESTARTS").communicate(timeout=LIMIT_SECONDS)[0] == "0\n"
     monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
     assert job(srun="echo $RRFP_RESTARTS").communicate(timeout=LIMIT_SECONDS)[0] == "2\n"
+
+
+THREE = {
+    **{"SLURM_JOB_NUM_NODES": "3", "SLURM_JOB_NODELIST": "n[0-2]", "SLURMD_NODENAME": "n0"},
+    **{"SLURM_NTASKS": "3", "RRFP_SILENCE_SECONDS": "2"},
+}
+"""Nodes, with a task each."""
+
+CRASHED = """
+case "$*" in
+*--nodelist=$CRASHED*) exit 1 ;;
+*--nodelist=*) ;;
+*rrfp-followers*) while [ -d .trial*.leader ]; do sleep 0.1; done ;;
+*--exclude=$CRASHED*) echo "restart $RRFP_RESTARTS" "$@" >> steps.txt ;;
+*)  echo "restart $RRFP_RESTARTS" "$@" >> steps.txt
+    echo "srun: error: n[0,2]: tasks 0,2: Exited with exit code 1" >&2
+    exec sleep 60 ;;
+esac"""
+"""An `srun` for which a node is lost: a step with it does not end, and it runs no task."""
+
+SCONTROL = 'if [ "$1" = show ]; then printf "n0\nn1\nn2\n"; else echo "$@" >> scontrol.txt; fi'
+
+
+def test_a_run_goes_on_without_a_crashed_node(job, tmp_path):
+    more = {**THREE, "CRASHED": "n1", "SLURM_RESTART_COUNT": "4"}
+    script = job("--config=a.py", "--spare-nodes=1", srun=CRASHED, scontrol=SCONTROL, more=more)
+    assert script.wait(LIMIT_SECONDS) == 0
+    first, second = (tmp_path / "steps.txt").read_text().splitlines()
+    assert first.startswith("restart 4 ") and second.startswith("restart 5 ")
+    assert "--exclude" not in first and "--exclude=n1" in second.split()
+    for step in (first, second):
+        assert {"--overlap", "--nodes=2", "--ntasks=2"} < {*step.split()}
+        assert step.endswith("python -m rrfp_jax train --config=a.py")
+    assert "rrfp: no answer from n1\nrrfp: the run starts again on n0, n2\n" in job.log.read_text()
+    assert job.requeued.read_text() == f"update JobId={os.getpid()} NodeList=n0,n2\n"
+    assert not [*tmp_path.glob(".trial*")]
+
+
+def test_a_job_without_a_spare_node_is_requeued_without_the_crashed_one(job):
+    """Or SLURM would wait for that node, too."""
+    script = job("--config=a.py", srun=CRASHED, scontrol=SCONTROL, more={**THREE, "CRASHED": "n1"})
+    assert script.wait(LIMIT_SECONDS) == 0
+    updated, requeued = job.requeued.read_text().splitlines()
+    assert updated == f"update JobId={os.getpid()} NodeList=n0,n2"
+    assert requeued == f"requeue {os.getpid()}"
+    assert (
+        "rrfp: no answer from n1\nrrfp: no spare node is left: the job is requeued\n" in job.log.read_text()
+    )
+
+
+def test_a_rank_that_fails_on_nodes_that_answer_fails_the_job(job):
+    srun = 'case "$*" in *train*) echo "srun: error: n1: task 1: Killed" >&2; exit 9 ;; esac'
+    more, arguments = {**THREE, "CRASHED": "none"}, ("--config=a.py", "--spare-nodes=1")
+    assert job(*arguments, srun=srun, scontrol=SCONTROL, more=more).wait(LIMIT_SECONDS) == 9
+    assert not job.requeued.exists()
+
+
+@pytest.mark.parametrize("spare", ["3", "-1", "x", ""])
+def test_nodes_that_cannot_be_spare(job, spare):
+    script = job(f"--spare-nodes={spare}", srun="", scontrol=SCONTROL, more=THREE)
+    assert script.wait(LIMIT_SECONDS) == 2
+
+
+@pytest.mark.parametrize("spare", [0, 1])
+def test_another_node_goes_on_when_the_first_one_is_lost(job, spare, tmp_path):
+    """It ends the lost leader's step; then it ends the job, or requeues it, as its script would have."""
+    names = {**JOB, **THREE, "SLURM_JOB_ID": str(os.getpid()), "SLURM_JOB_NAME": "trial"}
+    batch = {name: value for name, value in names.items() if name.startswith("SLURM")}
+    folder = tmp_path / ".trial.leader"
+    folder.mkdir()
+    LeadFolder(folder).write(Lead(term=0, node="n0", restarts=2, lost=()))
+    job.log.touch()
+    script = job(
+        *(f"--follow={folder}", f"--batch={json.dumps(batch)}", f"--spare-nodes={spare}", "--config=a.py"),
+        command=(sys.executable, "-m", "rrfp_jax.launcher.slurm"),
+        srun=CRASHED,
+        scontrol=SCONTROL,
+        squeue="case $1 in --steps) printf '6.0 rrfp-step\\n6.1 other\\n' ;; *) echo RUNNING ;; esac",
+        more={**STEP, **THREE, "SLURMD_NODENAME": "n2", "SLURM_NTASKS": "1", "CRASHED": "n0"},
+    )
+    assert script.wait(LIMIT_SECONDS) == 0
+    if spare:
+        (step,) = (tmp_path / "steps.txt").read_text().splitlines()
+        assert step.startswith("restart 3 ") and "--exclude=n0 --job-name=rrfp-step python" in step
+    cancelled = ["--signal=KILL 6.0", str(os.getpid())]
+    requeued = ["--signal=KILL 6.0", f"requeue {os.getpid()}"]
+    assert job.requeued.read_text().splitlines() == (cancelled if spare else requeued)
+    assert "rrfp: n0, which led the job, is silent: n2 leads it from here\n" in job.log.read_text()
+    assert not folder.exists()
+
+
+def test_one_of_several_followers_leads(tmp_path):
+    folder, first = LeadFolder(tmp_path), Lead(term=0, node="n0", restarts=0, lost=("n3",))
+    folder.write(first)
+    lead = folder.follow(1.0)
+    assert lead == Lead(term=1, node="n0", restarts=1, lost=("n3",))
+    later = folder.claim(first)  # of a node that has not seen the new leader
+    assert later.term == 2
+    folder.write(lead)
+    folder.write(later)
+    assert folder.latest() == later
+    with pytest.raises(Superseded):
+        folder.write(lead)
+    folder.remove()
+    assert folder.follow(0.3) is None
+    with pytest.raises(Superseded):
+        folder.write(later)
 
 
 def wait_for(text, log, script):
