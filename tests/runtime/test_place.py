@@ -476,7 +476,7 @@ def test_ranks_whose_coordinator_is_gone_frozen_or_alone_end_by_themselves():
         ranks = {
             "somebody answers there": rank(1, frozen),  # as a service that was stopped
             "nobody answers there": rank(1, free),
-            "not all have come": rank(0, free + 1 if free < 60000 else free - 1),  # it serves itself
+            "rank 1 is missing": rank(0, free + 1 if free < 60000 else free - 1),  # it serves itself
         }
         for one in ranks.values():
             stack.callback(one.wait)

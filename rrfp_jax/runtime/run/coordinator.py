@@ -5,11 +5,12 @@ any of them can say what it waited for. So the launcher, or rank 0 without one, 
 
     python -P coordinator.py ADDRESS PROCESSES LINGER_SECONDS
 
-The program imports nothing but jaxlib, so that it is there in half a second. It writes a line once it serves.
-A line on standard input ends it at once. It ignores signals that ask a run to end, because SLURM sends them
-to every process of a step, and the ranks need it until they have saved. If its parent dies, it goes on for
-LINGER_SECONDS. JAX aborts every process that loses the service, and before that they should be able to say
-whom they lost.
+The program imports nothing but jaxlib, so that it is there in half a second. It writes a line once ranks can
+call. They say their numbers and are told who is missing, which JAX's service would not tell. When all have
+come, that service takes over the port. A line on standard input ends the program at once. It ignores signals
+that ask a run to end, because SLURM sends them to every process of a step, and the ranks need it until they
+have saved. If its parent dies, it goes on for LINGER_SECONDS. JAX aborts every process that loses the
+service, and before that they should be able to say whom they lost.
 
 Tried on jaxlib 0.10.2 and 0.12.0.
 """
@@ -18,15 +19,16 @@ from __future__ import annotations
 
 import errno
 import os
-import select
+import selectors
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
+from math import inf
 
 CLOSE_SECONDS = 2.0
 
@@ -37,7 +39,15 @@ HEARTBEAT_SECONDS = 10**6
 """Never: RRFP_SILENCE_SECONDS says after how long a silent rank is given up. After this JAX aborts all ranks,
 even if it was the whole run that stood still, the service with it."""
 
-SHUTDOWN_SECONDS, POLL_SECONDS = 5, 0.2
+SHUTDOWN_SECONDS, POLL_SECONDS, TELL_SECONDS = 5, 0.2, 1.0
+
+GO, MISSING = b"go", b"missing"
+"""What ranks are told: that all have come; who has not, a line of numbers."""
+
+LONGEST_CALL, MOST_STRANGERS = 16, 64
+"""Bytes in which a rank says its number; callers at once that have not."""
+
+TCP_RTO_MAX_MS = 44  # see `links.py`
 
 
 class Coordinator:
@@ -76,13 +86,13 @@ class Coordinator:
 def reserved_port() -> Iterator[int]:
     """A free TCP port of 127.0.0.1 that nobody else is given until the exit; OSError if there is none.
 
-    The socket is bound, never listening, and shares its port, as gRPC does with its own: so the service can
-    have the port, and the kernel hands it to no one who asks for any.
+    The socket is bound, never listening, and may be bound again: so the coordinator can have the port, and
+    the kernel hands it to no one who asks for any.
     """
     from rrfp_jax.runtime.run.place import NO_PORT  # here: the program imports nothing of ours
 
     with socket.socket() as holder:
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             holder.bind(("127.0.0.1", 0))
         except OSError as error:
@@ -91,30 +101,143 @@ def reserved_port() -> Iterator[int]:
         yield holder.getsockname()[1]
 
 
+class _RollCall:
+    """The ranks of a run that have come. Nobody proves anything here: they do so once all have met."""
+
+    def __init__(self, listener: socket.socket, processes: int) -> None:
+        self._listener, self._processes = listener, processes
+        self._here: dict[int, socket.socket] = {}
+        self._seen: set[int] = set()
+        self._strangers: dict[socket.socket, bytes] = {}  # with what they have said, oldest first
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listener, selectors.EVENT_READ)
+        self._told = -inf
+        listener.setblocking(False)
+
+    @property
+    def complete(self) -> bool:
+        return len(self._here) == self._processes
+
+    def turn(self) -> None:
+        """Hear who calls or leaves for a while, and tell all from time to time who is missing."""
+        for key, _ in self._selector.select(POLL_SECONDS):
+            with suppress(BlockingIOError):
+                if key.fileobj is self._listener:
+                    self._accept()
+                else:
+                    self._hear(key.fileobj)  # type: ignore[arg-type]
+        if time.monotonic() - self._told > TELL_SECONDS and not self.complete:
+            self._told = time.monotonic()
+            self._tell(b" ".join([MISSING, *(str(rank).encode() for rank in self._missing())]))
+
+    def go(self) -> None:
+        """Tell all that they are complete, and hang up."""
+        self._tell(GO)
+        for connection in (*self._here.values(), *self._strangers):
+            connection.close()
+
+    def close_door(self) -> None:
+        """No more calls: another may listen on the port."""
+        self._selector.close()
+        self._listener.close()
+
+    def _missing(self) -> Collection[int]:
+        """Those that never came; if all have, those that have gone again."""
+        ranks = {*range(self._processes)}
+        return sorted((ranks - self._seen) or (ranks - self._here.keys()))
+
+    def _tell(self, line: bytes) -> None:
+        for connection in self._here.values():
+            with suppress(OSError):  # it has just gone, or has not read for long
+                connection.send(line + b"\n")
+
+    def _accept(self) -> None:
+        connection, _ = self._listener.accept()
+        connection.setblocking(False)
+        with suppress(OSError):
+            connection.setsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS, 1000)
+        self._strangers[connection] = b""
+        self._selector.register(connection, selectors.EVENT_READ)
+        if len(self._strangers) > MOST_STRANGERS:
+            self._drop(next(iter(self._strangers)))
+
+    def _hear(self, connection: socket.socket) -> None:
+        if connection.fileno() < 0:  # it has been dropped just now
+            return None
+        try:
+            data = connection.recv(LONGEST_CALL)
+        except ConnectionError:
+            data = b""
+        if not data or connection not in self._strangers:
+            return self._drop(connection)
+        said = self._strangers[connection] = self._strangers[connection] + data
+        number = said.removesuffix(b"\n")
+        if len(said) > LONGEST_CALL or not number.isdigit() or int(number) >= self._processes:
+            return self._drop(connection)
+        if number != said:
+            del self._strangers[connection]
+            if (before := self._here.get(int(number))) is not None:  # it calls again
+                self._drop(before)
+            self._here[int(number)] = connection
+            self._seen.add(int(number))
+        return None
+
+    def _drop(self, connection: socket.socket) -> None:
+        self._selector.unregister(connection)
+        self._strangers.pop(connection, None)
+        self._here = {rank: own for rank, own in self._here.items() if own is not connection}
+        connection.close()
+
+
+def _listening(address: str) -> socket.socket:
+    """At "host:port"; while another run's service outlives its rank 0 there, it is waited for.
+
+    The port is not shared as gRPC does: else callers of this run would reach that one.
+    """
+    host, _, port = address.rpartition(":")
+    host, deadline = host.strip("[]"), time.monotonic() + LINGER_SECONDS + CLOSE_SECONDS
+    family, *_, where = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0]
+    while True:
+        try:
+            return socket.create_server(where, family=family, backlog=1024, dualstack_ipv6=host == "::")
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
+                raise
+        time.sleep(POLL_SECONDS)
+
+
 def _serve(address: str, processes: int, linger_seconds: float) -> None:
     """Serve until a line comes on standard input, or until some time after this process's parent has died.
 
     The pipe alone would not tell of that: whatever the parent has forked holds its other end, too.
     """
-    from jaxlib import _jax  # type: ignore[attr-defined]
-
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    parent, said = os.getppid(), b""
-    _service = _jax.get_distributed_runtime_service(
-        address,
-        processes,
-        heartbeat_timeout=HEARTBEAT_SECONDS,
-        shutdown_timeout=SHUTDOWN_SECONDS,
-        recoverable=True,
-    )
+    parent, ends = os.getppid(), inf
+    roll_call = _RollCall(_listening(address), processes)
     print("serving", flush=True)
-    while os.getppid() == parent:
-        if select.select([0], [], [], POLL_SECONDS)[0]:
-            said = os.read(0, 1)
+    from jaxlib import _jax  # type: ignore[attr-defined]
+
+    ended = selectors.DefaultSelector()
+    ended.register(0, selectors.EVENT_READ)
+    service = None
+    while time.monotonic() < ends:
+        if ended.select(0 if service is None else POLL_SECONDS) and os.read(0, 1):
             break
-    if not said:
-        time.sleep(linger_seconds)
+        if os.getppid() != parent:
+            ends = min(ends, time.monotonic() + linger_seconds)
+        if service is None:
+            roll_call.turn()
+            if roll_call.complete:
+                roll_call.close_door()
+                service = _jax.get_distributed_runtime_service(
+                    address,
+                    processes,
+                    heartbeat_timeout=HEARTBEAT_SECONDS,
+                    shutdown_timeout=SHUTDOWN_SECONDS,
+                    recoverable=True,
+                )
+                roll_call.go()
     os._exit(0)  # without the service's own way out, which waits for processes that may be gone
 
 

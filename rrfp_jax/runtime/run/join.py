@@ -19,7 +19,7 @@ from rrfp_jax.environment import ENVIRONMENT
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.printing import warn
 from rrfp_jax.runtime import _jax
-from rrfp_jax.runtime.run.alike import learn_hosts
+from rrfp_jax.runtime.run.alike import enumerated, learn_hosts
 from rrfp_jax.runtime.run.coordinator import Coordinator
 from rrfp_jax.runtime.run.exits import Shutdown, fail, limit_overtime
 from rrfp_jax.runtime.run.handshake import NUMBER, bound, connect, listen
@@ -39,6 +39,7 @@ from rrfp_jax.runtime.run.place import (
     step_gpus,
 )
 from rrfp_jax.runtime.run.recorder import FlightRecorder
+from rrfp_jax.runtime.run.roll_call import RollCall
 from rrfp_jax.runtime.run.stacks import first_used
 from rrfp_jax.runtime.run.status_report import StatusResponder, dump_on_signal
 from rrfp_jax.runtime.run.token import FILE, HOW, SealedStore, SharedToken, take_token
@@ -228,17 +229,27 @@ def _meet(place: Place, joining: JoinWatchdog, limit: float) -> Coordinator | No
     """Wait for all processes of the run, and serve them if this is rank 0 and there is no launcher."""
     where, count, coordinator = place.coordinator, place.processes, None
 
+    roll_call = RollCall(where, place.rank)
+
     def tried() -> str:
-        asks = f"are all started, and is that address right? {join_seconds.name} allows more time"
+        if missing := roll_call.missing:
+            plural = len(missing) > 1
+            named = f"rank{'s' * plural} {enumerated(missing)} {'are' if plural else 'is'} missing"
+            return f"{named}: started, and alive? {join_seconds.name} allows more time"
+        serves = "are all started" if place.folder is not None else "is rank 0, which serves there, started"
+        asks = f"{serves}, and is that address right? {join_seconds.name} allows more time"
         return f"{where.tried(PROBE_SECONDS)}; {asks}"
 
-    joining.waits_for(f"all {count} ranks at {where}", limit, tried)
+    awaited = f"all {count} ranks at {where}"
+    joining.waits_for(awaited, limit, tried)
     try:
         if place.rank == 0 and place.folder is None:
             coordinator = Coordinator(where.serving, count)
     except RuntimeError as error:
         raise TrainingError(f"this process cannot join its run: {error}") from None
     ENVIRONMENT.update(directly(where.host, ENVIRONMENT))
+    if not roll_call.answer(limit):
+        raise TrainingError(f"{awaited} did not come within {limit:g} s: {tried()}")
     try:
         _jax.join_run(str(where), count, place.rank)
     except RuntimeError as error:

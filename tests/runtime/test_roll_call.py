@@ -1,0 +1,72 @@
+"""Ranks say that they are there, and hear who is missing, before JAX's service takes over the port."""
+
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+
+import pytest
+
+from rrfp_jax.runtime.run.coordinator import MOST_STRANGERS, Coordinator, reserved_port
+from rrfp_jax.runtime.run.place import Address
+from rrfp_jax.runtime.run.roll_call import RollCall
+
+LIMIT_SECONDS = 30.0
+
+
+@contextmanager
+def served(count):
+    with reserved_port() as port:
+        coordinator = Coordinator(f"127.0.0.1:{port}", count, linger_seconds=0.0)
+        try:
+            yield Address("127.0.0.1", port)
+        finally:
+            coordinator.close()
+
+
+def answers(calls, seconds):
+    """What comes of several ranks' waiting at once."""
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return [*pool.map(lambda call: call.answer(seconds), calls)]
+
+
+def test_ranks_wait_until_all_have_come_and_hear_who_is_missing():
+    with served(4) as where:
+        first = [RollCall(where, rank) for rank in (0, 2)]
+        assert answers(first, 2.5) == [False, False]
+        assert [call.missing for call in first] == [[1, 3], [1, 3]]
+        assert answers([RollCall(where, rank) for rank in range(4)], LIMIT_SECONDS) == [True] * 4
+        assert where.tried(5.0).startswith("somebody answers there")  # JAX's service
+
+
+def test_one_that_went_away_is_missing_once_all_others_are_there():
+    with served(2) as where:
+        assert answers([RollCall(where, 0)], 0.5) == [False]
+        other = RollCall(where, 1)
+        assert answers([other], 2.5) == [False]
+        assert other.missing == [0]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"", b"\n", b"9\n", b"-1\n", b"x" * 1000, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "²\n".encode()],
+    ids=repr,
+)
+def test_strangers_change_nothing(said):
+    with served(2) as where, ExitStack() as stack:
+        for _ in range(MOST_STRANGERS + 3):
+            stranger = stack.enter_context(socket.create_connection((where.host, where.port), 10.0))
+            stranger.sendall(said)
+        assert answers([RollCall(where, rank) for rank in range(2)], LIMIT_SECONDS) == [True, True]
+
+
+def test_what_is_no_coordinator_is_not_believed():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        call = RollCall(Address(*server.getsockname()), 1)
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(call.answer, 1.0)
+            for said in (b"\x00\x00\x06\x04\n\n", b"missing x\n", b"missing 0\n"):
+                connection, _ = server.accept()
+                connection.sendall(said)
+                connection.close()
+            assert waiting.result() is False
+        assert call.missing == [0]
