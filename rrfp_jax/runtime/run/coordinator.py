@@ -121,11 +121,11 @@ class _RollCall:
     def turn(self) -> None:
         """Hear who calls or leaves for a while, and tell all from time to time who is missing."""
         for key, _ in self._selector.select(POLL_SECONDS):
-            with suppress(BlockingIOError):
-                if key.fileobj is self._listener:
+            if key.fileobj is self._listener:
+                with suppress(OSError):  # it hung up already; or no more descriptors: until some leave
                     self._accept()
-                else:
-                    self._hear(key.fileobj)  # type: ignore[arg-type]
+            else:
+                self._hear(key.fileobj)  # type: ignore[arg-type]
         if time.monotonic() - self._told > TELL_SECONDS and not self.complete:
             self._told = time.monotonic()
             self._tell(b" ".join([MISSING, *(str(rank).encode() for rank in self._missing())]))
@@ -166,7 +166,9 @@ class _RollCall:
             return None
         try:
             data = connection.recv(LONGEST_CALL)
-        except ConnectionError:
+        except BlockingIOError:
+            return None
+        except OSError:  # also of a node that crashed or was cut off
             data = b""
         if not data or connection not in self._strangers:
             return self._drop(connection)
@@ -196,6 +198,8 @@ def _listening(address: str) -> socket.socket:
     """
     host, _, port = address.rpartition(":")
     host, deadline = host.strip("[]"), time.monotonic() + LINGER_SECONDS + CLOSE_SECONDS
+    if host == "::" and not socket.has_dualstack_ipv6():
+        host = "0.0.0.0"
     family, *_, where = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0]
     while True:
         try:
@@ -222,8 +226,11 @@ def _serve(address: str, processes: int, linger_seconds: float) -> None:
     ended.register(0, selectors.EVENT_READ)
     service = None
     while time.monotonic() < ends:
-        if ended.select(0 if service is None else POLL_SECONDS) and os.read(0, 1):
-            break
+        if ended.select(0 if service is None else POLL_SECONDS):
+            if os.read(0, 1):
+                break
+            ended.unregister(0)  # nobody is there to say more
+            parent = 0
         if os.getppid() != parent:
             ends = min(ends, time.monotonic() + linger_seconds)
         if service is None:

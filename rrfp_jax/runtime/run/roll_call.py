@@ -50,6 +50,7 @@ class RollCall:
             for each in lines:
                 word, *ranks = each.split()
                 if word == GO:
+                    self.missing = None
                     return True
                 if word != MISSING:
                     raise ValueError(each)

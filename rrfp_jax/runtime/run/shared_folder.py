@@ -52,14 +52,13 @@ def require_shared(world: World, folder: Path) -> None:
 
 def sees_mark(mark: Path) -> bool:
     """Whether a mark that another process has made is here, or comes."""
-    try:
-        mark.parent.mkdir()  # which asks the server, where a look would be answered from a cache
-        mark.parent.rmdir()
-        return False
-    except FileExistsError:
-        deadline = monotonic() + SEEN_SECONDS
-        while not (there := mark.name in os.listdir(mark.parent)) and monotonic() < deadline:
-            sleep(POLL_SECONDS)
-        return there
-    except OSError:
-        return False
+    deadline = monotonic() + SEEN_SECONDS
+    with suppress(OSError):  # another rank of this node does the same just now, or the folder is none
+        try:
+            mark.parent.mkdir()  # which asks the server, where a look would be answered from a cache
+            mark.parent.rmdir()
+        except FileExistsError:
+            while not (there := mark.name in os.listdir(mark.parent)) and monotonic() < deadline:
+                sleep(POLL_SECONDS)
+            return there
+    return False
