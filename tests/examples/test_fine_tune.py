@@ -167,7 +167,5 @@ def test_the_script_resumes_and_refuses_another_base(start, tmp_path):
     assert list(losses(run(sys.executable, *start, folder=tmp_path))) == [24, 29, 34, 39]
     assert json.loads((tmp_path / "merged" / "config.json").read_text())["model_type"] == "llama"
     (tmp_path / "merged").rename(tmp_path / "other")
-    with pytest.raises(
-        AssertionError, match=r"has other values of 14 of them, such as 1\.down\.base\.kernel"
-    ):
+    with pytest.raises(AssertionError, match=r"has other values of 7 of them, such as 1\.down\.base\.kernel"):
         run(sys.executable, *start, "other", folder=tmp_path)

@@ -235,7 +235,6 @@ def test_hyperparameters_are_written_from_their_first_change_on():
 def test_other_ranks_write_nothing(monkeypatch, tmp_path):
     other = lambda: type("World", (), {"rank": 1})  # noqa: E731
     monkeypatch.setattr("rrfp_jax.loggers.join", other)
-    monkeypatch.setattr("examples.prometheus.join", other)
     log(rrfp.loggers.tensorboard(tmp_path / "none"), range(2))
     assert not (tmp_path / "none").exists()
     with socket.create_server(("127.0.0.1", 0)) as taken:  # by rank 0
