@@ -23,13 +23,14 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import inf
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Any
+from typing import IO, Any
 
 from rrfp_jax.environment import ENVIRONMENT
 from rrfp_jax.errors import DONE, FAILED, REFUSED, UsageError
@@ -60,6 +61,9 @@ TASK_FAILED = re.compile(rb"^srun: error: \S+: tasks? [\d,-]+: ", re.MULTILINE)
 
 SAVED = re.compile(rb"^ *0: SIGTERM: stopped after step [0-9]*; resumes from ", re.MULTILINE)
 """What rank 0 says when a run has saved itself for SIGTERM."""
+
+LONGEST_SAID = 2**12
+"""Bytes of the latest that `srun` has said, in which a task's bad end is looked for."""
 
 LONGEST_END = 2**20
 """Bytes at the end of a step's output in which that is looked for."""
@@ -202,19 +206,21 @@ class Job:
         given = [f"{FOLLOW}{folder}", f"{BATCH}{json.dumps(dict(self.environment))}", f"{SPARE}{self.spare}"]
         return self.srun(*options, "python", "-m", "rrfp_jax.launcher.slurm", *given, *self.arguments)
 
-    def silent(self, nodes: Sequence[str]) -> list[str]:
-        """Those of these nodes that do not run a task for SLURM."""
+    def silent(self, nodes: Sequence[str], meanwhile: Callable[[], None]) -> list[str]:
+        """Those of these nodes that do not run a task for SLURM; `meanwhile` is called again and again."""
         quiet: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
         one = ("--nodes=1", "--ntasks=1", "--gres=none")
         asked = {node: self.srun(*one, f"--nodelist={node}", "true", **quiet) for node in nodes}
         deadline = monotonic() + ANSWER_SECONDS
-        while monotonic() < deadline and any(srun.poll() is None for srun in asked.values()):
-            sleep(POLL_SECONDS / 4)
-        found = [node for node, srun in asked.items() if srun.poll() != DONE]
-        for srun in asked.values():
-            srun.kill()
-            srun.wait()
-        return found
+        try:
+            while monotonic() < deadline and any(srun.poll() is None for srun in asked.values()):
+                meanwhile()
+                sleep(POLL_SECONDS / 4)
+            return [node for node, srun in asked.items() if srun.poll() != DONE]
+        finally:
+            for srun in asked.values():
+                srun.kill()
+                srun.wait()
 
     def say(self, text: str) -> None:
         """In the job's log."""
@@ -230,7 +236,7 @@ def slurm(*command: str) -> str | None:
     return None
 
 
-class Leader:
+class JobLeader:
     """The job's leader, from its first step or from the loss of the leader before it."""
 
     def __init__(self, job: Job, folder: LeadFolder | None, lead: Lead) -> None:
@@ -274,31 +280,44 @@ class Leader:
         if self._folder is not None:
             self._folder.write(self._lead)
 
+    def _beat(self) -> None:
+        if monotonic() - self._beat_at > BEAT_SECONDS:
+            self.tell()
+
     def _step(self) -> tuple[int, Sequence[str]]:
         """Train until the step ends; its exit status, and which nodes did not answer when it ended badly."""
         self._begun = self._job.log.stat().st_size
         # A run that was started again resumes, also with --config.checkpoint.resume=False.
         ENVIRONMENT["RRFP_RESTARTS"] = str(self._job.restarted + self._lead.restarts)
-        srun, bad_since = self._job.train(self._lead.lost), inf
+        srun, bad_since, last = self._job.train(self._lead.lost), inf, b""
         assert srun.stderr is not None
         try:
             while srun.poll() is None:
-                if select.select([srun.stderr], [], [], POLL_SECONDS)[0]:
-                    said = os.read(srun.stderr.fileno(), 2**16)
-                    self._job.say(said.decode(errors="replace").rstrip("\n")) if said else sleep(POLL_SECONDS)
-                    bad_since = min(bad_since, monotonic()) if TASK_FAILED.search(said) else bad_since
-                if monotonic() - self._beat_at > BEAT_SECONDS:
-                    self.tell()
+                last = (last + self._hear(srun.stderr, POLL_SECONDS))[-LONGEST_SAID:]
+                bad_since = min(bad_since, monotonic()) if TASK_FAILED.search(last) else bad_since
+                self._beat()
                 if monotonic() - bad_since > END_SECONDS:
                     if silent := self._silent():
                         self._end_step()
                         return FAILED, silent
                     bad_since = monotonic()  # asks again
+            while self._hear(srun.stderr, 0.0):
+                pass
             return srun.returncode, self._silent() if srun.returncode else ()
         finally:
             srun.kill()
             srun.wait()
             srun.stderr.close()
+
+    def _hear(self, stream: IO[bytes], seconds: float) -> bytes:
+        """What comes within so long, which is also put into the job's log."""
+        if not select.select([stream], [], [], seconds)[0]:
+            return b""
+        if said := os.read(stream.fileno(), 2**16):
+            self._job.say(said.decode(errors="replace").rstrip("\n"))
+        else:  # closed
+            sleep(seconds)
+        return said
 
     def _silent(self) -> Sequence[str]:
         """Nodes that do not answer; if this node cannot ask, it tries on, and leads no more meanwhile."""
@@ -306,15 +325,18 @@ class Leader:
             return ()
         job = self._job
         known = [node for node in job.nodes if node not in self._lead.lost]
-        while job.own in (silent := job.silent(known)):
-            self._folder.require(self._lead)
+        silent = job.silent(known, self._beat)
+        while job.own in silent:  # others may lead: no beats from here on
+            silent = job.silent(known, partial(self._folder.require, self._lead))
         return silent
 
     def _end_step(self) -> None:
         """Kill all tasks that train, on nodes that answer."""
+        self._beat()
         found = slurm("squeue", "--steps", f"--job={self._job.id}", "--noheader", "--format=%i %j") or ""
         for line in found.splitlines():
             step, _, name = line.partition(" ")
+            self._beat()
             if name == STEP:
                 slurm("scancel", "--signal=KILL", step)
 
@@ -367,14 +389,14 @@ def main(arguments: Sequence[str]) -> int:
     job.log.touch()
     first = Lead(term=0, node=job.own, restarts=0, lost=())
     if len(job.nodes) == 1:
-        return Leader(job, None, first).run()
+        return JobLeader(job, None, first).run()
     folder = LeadFolder(Path(f".{job.log.stem}-{job.restarted}.leader").absolute())
     folder.remove()  # of a job with the same number
     folder.path.mkdir(mode=0o700)
-    return lead(job, folder, Leader(job, folder, first), seconds)
+    return lead(job, folder, JobLeader(job, folder, first), seconds)
 
 
-def lead(job: Job, folder: LeadFolder, leader: Leader, seconds: float) -> int:
+def lead(job: Job, folder: LeadFolder, leader: JobLeader, seconds: float) -> int:
     """Lead from the job's start; the exit status."""
     leader.tell()
     followers = job.followers(folder.path)
@@ -393,7 +415,7 @@ def follow(job: Job, folder: LeadFolder, seconds: float) -> int:
     """Wait for the run's end; take the lead when nobody has it."""
     while (lead := folder.follow(seconds)) is not None:
         with suppress(Superseded):
-            leader = Leader(job, folder, lead)
+            leader = JobLeader(job, folder, lead)
             status = leader.take_over()
             folder.remove()
             if not leader.requeued:

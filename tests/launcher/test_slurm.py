@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from rrfp_jax.errors import UsageError
-from rrfp_jax.launcher.slurm import Lead, LeadFolder, Superseded
+from rrfp_jax.launcher import slurm
+from rrfp_jax.launcher.slurm import Job, JobLeader, Lead, LeadFolder, Superseded
 from rrfp_jax.runtime.run.place import (
     MEMORY,
     Address,
@@ -361,6 +362,25 @@ def test_another_node_goes_on_when_the_first_one_is_lost(job, spare, tmp_path):
     assert job.requeued.read_text().splitlines() == (cancelled if spare else requeued)
     assert "rrfp: n0, which led the job, is silent: n2 leads it from here\n" in job.log.read_text()
     assert not folder.exists()
+
+
+def test_a_leader_that_asks_nodes_goes_on_to_lead(tmp_path, monkeypatch):
+    monkeypatch.setattr(slurm, "ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(slurm, "BEAT_SECONDS", 0.1)
+
+    def srun(self, *arguments, **streams):
+        return subprocess.Popen(["true"] if "--nodelist=n0" in arguments else ["sleep", "60"])
+
+    monkeypatch.setattr(Job, "srun", srun)
+    job, folder = (
+        Job(arguments=[], environment={}, nodes=["n0", "n1"], spare=1, own="n0"),
+        LeadFolder(tmp_path),
+    )
+    leader = JobLeader(job, folder, Lead(term=0, node="n0", restarts=0, lost=()))
+    leader.tell()
+    before = folder.latest().beat
+    assert leader._silent() == ["n1"]
+    assert folder.latest().beat >= before + 3
 
 
 def test_one_of_several_followers_leads(tmp_path):
