@@ -1,5 +1,6 @@
 """Ranks say that they are there, and hear who is missing, before JAX's service takes over the port."""
 
+import re
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -33,7 +34,7 @@ def test_ranks_wait_until_all_have_come_and_hear_who_is_missing():
     with served(4) as where:
         first = [RollCall(where, rank) for rank in (0, 2)]
         assert answers(first, 2.5) == [False, False]
-        assert [call.missing for call in first] == [[1, 3], [1, 3]]
+        assert [call.said().partition(":")[0] for call in first] == ["ranks 1, 3 are missing"] * 2
         assert answers([RollCall(where, rank) for rank in range(4)], LIMIT_SECONDS) == [True] * 4
         assert where.tried(5.0).startswith("somebody answers there")  # JAX's service
 
@@ -43,7 +44,7 @@ def test_one_that_went_away_is_missing_once_all_others_are_there():
         assert answers([RollCall(where, 0)], 0.5) == [False]
         other = RollCall(where, 1)
         assert answers([other], 2.5) == [False]
-        assert other.missing == [0]
+        assert other.said().startswith("rank 0 is missing")
 
 
 @pytest.mark.parametrize(
@@ -64,9 +65,21 @@ def test_what_is_no_coordinator_is_not_believed():
         call = RollCall(Address(*server.getsockname()), 1)
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(call.answer, 1.0)
-            for said in (b"\x00\x00\x06\x04\n\n", b"missing x\n", b"missing 0\n"):
+            for said in (b"\x00\x00\x06\x04\n\n", b"missing x\n", b"x" * 100):
                 connection, _ = server.accept()
                 connection.sendall(said)
                 connection.close()
             assert waiting.result() is False
-        assert call.missing == [0]
+        assert not call.missing
+
+
+def test_a_rank_0_that_fails_serves_on_for_those_that_have_not_heard_yet():
+    with reserved_port() as port:
+        coordinator = Coordinator(f"127.0.0.1:{port}", 2, linger_seconds=4.0)
+        coordinator.leave()
+        call = RollCall(Address("127.0.0.1", port), 1)
+        assert answers([call], 2.5) == [False]
+        assert call.said().startswith("rank 0 is missing")
+        coordinator._process.wait(LIMIT_SECONDS)
+        assert answers([call], 0.5) == [False]
+        assert re.match(r"nobody answers there \(.*\); is rank 0, which serves there, started", call.said())

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import selectors
 import signal
 import socket
@@ -72,6 +73,11 @@ class Coordinator:
                 said = complaints.read().decode("utf-8", "replace").strip().rpartition("\n")[2]
                 reason = said.rpartition(": ")[2] or f"status {self._process.returncode}"
                 raise RuntimeError(f"cannot serve the run at {address}; is the port taken? ({reason})")
+
+    def leave(self) -> None:
+        """Serve for so many seconds more, as if this process had died."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
 
     def close(self) -> None:
         try:
@@ -217,6 +223,9 @@ def _serve(address: str, processes: int, linger_seconds: float) -> None:
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    with suppress(OSError, ValueError):  # a descriptor for every rank, and gRPC's own
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     parent, ends = os.getppid(), inf
     roll_call = _RollCall(_listening(address), processes)
     print("serving", flush=True)

@@ -11,6 +11,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from math import inf
 from pathlib import Path
 from time import monotonic, perf_counter
@@ -19,7 +20,7 @@ from rrfp_jax.environment import ENVIRONMENT
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.printing import warn
 from rrfp_jax.runtime import _jax
-from rrfp_jax.runtime.run.alike import enumerated, learn_hosts
+from rrfp_jax.runtime.run.alike import learn_hosts
 from rrfp_jax.runtime.run.coordinator import Coordinator
 from rrfp_jax.runtime.run.exits import Shutdown, fail, limit_overtime
 from rrfp_jax.runtime.run.handshake import NUMBER, bound, connect, listen
@@ -87,9 +88,6 @@ class JoinWatchdog:
                 sentence = f"rank {self._rank} waits for {what}, {max(left, 0.0):.0f} s left"
                 warn(": ".join(filter(None, [sentence, tried()])))
 
-
-PROBE_SECONDS = 2.0
-"""For a call that only tells whether anybody answers at the coordinator's address."""
 
 CLOCK_SECONDS = 10.0
 """Limit for rank 0 to tell its time."""
@@ -227,36 +225,28 @@ def _learn_clock(world: World) -> None:
 
 def _meet(place: Place, joining: JoinWatchdog, limit: float) -> Coordinator | None:
     """Wait for all processes of the run, and serve them if this is rank 0 and there is no launcher."""
-    where, count, coordinator = place.coordinator, place.processes, None
-
-    roll_call = RollCall(where, place.rank)
-
-    def tried() -> str:
-        if missing := roll_call.missing:
-            plural = len(missing) > 1
-            named = f"rank{'s' * plural} {enumerated(missing)} {'are' if plural else 'is'} missing"
-            return f"{named}: started, and alive? {join_seconds.name} allows more time"
-        serves = "are all started" if place.folder is not None else "is rank 0, which serves there, started"
-        asks = f"{serves}, and is that address right? {join_seconds.name} allows more time"
-        return f"{where.tried(PROBE_SECONDS)}; {asks}"
-
-    awaited = f"all {count} ranks at {where}"
-    joining.waits_for(awaited, limit, tried)
+    where, coordinator = place.coordinator, None
+    roll_call = RollCall(where, place.rank, "rank 0" if place.folder is None else "the launcher")
+    awaited = f"all {place.processes} ranks at {where}"
+    joining.waits_for(awaited, limit, roll_call.said)
     try:
         if place.rank == 0 and place.folder is None:
-            coordinator = Coordinator(where.serving, count)
+            coordinator = Coordinator(where.serving, place.processes)
     except RuntimeError as error:
         raise TrainingError(f"this process cannot join its run: {error}") from None
     ENVIRONMENT.update(directly(where.host, ENVIRONMENT))
-    if not roll_call.answer(limit):
-        raise TrainingError(f"{awaited} did not come within {limit:g} s: {tried()}")
-    try:
-        _jax.join_run(str(where), count, place.rank)
-    except RuntimeError as error:
-        reason = str(error).partition("\n")[0]
-        raise TrainingError(
-            f"this process cannot join the run of {count} ranks at {where}: {tried()} ({reason})"
-        ) from None
+    with ExitStack() as unless_met:
+        if coordinator is not None:
+            unless_met.callback(coordinator.leave)  # others may still hear from it who is missing
+        if not roll_call.answer(limit):
+            raise TrainingError(f"{awaited} did not come within {limit:g} s: {roll_call.said()}")
+        joining.waits_for(f"JAX's meeting of {awaited}", CONNECT_SECONDS, where.tried)
+        try:
+            _jax.join_run(str(where), place.processes, place.rank)
+        except RuntimeError as error:
+            reason = str(error).partition("\n")[0]
+            raise TrainingError(f"{awaited} cannot be joined: {where.tried()} ({reason})") from None
+        unless_met.pop_all()
     return coordinator
 
 

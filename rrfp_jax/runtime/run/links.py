@@ -28,6 +28,9 @@ PROOF = 32  # bytes
 MOST_A_PEER = 8
 """Datagrams that are read of each peer at once, strangers' among them; more are left for later."""
 
+BYTES_A_PEER = 2**14
+"""For datagrams that wait to be read, as the kernel counts them."""
+
 TCP_RTO_MAX_MS = 44
 """An option of `linux/tcp.h` that Python has no name for."""
 
@@ -72,6 +75,7 @@ class Signs:
         self._rank, self._socket, self._peers = rank, own, peers
         self._count = 0
         self._latest = dict.fromkeys(peers, 0)
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BYTES_A_PEER * len(peers))  # or what is allowed
         own.setblocking(False)
 
     def show(self) -> None:

@@ -14,7 +14,7 @@ come out. The rules:
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -122,10 +122,16 @@ def blamed(pairs: Collection[Deafness], alive: Collection[int], hosts: Collectio
 def _cover(pairs: Collection[Deafness]) -> Sequence[Place]:
     """A few ranks that explain all: those in the most pairs, of two rather who is not heard."""
     found, left = set[int](), set(pairs)
+    count, of = Counter[int](), defaultdict[int, list[Deafness]](list)
+    for pair in left:
+        count.update((*pair, pair[1]))
+        of[pair[0]].append(pair)
+        of[pair[1]].append(pair)
     while left:
-        count = Counter(rank for pair in left for rank in (*pair, pair[1]))
-        found.add(worst := max(sorted(count), key=lambda rank: count[rank]))
-        left = {pair for pair in left if worst not in pair}
+        found.add(worst := max(sorted(count), key=count.__getitem__))
+        for pair in left.intersection(of[worst]):
+            count.subtract((*pair, pair[1]))
+        left.difference_update(of[worst])
     return [frozenset([rank]) for rank in sorted(found)]
 
 

@@ -44,6 +44,10 @@ NO_PORT = "no port is free: end what holds them (`ss -s` counts), or widen net.i
 """What it means that the system finds none for who asks for any."""
 
 
+PROBE_SECONDS = 2.0
+"""For a call that only tells whether anybody answers at an address."""
+
+
 @dataclass(frozen=True)
 class Address:
     """A host and a port of it."""
@@ -125,7 +129,7 @@ class Address:
                 f"the coordinator {self}: no network of this machine leads there ({error.strerror}); {up}"
             ) from None
 
-    def tried(self, seconds: float) -> str:
+    def tried(self, seconds: float = PROBE_SECONDS) -> str:
         """What comes of calling it now, in words."""
         try:
             socket.create_connection((self.host, self.port), timeout=seconds).close()

@@ -7,11 +7,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from time import monotonic, sleep
 
+from rrfp_jax.runtime.run.alike import enumerated
 from rrfp_jax.runtime.run.coordinator import GO, MISSING
 from rrfp_jax.runtime.run.links import retry_often
-from rrfp_jax.runtime.run.place import Address
+from rrfp_jax.runtime.run.place import Address, join_seconds
 
 CALL_SECONDS, PAUSE_SECONDS = 5.0, 0.1
+
+QUIET_SECONDS = 10.0
+"""After which a rank calls again: it is told every second who is missing."""
 
 LONGEST_SAID = 2**20
 """Bytes without an end of line, after which it is no coordinator of ours that speaks."""
@@ -20,8 +24,8 @@ LONGEST_SAID = 2**20
 class RollCall:
     """A rank's part: it says that it is there, and hears who is `missing`; None as long as nobody says so."""
 
-    def __init__(self, where: Address, rank: int) -> None:
-        self._where, self._rank = where, rank
+    def __init__(self, where: Address, rank: int, server: str = "rank 0") -> None:
+        self._where, self._rank, self._server = where, rank, server
         self.missing: Sequence[int] | None = None
 
     def answer(self, seconds: float) -> bool:
@@ -30,6 +34,7 @@ class RollCall:
         while (left := deadline - monotonic()) > 0:
             # Nobody may serve yet, or still another run, for the seconds by which it outlives its rank 0.
             with suppress(OSError, ValueError):
+                self.missing = None
                 where = self._where.host, self._where.port
                 with socket.create_connection(where, min(left, CALL_SECONDS)) as line:
                     if self._heard(line, deadline):
@@ -37,20 +42,29 @@ class RollCall:
             sleep(PAUSE_SECONDS)
         return False
 
+    def said(self) -> str:
+        """How far it has come, in words."""
+        more = f"{join_seconds.name} allows more time"
+        if not self.missing:
+            asks = f"is {self._server}, which serves there, started, and is that address right? {more}"
+            return f"{self._where.tried()}; {asks}"
+        several = len(self.missing) > 1
+        named = f"rank{'s' * several} {enumerated(self.missing)} {'are' if several else 'is'}"
+        return f"{named} missing: started, and alive? {more}"
+
     def _heard(self, line: socket.socket, deadline: float) -> bool:
         """Hear who is missing until nobody is, for True, or the other end closes; ValueError for nonsense."""
         retry_often(line)
         line.sendall(f"{self._rank}\n".encode())
         said = b""
         while len(said) < LONGEST_SAID:
-            line.settimeout(max(deadline - monotonic(), PAUSE_SECONDS))
+            line.settimeout(min(max(deadline - monotonic(), PAUSE_SECONDS), QUIET_SECONDS))
             if not (data := line.recv(2**16)):
                 break
             *lines, said = (said + data).split(b"\n")
             for each in lines:
                 word, *ranks = each.split()
                 if word == GO:
-                    self.missing = None
                     return True
                 if word != MISSING:
                     raise ValueError(each)

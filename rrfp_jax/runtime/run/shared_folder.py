@@ -58,7 +58,12 @@ def sees_mark(mark: Path) -> bool:
             mark.parent.mkdir()  # which asks the server, where a look would be answered from a cache
             mark.parent.rmdir()
         except FileExistsError:
-            while not (there := mark.name in os.listdir(mark.parent)) and monotonic() < deadline:
+            while not (there := _lists(mark)) and monotonic() < deadline:
                 sleep(POLL_SECONDS)
             return there
     return False
+
+
+def _lists(mark: Path) -> bool:
+    """Whether a file is there; NFS may answer either question from a cache of its own."""
+    return mark.exists() or mark.name in os.listdir(mark.parent)
