@@ -26,6 +26,11 @@ class PeerLost(TrainingError):
         self.culprit = culprit
 
 
+def caused_by(culprit: int, here: int, sentence: str) -> TrainingError:
+    """A failure of all processes that is the fault of one, as the process `here` has it."""
+    return TrainingError(sentence) if culprit == here else PeerLost(sentence, culprit)
+
+
 class Disagreement(TrainingError):
     """The processes of a run do not do the same; `culprit` is the rank that differs from the others."""
 

@@ -32,7 +32,7 @@ from rrfp_jax.checkpoint.format import (
     write_leaf,
 )
 from rrfp_jax.checkpoint.leaves import PARAMETERS, Key, Parts, Place, name_of, places_here, shards_to_write
-from rrfp_jax.errors import TrainingError, UsageError
+from rrfp_jax.errors import TrainingError, UsageError, caused_by
 from rrfp_jax.runtime.run.waits import LONGEST_SLEEP_SECONDS, ForOther
 from rrfp_jax.runtime.run.world import START_SECONDS, World
 
@@ -136,7 +136,7 @@ class Checkpoints:
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._copied = threading.Event()
         self._saving: _Saving | None = None
-        self.trouble = ""  # by whom and why the latest could not be written; all processes agree
+        self.trouble = 0, ""  # the rank that could not write the latest, and why; all processes agree
         self.complete: int | None = None  # step of the latest checkpoint completed here; all processes agree
 
     # Saving.
@@ -268,12 +268,11 @@ class Checkpoints:
         steps = self._folder.steps()
         latest = f"the latest complete one is of step {steps[-1]}" if steps else "there is no other"
         rank = next(rank for rank, state in enumerate(states) if state)
-        self.trouble = f"{self._world.describe(rank)}: {states[rank]}"
-        reason = f"the checkpoint of step {step} cannot be written by {self.trouble}; {latest}"
+        self.trouble = rank, f"{self._world.describe(rank)}: {states[rank]}"
+        reason = f"the checkpoint of step {step} cannot be written by {self.trouble[1]}; {latest}"
         if self._on_error == "stop":
-            raise TrainingError(
-                f"{reason}; free the disk, or let training continue without (on_error='continue')"
-            )
+            remedy = "free the disk, or let training continue without (on_error='continue')"
+            raise caused_by(rank, self._world.rank, f"{reason}; {remedy}")
         self._say(reason)
 
     # Restoring.

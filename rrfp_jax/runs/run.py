@@ -22,7 +22,7 @@ from rrfp_jax.data.byte_text import ByteText, bigram_loss
 from rrfp_jax.data.contract import as_data, plan_step
 from rrfp_jax.data.documents import Documents
 from rrfp_jax.environment import ENVIRONMENT
-from rrfp_jax.errors import DONE, HANDED_OVER, INTERRUPTED, TrainingError
+from rrfp_jax.errors import DONE, HANDED_OVER, INTERRUPTED, TrainingError, caused_by
 from rrfp_jax.progress import during
 from rrfp_jax.report.store import STEPS
 from rrfp_jax.report.timeline import can_draw
@@ -246,10 +246,12 @@ class _Run:
             if files.trouble:
                 self._display.say(files.trouble)
             return self._stopping.say_end(last.report.step, saver.saved)
-        steps, lost = last.report.step + 1, ""
+        steps, lost, culprit = last.report.step + 1, "", world.rank
         if config.checkpoint.wanted and not saver.saved:
-            lost = f"the checkpoint {folder / str(steps)} could not be written by {trainer._saving_trouble}"
-        _require_all_there(steps, lost, files.trouble)
+            culprit, why = trainer._saving_trouble
+            lost = f"the checkpoint {folder / str(steps)} could not be written by {why}"
+        if troubles := "; ".join(filter(None, [lost, files.trouble])):
+            raise caused_by(culprit, world.rank, f"all {steps} steps were trained, but {troubles}")
         return DONE
 
     def _found_hardware(self) -> dict[str, str]:
@@ -374,12 +376,6 @@ class _Run:
         if self._world.rank == 0 and isinstance(data, ByteText) and isinstance(validation, ByteText):
             bigrams = bigram_loss(data, validation, self._config.validation_steps)
             self._display.say(f"  a byte bigram model {bigrams:.4f} on the same bytes")
-
-
-def _require_all_there(steps: int, *troubles: str) -> None:
-    """Raise TrainingError if something of a run that was trained to its end could not be kept."""
-    if any(troubles):
-        raise TrainingError(f"all {steps} steps were trained, but {'; '.join(filter(None, troubles))}")
 
 
 def _sizes(mesh: Mesh) -> str:

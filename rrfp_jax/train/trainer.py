@@ -496,10 +496,10 @@ class Trainer:
         self._stepper.saves.require_shared(folder)
 
     @property
-    def _saving_trouble(self) -> str:
-        """By whom and why the latest checkpoint could not be written."""
+    def _saving_trouble(self) -> tuple[int, str]:
+        """The rank that could not write the latest checkpoint, and its name with the reason."""
         latest = self._stepper.saves.latest
-        return latest.trouble if latest is not None else ""
+        return latest.trouble if latest is not None else (0, "")
 
     @one_thread("restore")
     def _resume(self, folder: str | Path, step: int | None = None) -> bool:

@@ -55,8 +55,7 @@ CASES = [
         then={"step 5": FILL},
         status=1,
         says=[METRICS, "the checkpoint of step 16 cannot be written", r"step    15 "],
-        headline=r"^rrfp launch: rank \d .* failed: all 16 steps were trained, .* by rank 0 \(stage 0\): .*"
-        + FULL,
+        headline=r"^rrfp launch: rank 0 \(stage 0\) failed: all 16 steps were trained, but .*" + FULL,
         checkpoint=4,
     ),
     disk(
