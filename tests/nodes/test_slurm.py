@@ -39,35 +39,34 @@ def show(line):
     print(f"\n| {line} |")
 
 
-def crash(job, node):
-    """Crash a node; the seconds until the next step."""
+@pytest.fixture
+def crashed(slurm, tmp_path, request):
+    """A run on four nodes and a spare one, which goes on after the node of the parameter has crashed."""
+    node = request.param
+    job = Job(slurm, tmp_path, *FIVE, arguments=[*EVERY, "--spare-nodes=1"])
+    job.wait_for_step(30)
     job.slurm.nodes.crash(node)
-    return job.seconds_to_next_step()
-
-
-def test_a_crash_of_a_node(slurm, tmp_path):
-    job = Job(slurm, tmp_path, *FIVE, arguments=[*EVERY, "--spare-nodes=1"])
-    job.wait_for_step(30)
-    seconds = crash(job, "n2")
-    show(f"crash of n2 at step 30, spare node | next step after {seconds:.0f} s")
-    assert "rrfp: the run starts again on n0, n1, n3, n4" in job.log
+    seconds = job.seconds_to_next_step()
+    show(f"crash of {node} at step 30, spare node | next step after {seconds:.0f} s")
     assert seconds < MOST_SECONDS
-    job.wait_for_step(STEPS - 1)
-    job.wait_for_state("COMPLETED")
-    assert job.metrics == [*range(STEPS)]
+    return job
 
 
-def test_a_crash_of_the_first_node(slurm, tmp_path):
+@pytest.mark.parametrize("crashed", ["n2"], indirect=True)
+def test_a_crash_of_a_node(crashed):
+    assert "rrfp: the run starts again on n0, n1, n3, n4" in crashed.log
+    crashed.wait_for_step(STEPS - 1)
+    crashed.wait_for_state("COMPLETED")
+    assert crashed.metrics == [*range(STEPS)]
+
+
+@pytest.mark.parametrize("crashed", ["n0"], indirect=True)
+def test_a_crash_of_the_first_node(crashed):
     """It has the batch script, the coordinator and rank 0."""
-    job = Job(slurm, tmp_path, *FIVE, arguments=[*EVERY, "--spare-nodes=1"])
-    job.wait_for_step(30)
-    seconds = crash(job, "n0")
-    show(f"crash of the first node at step 30, spare node | next step after {seconds:.0f} s")
-    assert "rrfp: n0, which led the job, is silent: n1 leads it from here" in job.log
-    assert seconds < MOST_SECONDS
-    job.wait_for_line("rrfp: the run ended with status 0;")
-    assert job.shown("JobState") in ("COMPLETING", "CANCELLED")  # until SLURM notices that n0 is lost
-    assert job.metrics == [*range(STEPS)]
+    assert "rrfp: n0, which led the job, is silent: n1 leads it from here" in crashed.log
+    crashed.wait_for_line("rrfp: the run ended with status 0;")
+    assert crashed.shown("JobState") in ("COMPLETING", "CANCELLED")  # until SLURM notices that n0 is lost
+    assert crashed.metrics == [*range(STEPS)]
 
 
 def test_signals_the_time_limit_and_a_crash_without_a_spare_node(slurm, tmp_path):

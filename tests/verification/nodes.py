@@ -137,7 +137,11 @@ def only(*moments: str, because: str) -> dict[str, str]:
     return {moment: f"n/a: {because}" for moment in MOMENTS if moment not in moments}
 
 
-AT_THE_START = "compared once, at the start"
+def _found_at_the_start(name: str, cause: Callable[[Scene], None]) -> Fault:
+    """What differs before the ranks start, and is looked for once."""
+    nothing = only("joining", because="looked for once, at the start")
+    return Fault(name=name, cause=cause, lives=True, before=True, nothing=nothing)
+
 
 Row: TypeAlias = tuple[Fault, str, Outcome, list[str]]
 
@@ -160,27 +164,9 @@ FAULTS = {
         Fault(name="2 Mbit/s", cause=lambda scene: scene.nodes.slow(scene.node, "2mbit"), ends=False),
         Fault(name="crash", cause=lambda scene: scene.nodes.crash(scene.node)),
         Fault(name="crash of node 0", cause=lambda scene: scene.nodes.crash(scene.node), rank=0),
-        Fault(
-            name="other code",
-            cause=_other_code,
-            lives=True,
-            before=True,
-            nothing=only("joining", because=AT_THE_START),
-        ),
-        Fault(
-            name="other versions",
-            cause=_other_version,
-            lives=True,
-            before=True,
-            nothing=only("joining", because=AT_THE_START),
-        ),
-        Fault(
-            name="local folder",
-            cause=_local_folder,
-            lives=True,
-            before=True,
-            nothing=only("joining", because="looked for at the start"),
-        ),
+        _found_at_the_start("other code", _other_code),
+        _found_at_the_start("other versions", _other_version),
+        _found_at_the_start("local folder", _local_folder),
         Fault(
             name="no room",
             cause=lambda scene: None,
