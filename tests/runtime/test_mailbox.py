@@ -101,6 +101,25 @@ class TestDelivery:
         assert [number for _, number, _ in heard] == list(range(count))
         assert mailbox.flushed()
 
+    def test_what_one_that_is_not_gone_has_not_taken_is_not_delivered(self):
+        mailbox, other = all_joined(2)
+        heard = listening(other)
+        mailbox.post(1, note())
+        assert mailbox.flushed() and not mailbox.delivered()  # to a Unix socket: until it is read
+        pump_until(other, lambda: len(heard) == 1)
+        assert mailbox.delivered()
+        mailbox.post(1, note())
+        mailbox.membership.closed(1, "is gone", time.perf_counter())
+        assert mailbox.delivered()
+
+    def test_data_that_fails_waits_for_the_word_on_one_that_is_silent(self):
+        mailbox, _ = joined(silence=3.0)
+        with (
+            in_thread(lambda: (mailbox.tick(), time.sleep(0.05))),
+            pytest.raises(PeerLost, match="not been heard from for 3 s"),
+        ):
+            mailbox.hear_of_losses()
+
     def test_posting_to_one_that_is_gone_does_nothing(self):
         mailbox, ends = joined()
         ends[1].close()

@@ -177,6 +177,19 @@ def flush(mailbox: Mailbox) -> None:
         sleep(0.01)
 
 
+def deliver(mailbox: Mailbox, seconds: float) -> None:
+    """Have everything that was posted arrive, for which a link may have to come back first.
+
+    Meanwhile what comes is read: closing a connection with something unread would reset it, and what is still
+    on its way would be lost.
+    """
+    deadline = monotonic() + seconds
+    while not mailbox.delivered() and monotonic() < deadline:
+        mailbox.read()
+        sleep(0.01)
+    mailbox.read()
+
+
 def end(world: World, status: int) -> None:
     """End this process now, without the ways out that wait for others."""
     try:
@@ -295,7 +308,7 @@ class Shutdown:
         for act in world.at_last:
             act()
         self._mailbox.end(Goodbye())
-        flush(self._mailbox)
+        deliver(self._mailbox, world.membership.silence)
         if self._coordinator is not None:
             self._coordinator.close()
         self._watchdog.stop()

@@ -11,9 +11,11 @@ in one thread only. What processes say of themselves goes to `Membership` as soo
 
 from __future__ import annotations
 
+import fcntl
 import select
 import selectors
 import socket
+import termios
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -39,6 +41,8 @@ FULL_RETRY_SECONDS = 1e-3
 
 QUIET_SECONDS = 1.5
 """If nothing has come from a peer for so long, its link may be dead: connections there try again often."""
+
+LONGEST_SILENCE = 60.0  # seconds, where a debugger has no limit on silence
 
 LOSS_SECONDS = 2.0
 """Data fails to come as soon as its sender dies; that it has, this process may hear a little later."""
@@ -128,6 +132,14 @@ class Connection:
             pass
         except OSError:  # reading says why, after what came before
             self.unsent.clear()
+
+    @property
+    def delivered(self) -> bool:
+        """Whether everything has reached the other machine, or nothing more can."""
+        with suppress(OSError):
+            waits = fcntl.ioctl(self.socket, termios.TIOCOUTQ, bytes(4))
+            return not self.unsent and not any(waits)
+        return not self.unsent
 
     def read(self) -> bool:
         """Read what has come; returns at once. Whether anything had; EOFError says that nothing more can."""
@@ -237,12 +249,18 @@ class Mailbox:
         self.ring()
 
     def hear_of_losses(self) -> None:
-        """Something between processes has failed: wait a while to hear of one gone, and raise for it."""
-        deadline = perf_counter() + LOSS_SECONDS
-        while perf_counter() < deadline:
+        """Something between processes has failed: wait a while to hear of one gone, and raise for it.
+
+        Data may fail to pass while its other end is silent, but not yet given up: that is waited for.
+        """
+        begun, longest = perf_counter(), LOSS_SECONDS + min(self.membership.silence, LONGEST_SILENCE)
+        while (waited := (now := perf_counter()) - begun) < LOSS_SECONDS or (
+            waited < longest and self.membership.in_doubt(now, QUIET_SECONDS)
+        ):
             self.membership.require_all()
             self.sleep(0.1)
             self.pump()
+        self.membership.require_all()
 
     def ring(self) -> None:
         """Wake whoever sleeps; from any thread."""
@@ -272,6 +290,11 @@ class Mailbox:
         with self.lock:
             self._send(self.ranks, b"")
         return self._all_sent()
+
+    def delivered(self) -> bool:
+        """Whether everything posted has reached the machines of all that are not gone."""
+        there = [one for rank, one in self.connections.items() if rank not in self.membership.gone]
+        return self.flushed() and all(one.delivered for one in there)
 
     def close(self) -> None:
         with self.lock:

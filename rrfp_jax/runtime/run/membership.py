@@ -224,6 +224,10 @@ class Membership:
         """For how long nothing has come from the most silent of those that are not gone (s)."""
         return max((now - heard for rank, heard in self._heard.items() if rank not in self.gone), default=0.0)
 
+    def in_doubt(self, now: float, quiet: float) -> bool:
+        """Whether nothing has come from somebody for so long, or others say so, and none is given up yet."""
+        return self.quietest(now) > quiet or any(self._silent.values())
+
     def end(self, word: Goodbye | Failed) -> Sequence[Send]:
         """Tell the others that this process ends, and say nothing more."""
         sends = self._to_all(word)
