@@ -269,3 +269,20 @@ def test_a_trainer_tells_of_programs_by_bucket_also_of_shapes_met_later():
     del found[:]
     trainer.step([{name: array[:1] for name, array in one.items()} for one in refusals.BATCH])
     assert found[0].done == 0 and found[-1].done == found[-1].total > 0
+
+
+def test_threads_live_as_long_as_the_trainer():
+    trainer = toy.trainer(2)
+    trainer.start()
+    queues = trainer._engine.driver._queues
+    found = []
+    for _ in range(3):
+        trainer.step(toy.microbatches(8))
+        found.append([queue._thread for queue in queues])
+    started = {thread for own in found for thread in own} - {None}
+    assert started and len(started) <= len(queues), "none is started again"
+    del trainer, queues, found
+    gc.collect()
+    for thread in started:
+        thread.join(10)
+        assert not thread.is_alive()

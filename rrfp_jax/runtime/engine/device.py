@@ -107,10 +107,11 @@ class Running:
 
 
 class DeviceQueue:
-    """The programs in flight on one device. Use as a context manager: its thread lives inside it.
+    """The programs in flight on one device. Each step is a context.
 
-    The thread calls `wake` when a watched program has ended. Another program is queued when those that there
-    are may all end within `lead` seconds.
+    A thread calls `wake` when a watched program has ended. It lives from the first one to `close`, or to the
+    end of a step that is broken off. Another program is queued when those that there are may all end within
+    `lead` seconds.
     """
 
     def __init__(self, name: str, wake: Callable[[], None], lead: float = LEAD_SECONDS) -> None:
@@ -125,21 +126,20 @@ class DeviceQueue:
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> DeviceQueue:
-        # Nothing of a step that was broken off: its thread would take what is meant for the new one.
-        self._running, self._watched, self._last_watched = deque(), SimpleQueue(), None
-        self._thread = threading.Thread(
-            target=self._watch, args=(self._watched,), name=f"rrfp-watch-{self._name}", daemon=True
-        )
-        self._thread.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: Any, trace: TracebackType | None) -> None:
-        self._watched.put(None)
         self._last_watched = None
         self._running.clear()  # of a step that was broken off: what its programs compute can go
-        assert self._thread is not None
-        # After an error the program may never end; its thread is a daemon and must not hold the error back.
-        self._thread.join(LONGEST_JOIN_SECONDS)
+        if kind is not None and (thread := self._thread) is not None:
+            self.close()
+            # Its program may never end; the thread is a daemon and must not hold the error back.
+            thread.join(LONGEST_JOIN_SECONDS)
+
+    def close(self) -> None:
+        """Let the thread end, if there is one; returns at once."""
+        self._watched.put(None)
+        self._thread, self._watched = None, SimpleQueue()  # a program that hangs keeps the old ones
 
     def submit(self, running: Running) -> None:
         """Note a program that has just been dispatched."""
@@ -149,6 +149,11 @@ class DeviceQueue:
         """Wake the driver when the oldest program ends."""
         if self._running and self._running[0] is not self._last_watched:
             self._last_watched = self._running[0]
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._watch, args=(self._watched,), name=f"rrfp-watch-{self._name}", daemon=True
+                )
+                self._thread.start()
             self._watched.put(self._last_watched)
 
     def ended(self) -> list[Running]:

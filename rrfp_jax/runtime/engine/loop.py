@@ -116,7 +116,7 @@ class EventWakeup:
 
 
 class Driver:
-    """Runs steps on the stages of this process. Its threads live only inside `run`, so none is ever left.
+    """Runs steps on the stages of this process. Its threads live to `close`, or to a step broken off.
 
     Args:
         devices: of this process's stages, by stage replica; programs run on all at once.
@@ -256,6 +256,8 @@ class Driver:
 
     def close(self) -> None:
         """No step follows; returns at once, and does nothing the second time."""
+        for queue in self._queues:
+            queue.close()
         for transport in self.transports:
             transport.close()
         if self.agreement is not None:
