@@ -6,11 +6,11 @@ Argument: "doubling" has TCP double its pauses, as kernels before Linux 6.15 do.
 import sys
 import time
 
-from rrfp_jax.runtime.run import links
+from rrfp_jax.runtime.run import coordinator
 from rrfp_jax.runtime.run.join import join
 
 if sys.argv[1:] == ["doubling"]:
-    links.TCP_RTO_MAX_MS = 9999  # no option
+    coordinator.TCP_RTO_MAX_MS = 9999  # no option
 world = join()
 while True:
     world.gather("a meeting", None)

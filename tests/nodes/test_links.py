@@ -12,6 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SILENCE = 6.0
+MEETING = ("tests.nodes.meeting_rank", "doubling")
 START_SECONDS, END_SECONDS = 120.0, 60.0
 
 ports = itertools.count(9876)
@@ -21,7 +22,7 @@ ports = itertools.count(9876)
 class Meeting:
     """Ranks that meet again and again, one on each of some nodes."""
 
-    def __init__(self, nodes, names, folder, bind=None):
+    def __init__(self, nodes, names, folder, bind=None, silence=SILENCE, command=MEETING):
         self.nodes = nodes
         self.logs = [folder / f"rank-{rank}" for rank in range(len(names))]
         (folder / "token").write_text(secrets.token_hex(32))
@@ -30,17 +31,18 @@ class Meeting:
             "RRFP_COORDINATOR": f"{names[0]}:{next(ports)}",
             "RRFP_PROCESSES": f"{len(names)}",
             "RRFP_TOKEN_FILE": f"{folder}/token",
-            "RRFP_SILENCE_SECONDS": f"{SILENCE:g}",
+            "RRFP_SILENCE_SECONDS": f"{silence:g}",
             "JAX_PLATFORMS": "cpu",
         }
         self.ranks = []
         for rank, name in enumerate(names):
-            command = [sys.executable, "-m", "tests.nodes.meeting_rank", "doubling"]
             own = {"RRFP_RANK": f"{rank}", "RRFP_BIND": (bind or {}).get(name, "")}
             environment = {**os.environ, **given, **own}
             with open(self.logs[rank], "w") as log:
                 output = {"stdout": log, "stderr": subprocess.STDOUT}
-                self.ranks.append(nodes.start(name, *command, folder=ROOT, env=environment, **output))
+                self.ranks.append(
+                    nodes.start(name, sys.executable, "-m", *command, folder=ROOT, env=environment, **output)
+                )
 
     def met(self, seconds):
         """Wait until all have met once more, from now on."""
@@ -101,6 +103,25 @@ def test_a_link_that_is_dead_is_blamed_and_neither_of_its_ends(meeting):
         assert done.returncode == 0, done.stderr
     said = "the connection between rank 1 (host n1) and rank 2 (host n2) was dead for 6 s"
     assert meeting.ended() == [said] * 3
+
+
+@pytest.mark.slow(reason="an outage of 21 s")
+def test_an_answer_of_the_coordination_service_outlasts_an_outage(nodes, tmp_path):
+    """gRPC's server gives up a connection after 20 s, and JAX aborts the process at its other end."""
+    there = tmp_path / "there"
+    meeting = Meeting(
+        nodes, ["n0", "n1"], tmp_path, silence=60.0, command=("tests.nodes.asking_rank", f"{there}")
+    )
+    deadline = time.monotonic() + START_SECONDS
+    while not all("asks" in log.read_text() for log in meeting.logs):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    time.sleep(1.5)  # the service tends its connections every second
+    nodes.mute("n1")
+    there.touch()
+    time.sleep(21.0)
+    nodes.heal("n1")
+    assert [rank.wait(timeout=END_SECONDS) for rank in meeting.ranks] == [0, 0], meeting.said()
 
 
 LOOPBACK = "sed 's/.* n0$/127.0.1.1 n0/' /etc/hosts > /run/hosts && mount --bind /run/hosts /etc/hosts"

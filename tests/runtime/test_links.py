@@ -7,7 +7,8 @@ from contextlib import ExitStack
 import pytest
 
 from rrfp_jax.errors import UsageError
-from rrfp_jax.runtime.run import links
+from rrfp_jax.runtime.run import coordinator, links
+from rrfp_jax.runtime.run.coordinator import NEVER_MILLISECONDS, RETRY_MILLISECONDS, TCP_RTO_MAX_MS
 from rrfp_jax.runtime.run.links import (
     BODY,
     PROOF,
@@ -140,23 +141,23 @@ def test_silence_is_judged_by_what_came_either_way(stack):
 def test_all_connections_to_the_machines_of_a_run_try_again_often(stack):
     mine, theirs = (stack.enter_context(end) for end in tcp_pair())
     try:
-        mine.getsockopt(socket.IPPROTO_TCP, links.TCP_RTO_MAX_MS)
+        mine.getsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS)
     except OSError:
         pytest.skip("this kernel has no TCP_RTO_MAX_MS")
-    before = mine.getsockopt(socket.IPPROTO_TCP, links.TCP_RTO_MAX_MS)
+    before = mine.getsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS)
     retry_often_to({"10.0.0.1"})
-    assert mine.getsockopt(socket.IPPROTO_TCP, links.TCP_RTO_MAX_MS) == before
+    assert mine.getsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS) == before
     retry_often_to({"127.0.0.1"})
     for end in (mine, theirs):
-        assert end.getsockopt(socket.IPPROTO_TCP, links.TCP_RTO_MAX_MS) == links.RETRY_MILLISECONDS
-        assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == links.NEVER_MILLISECONDS
+        assert end.getsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS) == RETRY_MILLISECONDS
+        assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == NEVER_MILLISECONDS
 
 
-def test_an_older_kernel_is_left_as_it_is(stack, monkeypatch):
+def test_an_older_kernel_does_not_give_up_either(stack, monkeypatch):
     mine, _theirs = (stack.enter_context(end) for end in tcp_pair())
-    monkeypatch.setattr(links, "TCP_RTO_MAX_MS", 9999)
-    links.retry_often(mine)
-    assert mine.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 0
+    monkeypatch.setattr(coordinator, "TCP_RTO_MAX_MS", 9999)
+    coordinator.retry_often(mine)
+    assert mine.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == NEVER_MILLISECONDS
 
 
 def test_what_ranks_say_of_themselves_is_read_as_it_was_said():

@@ -8,7 +8,7 @@ import sys
 import time
 
 import rrfp_jax as rrfp
-from rrfp_jax.runtime.run import links
+from rrfp_jax.runtime.run import coordinator
 from tests.support import toy
 
 UNKNOWN_OPTION = 9999
@@ -17,7 +17,7 @@ UNKNOWN_OPTION = 9999
 def main(transport, retries, file):
     """Train."""
     if retries == "doubling":
-        links.TCP_RTO_MAX_MS = UNKNOWN_OPTION
+        coordinator.TCP_RTO_MAX_MS = UNKNOWN_OPTION
     trainer = toy.trainer(
         mesh=rrfp.Mesh(pp=2), transport=transport, data=lambda step: toy.microbatches(2, seed=step)
     )

@@ -23,6 +23,7 @@ import resource
 import selectors
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -40,7 +41,7 @@ HEARTBEAT_SECONDS = 10**6
 """Never: RRFP_SILENCE_SECONDS says after how long a silent rank is given up. After this JAX aborts all ranks,
 even if it was the whole run that stood still, the service with it."""
 
-SHUTDOWN_SECONDS, POLL_SECONDS, TELL_SECONDS = 5, 0.2, 1.0
+SHUTDOWN_SECONDS, POLL_SECONDS, TELL_SECONDS, TEND_SECONDS = 5, 0.2, 1.0, 1.0
 
 GO, MISSING = b"go", b"missing"
 """What ranks are told: that all have come; who has not, a line of numbers."""
@@ -48,7 +49,10 @@ GO, MISSING = b"go", b"missing"
 LONGEST_CALL, MOST_STRANGERS = 16, 64
 """Bytes in which a rank says its number; callers at once that have not."""
 
-TCP_RTO_MAX_MS = 44  # see `links.py`
+TCP_RTO_MAX_MS = 44
+"""An option of `linux/tcp.h` that Python has no name for."""
+
+RETRY_MILLISECONDS, NEVER_MILLISECONDS = 1000, 2**31 - 1  # of tries, the least that the kernel takes
 
 
 class Coordinator:
@@ -107,6 +111,31 @@ def reserved_port() -> Iterator[int]:
         yield holder.getsockname()[1]
 
 
+def retry_often(connection: socket.socket) -> None:
+    """Have TCP try again every second, and give up never: that is judged by signs of life.
+
+    gRPC's server would give up after 20 s, and JAX aborts a process whose connection it has closed.
+    """
+    with suppress(OSError):  # an older kernel doubles its pauses
+        connection.setsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS, RETRY_MILLISECONDS)
+    with suppress(OSError):  # it has been closed just now
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, NEVER_MILLISECONDS)
+
+
+def tcp_connections() -> Iterator[tuple[socket.socket, str]]:
+    """Those that this process has, each until the next, with the IP addresses of their other ends."""
+    names: Collection[str] = ()
+    with suppress(OSError):  # no /proc here
+        names = os.listdir("/proc/self/fd")
+    for name in names:
+        with suppress(OSError):  # it has been closed just now, or is no connection
+            if not stat.S_ISSOCK(os.stat(int(name)).st_mode):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as own:
+                if own.type == socket.SOCK_STREAM and own.family in (socket.AF_INET, socket.AF_INET6):
+                    yield own, own.getpeername()[0].removeprefix("::ffff:")
+
+
 class _RollCall:
     """The ranks of a run that have come. Nobody proves anything here: they do so once all have met."""
 
@@ -160,8 +189,7 @@ class _RollCall:
     def _accept(self) -> None:
         connection, _ = self._listener.accept()
         connection.setblocking(False)
-        with suppress(OSError):
-            connection.setsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS, 1000)
+        retry_often(connection)
         self._strangers[connection] = b""
         self._selector.register(connection, selectors.EVENT_READ)
         if len(self._strangers) > MOST_STRANGERS:
@@ -233,7 +261,7 @@ def _serve(address: str, processes: int, linger_seconds: float) -> None:
 
     ended = selectors.DefaultSelector()
     ended.register(0, selectors.EVENT_READ)
-    service = None
+    service, tended = None, -inf
     while time.monotonic() < ends:
         if ended.select(0 if service is None else POLL_SECONDS):
             if os.read(0, 1):
@@ -254,6 +282,10 @@ def _serve(address: str, processes: int, linger_seconds: float) -> None:
                     recoverable=True,
                 )
                 roll_call.go()
+        elif time.monotonic() - tended > TEND_SECONDS:
+            tended = time.monotonic()
+            for connection, _ in tcp_connections():
+                retry_often(connection)
     os._exit(0)  # without the service's own way out, which waits for processes that may be gone
 
 

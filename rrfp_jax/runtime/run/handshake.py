@@ -26,7 +26,7 @@ from struct import Struct
 from time import monotonic, sleep
 
 from rrfp_jax.errors import TrainingError
-from rrfp_jax.runtime.run.links import retry_often
+from rrfp_jax.runtime.run.coordinator import retry_often
 from rrfp_jax.runtime.run.place import NO_PORT
 
 MAGIC = b"RRFP2"

@@ -10,9 +10,7 @@ A datagram has a fixed length: both ranks, a number that only grows, a proof by 
 from __future__ import annotations
 
 import hmac
-import os
 import socket
-import stat
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
@@ -21,6 +19,7 @@ from struct import Struct
 from typing import NamedTuple
 
 from rrfp_jax.errors import UsageError
+from rrfp_jax.runtime.run.coordinator import retry_often, tcp_connections
 
 BODY = Struct("!IIQ")
 PROOF = 32  # bytes
@@ -31,34 +30,12 @@ MOST_A_PEER = 8
 BYTES_A_PEER = 2**14
 """For datagrams that wait to be read, as the kernel counts them."""
 
-TCP_RTO_MAX_MS = 44
-"""An option of `linux/tcp.h` that Python has no name for."""
-
-RETRY_MILLISECONDS = 1000  # the least that the kernel takes
-NEVER_MILLISECONDS = 2**31 - 1
-
-
-def retry_often(connection: socket.socket) -> None:
-    """Have TCP try again every second, and give up never: that is judged by signs of life."""
-    with suppress(OSError):  # an older kernel doubles its pauses; it gives up after a quarter of an hour
-        connection.setsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS, RETRY_MILLISECONDS)
-        # Else the kernel would give up after so many tries as took it a quarter of an hour before.
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, NEVER_MILLISECONDS)
-
 
 def retry_often_to(hosts: Collection[str]) -> None:
-    """Do so for all TCP connections of this process to these IP addresses: JAX's and UCX's, too."""
-    names: Sequence[str] = ()
-    with suppress(OSError):  # no /proc here
-        names = os.listdir("/proc/self/fd")
-    for name in names:
-        with suppress(OSError):  # it has been closed just now
-            if not stat.S_ISSOCK(os.stat(int(name)).st_mode):
-                continue
-            with socket.socket(fileno=os.dup(int(name))) as own:
-                is_tcp = own.type == socket.SOCK_STREAM and own.family in (socket.AF_INET, socket.AF_INET6)
-                if is_tcp and own.getpeername()[0].removeprefix("::ffff:") in hosts:
-                    retry_often(own)
+    """Have all TCP connections of this process to these IP addresses try again often, JAX's and UCX's too."""
+    for connection, host in tcp_connections():
+        if host in hosts:
+            retry_often(connection)
 
 
 class Peer(NamedTuple):

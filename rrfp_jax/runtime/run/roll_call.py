@@ -8,8 +8,7 @@ from contextlib import suppress
 from time import monotonic, sleep
 
 from rrfp_jax.runtime.run.alike import enumerated
-from rrfp_jax.runtime.run.coordinator import GO, MISSING
-from rrfp_jax.runtime.run.links import retry_often
+from rrfp_jax.runtime.run.coordinator import GO, MISSING, retry_often
 from rrfp_jax.runtime.run.place import Address, join_seconds
 
 CALL_SECONDS, PAUSE_SECONDS = 5.0, 0.1
