@@ -22,6 +22,7 @@ from jax._src.lax.lax import _convert_element_type
 from jax._src.lib import _jax, xla_client  # type: ignore[attr-defined]
 from jax.experimental import serialize_executable
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
+from jax.extend.core.primitives import jit_p
 from jax.sharding import SingleDeviceSharding
 
 from rrfp_jax.environment import ENVIRONMENT
@@ -81,6 +82,16 @@ def load_for(serialized: Any, made_for: Sequence[int], devices: Sequence[jax.Dev
     executable, arguments, no_keywords = mover.load()
     info = inputs.unflatten(arguments)
     return jax.stages.Compiled(executable.load(), [], info, outputs, no_kwargs=no_keywords)
+
+
+def call(closed: ClosedJaxpr, *args: Any) -> list[Any]:
+    """What a program gives; inside a trace its equations are taken over, instead of traced once more."""
+    given, made = len(closed.jaxpr.invars), len(closed.jaxpr.outvars)
+    like = jax.make_jaxpr(jax.jit(lambda a: a + 1))(0).eqns[0].params
+    counts = {"in_shardings": given, "in_layouts": given, "donated_invars": given}
+    counts |= {"out_shardings": made, "out_layouts": made}
+    many = {name: like[name] * count for name, count in counts.items()}
+    return jit_p.bind(*args, **{**like, **many, "jaxpr": closed, "inline": True})  # type: ignore[no-any-return]
 
 
 def live_part(closed: ClosedJaxpr, outputs: Sequence[bool]) -> tuple[ClosedJaxpr, list[int]]:

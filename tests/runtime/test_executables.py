@@ -264,3 +264,38 @@ def test_a_step_is_equal_to_the_bit_whether_programs_are_taken_over_or_compiled(
     assert taken.loads > 0 and compiled.loads == 0
     assert taken.compiles + taken.loads == compiled.compiles
     assert all(np.array_equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+@pytest.fixture
+def lowered(monkeypatch):
+    """The name of every program that is lowered."""
+    names, plain = [], jax.stages.Traced.lower
+
+    def lower(traced, **options):
+        names.append(traced.fun_name)
+        return plain(traced, **options)
+
+    monkeypatch.setattr(jax.stages.Traced, "lower", lower)
+    return names
+
+
+def test_of_equal_programs_one_is_lowered_and_none_that_differs_is_taken_for_equal(lowered):
+    store, ones = Executables(), np.ones((3, 3), np.float32)
+
+    def result(constant, number, device, called=None):
+        def program(a):
+            if called is not None:
+                jax.debug.callback(called, a[0, 0])
+            return jax.nn.relu(a * number + constant @ a)
+
+        made = Compiler(StageMesh((device,)), store)(program, ones)(jax.device_put(ones, device))
+        return float(made[0, 0])
+
+    here, there = jax.devices()[:2]
+    assert [result(one, 2.0, device) for one in (ones, ones.copy()) for device in (here, there)] == [5.0] * 4
+    assert lowered == ["program"]
+    assert [result(ones, 3.0, here), result(2 * ones, 2.0, here)] == [6.0, 8.0]
+    told = [], []
+    assert [result(ones, 2.0, here, own.append) for own in told] == [5.0] * 2
+    jax.effects_barrier()
+    assert len(lowered) == 5 and [list(map(float, own)) for own in told] == [[1.0]] * 2

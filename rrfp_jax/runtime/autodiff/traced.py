@@ -11,11 +11,11 @@ from typing import Any, TypeAlias
 
 import jax
 import numpy as np
-from jax.extend.core import ClosedJaxpr, DropVar, JaxprEqn, Literal, Var, jaxpr_as_fun, jaxprs_in_params
+from jax.extend.core import ClosedJaxpr, DropVar, JaxprEqn, Literal, Var, jaxprs_in_params
 
 from rrfp_jax.errors import UsageError
 from rrfp_jax.random_keys import as_key, is_key, plain
-from rrfp_jax.runtime._jax import live_part, scan_counts
+from rrfp_jax.runtime._jax import call, live_part, scan_counts
 
 Specs: TypeAlias = Sequence[jax.ShapeDtypeStruct]
 
@@ -59,7 +59,7 @@ class Program:
 
     def __call__(self, *args: Any) -> list[Any]:
         """Apply it to the arguments that it reads."""
-        return jaxpr_as_fun(self.closed)(*args)  # type: ignore[no-any-return]
+        return call(self.closed, *args)
 
     def at(self, places: Sequence[int]) -> Program:
         """The program, given where in the full list each entry of the list that it reads now is."""

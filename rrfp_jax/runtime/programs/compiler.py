@@ -24,6 +24,7 @@ from rrfp_jax.errors import UsageError
 from rrfp_jax.progress import Doing, Progress
 from rrfp_jax.runtime._jax import adopt, settings_here
 from rrfp_jax.runtime.mesh.stage_mesh import AXES, StageMesh
+from rrfp_jax.runtime.programs.equality import traced_key
 from rrfp_jax.runtime.programs.executables import Effort, Executables
 
 Job: TypeAlias = tuple[Any, ...]
@@ -125,8 +126,9 @@ class Compiler:
         where = stage_mesh.whole if stage_mesh.single or out == () else out
         program = jax.jit(function, donate_argnums=donate, keep_unused=True, out_shardings=where)
         with stage_mesh.tracing():
-            lowered = program.lower(*jax.tree.map(placed, specs))
-        compiled = self.executables.compiled(lowered, stage_mesh.devices, effort)
+            traced = program.trace(*jax.tree.map(placed, specs))
+            key = traced_key(traced) if stage_mesh.single else None  # meshes of several are in the program
+            compiled = self.executables.compiled(traced, stage_mesh.devices, effort, key)
         self.made()
         return compiled
 

@@ -214,15 +214,23 @@ ADDING = ("reduce", "dot", "convolution", "scatter", "select_and_scatter", "fft"
 class Request:
     """A program for devices in the order of its mesh; `effort` says how it is compiled for CPUs."""
 
-    lowered: jax.stages.Lowered
+    program: jax.stages.Lowered | jax.stages.Traced
     devices: Sequence[jax.Device]
     effort: Effort = "steps"
 
-    def kind(self, environment: Mapping[str, str]) -> str:
+    @cached_property
+    def lowered(self) -> jax.stages.Lowered:
+        """Lowered when that is asked for: few of those that are equal are."""
+        return self.program.lower() if isinstance(self.program, jax.stages.Traced) else self.program
+
+    def kind(self, environment: Mapping[str, str]) -> str | None:
         """A hash of all that the compiled program depends on, but of which devices it is for.
 
-        Where other processes have some of its devices, these belong to it: it is used on no others.
+        None if it calls Python functions: which ones they are cannot be told. Where other processes have some
+        of its devices, these belong to it: it is used on no others.
         """
+        if calls_python(self.lowered):
+            return None
         device = self.devices[0]
         options = self._options(environment)
         program = self._text, self.lowered.in_tree, self.lowered.out_tree, options
@@ -327,24 +335,34 @@ class Executables:
         self._writable = True
         self._lock = threading.Lock()
         self._processors = threading.Semaphore(os.cpu_count() or 1)
+        self._kinds: dict[Hashable, Future[str | None]] = {}  # by key
         self._made: dict[Hashable, Future[jax.stages.Compiled]] = {}  # by kind and devices
         self._firsts: dict[Hashable, Future[tuple[jax.stages.Compiled, Any, bool]]] = {}  # by kind
         self._reasons: set[str] = set()
         self.compiles = self.loads = 0  # what is loaded is from a file, or from an equal program
 
     def compiled(
-        self, lowered: jax.stages.Lowered, devices: Sequence[jax.Device], effort: Effort = "steps"
+        self,
+        program: jax.stages.Lowered | jax.stages.Traced,
+        devices: Sequence[jax.Device],
+        effort: Effort = "steps",
+        key: Hashable = None,
     ) -> jax.stages.Compiled:
         """A program for these devices: the same as before, from its file, from an equal one, or compiled.
 
-        It must have been lowered by `jax.jit(..., keep_unused=True)`: which arguments another leaves out
-        cannot be told from its text, nor from anything else that is public. One that calls Python functions
-        is compiled for itself: which ones they are cannot be told either. `effort`: see `CPU_OPTIONS`.
+        It must be of `jax.jit(..., keep_unused=True)`: which arguments another leaves out cannot be told from
+        its text, nor from anything else that is public. One that calls Python functions is compiled for
+        itself. `effort`: see `CPU_OPTIONS`. Of programs with equal keys, if any, one is lowered.
         """
-        request = Request(lowered, devices, effort)
-        if calls_python(lowered):
+        request = Request(program, devices, effort)
+
+        def find() -> str | None:
+            return request.kind(self._environment)
+
+        machine = effort, devices[0].platform, devices[0].device_kind
+        kind = find() if key is None else self._once(self._kinds, (key, machine), find)
+        if kind is None:
             return self._compile(request)[0]
-        kind = request.kind(self._environment)
         # One for absent devices stands for those of all others: nothing of it is run, and see `outputs`.
         where = ids_of(devices) if self._here else ()
         return self._once(self._made, (kind, where), lambda: self._obtain(kind, request))  # type: ignore[no-any-return]
