@@ -36,7 +36,8 @@ os.environ.setdefault("RRFP_KEY_FILE", str(KEPT / "programs.key"))
 FIRST = [
     *("train/test_processes.py", "runtime/test_agreement.py", "house/test_wheel.py", "commands/test_plan.py"),
     *("train/test_second_start.py", "train/test_transports.py", "house/test_notebook.py"),
-    *("launcher/test_failures.py", "launcher/test_hangs.py", "train/test_put_in.py"),
+    *("launcher/test_failures.py", "launcher/test_hangs.py", "train/test_trainer.py"),
+    *("train/test_moving_layers.py", "train/test_numbers.py", "train/test_parity.py", "train/test_put_in.py"),
 ]
 """Files that take longest, many for few tests: begun last, one would keep a single worker busy."""
 assert all((Path(__file__).parent / name).exists() for name in FIRST), FIRST

@@ -12,7 +12,7 @@ import pytest
 import rrfp_jax as rrfp
 from tests.support import toy
 
-STEPS = 40
+STEPS = 16
 
 FITS = "of another optimizer: the parameters fit, the optimizer's state does not"
 

@@ -24,7 +24,7 @@ def trained(nodes, on, folder, cases):
     return [json.loads((folder / f"equal-{rank}.json").read_text()) for rank in range(4)]
 
 
-@pytest.mark.costly(reason="20 s: the only training over nodes")
+@pytest.mark.slow(reason="20 s: four ranks; test_firewall.py has the losses of two nodes")
 def test_four_nodes_train_as_one_process(nodes, tmp_path):
     found = trained(nodes, nodes.names, tmp_path, ["dp:auto"])
     expected = run(CASES["dp"], "auto", STEPS)

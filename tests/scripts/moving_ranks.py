@@ -30,17 +30,19 @@ def equal(one, other):
 
 
 BY_THEMSELVES = "by themselves"
-BEFORE, AFTER = [2, 2, 2, 2], [1, 2, 2, 3]
+SPLITS = {2: ([4, 4], [3, 5]), 4: ([2, 2, 2, 2], [1, 2, 2, 3])}
+"""By number of processes, a stage on each: before layers move, and after that."""
 
 
 def by_themselves():
     """Splits and losses by step of a run whose layers move once, when all ranks have compiled."""
-    decided_moves.decide_always_for(BEFORE, AFTER)
-    trainer = toy.trainer(4, data=BATCH, split=BEFORE, rebalance="auto")
+    before, after = SPLITS[int(os.environ["RRFP_PROCESSES"])]
+    decided_moves.decide_always_for(before, after)
+    trainer = toy.trainer(len(before), data=BATCH, split=before, rebalance="auto")
     found = []
     for report in trainer.steps(400):
         found.append([trainer.split, report.loss])
-        if [split for split, _ in found[-2:]] == [AFTER] * 2:
+        if [split for split, _ in found[-2:]] == [after] * 2:
             break
         time.sleep(0.05)
     return found

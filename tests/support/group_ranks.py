@@ -2,10 +2,10 @@
 
 MESH: "PP TP[,TP...] DP [few|tied|off]". Goes through one after the other in the same processes. Inputs arrive
 at different times on every rank. On each mesh it goes through all ways to agree, with BF and BFW, and through
-two with an order that reserves, some passes each over one batch, then trains two steps with the hint that
+two with an order that reserves, two passes each over one batch, then trains two steps with the hint that
 rank 0 chooses. Writes FOLDER/MESH/ranks-<rank>.json: by case, what the rank dispatched in each pass, the
 loss, how far its gradients are from plain JAX, and their hash; then the losses of two steps, and which hints
-were chosen. With "few" it goes through two ways, with BFW; with "tied" too, with a model whose head is its
+were chosen. With "few" it goes through two ways, with BFW, in a pass each; with "tied" too, with a model whose head is its
 embedding; with "off" every rank decides for itself.
 """
 
@@ -68,7 +68,8 @@ def main(folder, size, word=""):
         driver.agreement = agreement_of(layout, *way)
         trainer._world.gather("everybody to have changed the terms", None)
         trainer.schedule = schedule
-        passes = [one_pass(trainer, batch, float(expected), reference) for _ in range(PASSES)]
+        count = 1 if word == "few" else PASSES
+        passes = [one_pass(trainer, batch, float(expected), reference) for _ in range(count)]
         cases[f"{way[0]} {way[1]} {schedule}"] = passes
     if mesh.dp == 1:
         trainer.schedule = Auto(candidates=HINTS)

@@ -14,7 +14,7 @@ from rrfp_jax.runtime.stages import leaves as moving
 from rrfp_jax.runtime.stages.leaves import transfers
 from rrfp_jax.runtime.stages.stage import Leaf
 from tests.runtime.test_interrupts import interrupt_after
-from tests.scripts.moving_ranks import BY_THEMSELVES
+from tests.scripts.moving_ranks import BY_THEMSELVES, SPLITS
 from tests.support import sharded, toy
 from tests.support.decided_moves import forgets_its_engine
 from tests.support.selected import is_quick, selected
@@ -236,7 +236,8 @@ def test_processes_move_layers_before_the_same_step(moved_between_processes):
     found = [rank[BY_THEMSELVES] for rank in moved_between_processes]
     assert found[1:] == found[:1] * (len(found) - 1)
     splits = [split for split, _ in found[0]]
-    assert splits == [[2, 2, 2, 2]] * (len(splits) - 2) + [[1, 2, 2, 3]] * 2
+    before, after = SPLITS[len(found)]
+    assert splits == [before] * (len(splits) - 2) + [after] * 2
 
 
 @st.composite

@@ -35,8 +35,9 @@ def four_stages():
 
 
 @pytest.mark.parametrize(("stages", "split"), SPLITS)
-def test_gradients_are_those_of_the_whole_batch(stages, split):
-    trainer, batch = toy.trainer(stages, split=split), toy.microbatches(7)
+def test_gradients_are_those_of_the_whole_batch(stages, split, four_stages):
+    trainer = four_stages if (stages, split) == (4, None) else toy.trainer(stages, split=split)
+    batch = toy.microbatches(7)
     gradients = []
     for name in SCHEDULES:
         trainer.schedule = rrfp.schedules.by_name(name)

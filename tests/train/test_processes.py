@@ -68,15 +68,14 @@ def parity(request, tmp_path_factory):
 @pytest.fixture(scope="module")
 def alone():
     """The losses of one process."""
-    trainer = toy.trainer(4, split=[1, 4, 2, 1], clip_norm=0.3)
-    trainer.schedule = "bf"
+    trainer = toy.trainer(1, clip_norm=0.3)
     return [report.loss for report in trainer.steps(3)]
 
 
 @pytest.fixture(scope="module")
 def tied_alone():
     """The trainer of one process, with a tied parameter, and its figures of each step."""
-    trainer = toy.trainer(4, pipe=toy.tied_pipeline(), clip_norm=0.3)
+    trainer = toy.trainer(1, pipe=toy.tied_pipeline(), clip_norm=0.3)
     own = [next(trainer.steps(1)) for _ in range(2)]
     trainer._stepper.steps_done += 1  # the step that the processes skip
     own += trainer.steps(2)
