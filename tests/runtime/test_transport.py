@@ -197,7 +197,11 @@ def between(request, tmp_path_factory):
 @pytest.mark.parametrize(
     "scenario_between",
     [
-        pytest.param((name, scenario.__name__), id=f"{name}-{scenario.__name__}")
+        pytest.param(
+            (name, scenario.__name__),
+            id=f"{name}-{scenario.__name__}",
+            marks=[pytest.mark.slow(reason="7 s: 10,000 transfers")] * (scenario is conformance.memory),
+        )
         for name, scenarios in conformance.BETWEEN.items()
         for scenario in scenarios
     ],

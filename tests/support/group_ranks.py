@@ -5,8 +5,8 @@ at different times on every rank. On each mesh it goes through all ways to agree
 two with an order that reserves, two passes each over one batch, then trains two steps with the hint that
 rank 0 chooses. Writes FOLDER/MESH/ranks-<rank>.json: by case, what the rank dispatched in each pass, the
 loss, how far its gradients are from plain JAX, and their hash; then the losses of two steps, and which hints
-were chosen. With "few" it goes through two ways, with BFW, in a pass each; with "tied" too, with a model whose head is its
-embedding; with "off" every rank decides for itself.
+were chosen. With "few" it goes through two ways, with BFW, in a pass each; with "tied" too, with a model
+whose head is its embedding; with "off" every rank decides for itself.
 """
 
 import hashlib
