@@ -53,6 +53,8 @@ END_SECONDS = 2.0
 ANSWER_SECONDS = 10.0
 """Limit for a node to run a task, and for SLURM to carry out a command."""
 
+MOST_ASKED = 32  # nodes at once, each by an `srun` of its own
+
 TURN_SECONDS = 2.0
 """By how much later each following node takes the lead than the one before it."""
 
@@ -210,22 +212,33 @@ class Job:
         """Those of these nodes that do not run a task for SLURM; `meanwhile` is called again and again."""
         quiet: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
         one = ("--nodes=1", "--ntasks=1", "--gres=none")
-        asked = {node: self.srun(*one, f"--nodelist={node}", "true", **quiet) for node in nodes}
-        deadline = monotonic() + ANSWER_SECONDS
+        asked: dict[str, tuple[float, subprocess.Popen[bytes]]] = {}
+        waiting, silent = [*reversed(nodes)], []
         try:
-            while monotonic() < deadline and any(srun.poll() is None for srun in asked.values()):
+            while waiting or asked:
+                while waiting and len(asked) < MOST_ASKED:
+                    node = waiting.pop()
+                    asked[node] = monotonic(), self.srun(*one, f"--nodelist={node}", "true", **quiet)
                 meanwhile()
                 sleep(POLL_SECONDS / 4)
-            return [node for node, srun in asked.items() if srun.poll() != DONE]
+                for node, (since, srun) in [*asked.items()]:
+                    if srun.poll() is not None or monotonic() - since > ANSWER_SECONDS:
+                        silent += [node] if srun.returncode != DONE else []
+                        _end(asked.pop(node)[1])
+            return sorted(silent, key=nodes.index)
         finally:
-            for srun in asked.values():
-                srun.kill()
-                srun.wait()
+            for _, srun in asked.values():
+                _end(srun)
 
     def say(self, text: str) -> None:
         """In the job's log."""
         with self.log.open("a", encoding="utf-8") as log:
             log.write(f"{text}\n")
+
+
+def _end(srun: subprocess.Popen[bytes]) -> None:
+    srun.kill()
+    srun.wait()
 
 
 def slurm(*command: str) -> str | None:
@@ -305,8 +318,7 @@ class JobLeader:
                 pass
             return srun.returncode, self._silent() if srun.returncode else ()
         finally:
-            srun.kill()
-            srun.wait()
+            _end(srun)
             srun.stderr.close()
 
     def _hear(self, stream: IO[bytes], seconds: float) -> bytes:

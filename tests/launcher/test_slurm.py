@@ -367,20 +367,23 @@ def test_another_node_goes_on_when_the_first_one_is_lost(job, spare, tmp_path):
 def test_a_leader_that_asks_nodes_goes_on_to_lead(tmp_path, monkeypatch):
     monkeypatch.setattr(slurm, "ANSWER_SECONDS", 1.0)
     monkeypatch.setattr(slurm, "BEAT_SECONDS", 0.1)
+    monkeypatch.setattr(slurm, "MOST_ASKED", 2)
+    asked = []
 
     def srun(self, *arguments, **streams):
-        return subprocess.Popen(["true"] if "--nodelist=n0" in arguments else ["sleep", "60"])
+        assert sum(one.poll() is None for one in asked) < 2
+        asked.append(subprocess.Popen(["sleep", "60"] if "--nodelist=n1" in arguments else ["true"]))
+        return asked[-1]
 
     monkeypatch.setattr(Job, "srun", srun)
-    job, folder = (
-        Job(arguments=[], environment={}, nodes=["n0", "n1"], spare=1, own="n0"),
-        LeadFolder(tmp_path),
-    )
+    nodes = ["n0", "n1", "n2", "n3"]
+    job, folder = Job(arguments=[], environment={}, nodes=nodes, spare=1, own="n0"), LeadFolder(tmp_path)
     leader = JobLeader(job, folder, Lead(term=0, node="n0", restarts=0, lost=()))
     leader.tell()
     before = folder.latest().beat
     assert leader._silent() == ["n1"]
     assert folder.latest().beat >= before + 3
+    assert len(asked) == 4 and all(one.returncode is not None for one in asked)
 
 
 def test_one_of_several_followers_leads(tmp_path):

@@ -47,6 +47,23 @@ def test_one_that_went_away_is_missing_once_all_others_are_there():
         assert other.said().startswith("rank 0 is missing")
 
 
+def test_two_that_are_started_as_one_rank_hear_of_it():
+    with served(3) as where:
+        calls = [RollCall(where, rank) for rank in (0, 1, 1)]
+        assert answers(calls, 4.0) == [False] * 3
+        assert {call.said() for call in calls} == {
+            "several processes are started as rank 1: give each its own RRFP_RANK"
+        }
+
+
+def test_one_that_calls_again_while_all_come_learns_it_from_jax_s_service():
+    with served(2) as where:
+        lost, stranger = RollCall(where, 0), RollCall(where, 0)
+        assert answers([lost], 1.5) == [False]
+        assert answers([RollCall(where, rank) for rank in range(2)], LIMIT_SECONDS) == [True, True]
+        assert answers([lost, stranger], 3.0) == [True, False]  # it may be another run's
+
+
 @pytest.mark.parametrize(
     "said",
     [b"", b"\n", b"9\n", b"-1\n", b"x" * 1000, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "²\n".encode()],

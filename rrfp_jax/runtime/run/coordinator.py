@@ -28,6 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from math import inf
@@ -43,8 +44,11 @@ even if it was the whole run that stood still, the service with it."""
 
 SHUTDOWN_SECONDS, POLL_SECONDS, TELL_SECONDS, TEND_SECONDS = 5, 0.2, 1.0, 1.0
 
-GO, MISSING = b"go", b"missing"
-"""What ranks are told: that all have come; who has not, a line of numbers."""
+GO, MISSING, TWICE = b"go", b"missing", b"twice"
+"""What ranks are told: that all have come; who has not, and whose number two use, each a line of numbers."""
+
+MOST_REPLACED = 3
+"""A rank may call again. If it takes its own place more often, two processes take each other's."""
 
 LONGEST_CALL, MOST_STRANGERS = 16, 64
 """Bytes in which a rank says its number; callers at once that have not."""
@@ -142,7 +146,9 @@ class _RollCall:
     def __init__(self, listener: socket.socket, processes: int) -> None:
         self._listener, self._processes = listener, processes
         self._here: dict[int, socket.socket] = {}
-        self._seen: set[int] = set()
+        self._replaced = Counter[
+            int
+        ]()  # how often a rank of those that ever came has called in its own place
         self._strangers: dict[socket.socket, bytes] = {}  # with what they have said, oldest first
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
@@ -163,11 +169,13 @@ class _RollCall:
                 self._hear(key.fileobj)  # type: ignore[arg-type]
         if time.monotonic() - self._told > TELL_SECONDS and not self.complete:
             self._told = time.monotonic()
-            self._tell(b" ".join([MISSING, *(str(rank).encode() for rank in self._missing())]))
+            self._tell(_line(MISSING, self._missing()))
+            if self._twice():
+                self._tell(_line(TWICE, self._twice()))
 
     def go(self) -> None:
         """Tell all that they are complete, and hang up."""
-        self._tell(GO)
+        self._tell(GO + b"\n")
         for connection in (*self._here.values(), *self._strangers):
             connection.close()
 
@@ -179,12 +187,15 @@ class _RollCall:
     def _missing(self) -> Collection[int]:
         """Those that never came; if all have, those that have gone again."""
         ranks = {*range(self._processes)}
-        return sorted((ranks - self._seen) or (ranks - self._here.keys()))
+        return sorted((ranks - self._replaced.keys()) or (ranks - self._here.keys()))
+
+    def _twice(self) -> Collection[int]:
+        return sorted(rank for rank, times in self._replaced.items() if times > MOST_REPLACED)
 
     def _tell(self, line: bytes) -> None:
         for connection in self._here.values():
             with suppress(OSError):  # it has just gone, or has not read for long
-                connection.send(line + b"\n")
+                connection.send(line)
 
     def _accept(self) -> None:
         connection, _ = self._listener.accept()
@@ -212,17 +223,29 @@ class _RollCall:
             return self._drop(connection)
         if number != said:
             del self._strangers[connection]
-            if (before := self._here.get(int(number))) is not None:  # it calls again
-                self._drop(before)
-            self._here[int(number)] = connection
-            self._seen.add(int(number))
+            self._take(int(number), connection)
         return None
+
+    def _take(self, rank: int, connection: socket.socket) -> None:
+        """A rank is there, maybe once more."""
+        before = self._here.get(rank)
+        self._replaced[rank] += before is not None
+        if before is not None:
+            if rank in self._twice():
+                with suppress(OSError):
+                    before.send(_line(TWICE, [rank]))
+            self._drop(before)
+        self._here[rank] = connection
 
     def _drop(self, connection: socket.socket) -> None:
         self._selector.unregister(connection)
         self._strangers.pop(connection, None)
         self._here = {rank: own for rank, own in self._here.items() if own is not connection}
         connection.close()
+
+
+def _line(word: bytes, ranks: Collection[int]) -> bytes:
+    return b" ".join([word, *(str(rank).encode() for rank in ranks)]) + b"\n"
 
 
 def _listening(address: str) -> socket.socket:

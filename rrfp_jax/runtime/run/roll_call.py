@@ -8,24 +8,32 @@ from contextlib import suppress
 from time import monotonic, sleep
 
 from rrfp_jax.runtime.run.alike import enumerated
-from rrfp_jax.runtime.run.coordinator import GO, MISSING, retry_often
-from rrfp_jax.runtime.run.place import Address, join_seconds
+from rrfp_jax.runtime.run.coordinator import GO, MISSING, TWICE, retry_often
+from rrfp_jax.runtime.run.place import RANK, Address, join_seconds
 
 CALL_SECONDS, PAUSE_SECONDS = 5.0, 0.1
 
 QUIET_SECONDS = 10.0
 """After which a rank calls again: it is told every second who is missing."""
 
+SETTINGS = b"\x04\0\0\0\0\0"
+"""What gRPC's server says first, after three bytes."""
+
 LONGEST_SAID = 2**20
 """Bytes without an end of line, after which it is no coordinator of ours that speaks."""
 
 
 class RollCall:
-    """A rank's part: it says that it is there, and hears who is `missing`; None as long as nobody says so."""
+    """A rank's part: it says that it is there, and hears who is `missing`; None as long as nobody says so.
+
+    And whose number, of those there, several processes have: they take each other's place.
+    """
 
     def __init__(self, where: Address, rank: int, server: str = "rank 0") -> None:
         self._where, self._rank, self._server = where, rank, server
         self.missing: Sequence[int] | None = None
+        self.twice: Sequence[int] = ()
+        self._is_counted = False  # it has heard the coordinator
 
     def answer(self, seconds: float) -> bool:
         """Wait until all ranks are there; whether they are within so long."""
@@ -44,6 +52,8 @@ class RollCall:
     def said(self) -> str:
         """How far it has come, in words."""
         more = f"{join_seconds.name} allows more time"
+        if self.twice:
+            return f"several processes are started as rank {enumerated(self.twice)}: give each its own {RANK}"
         if not self.missing:
             asks = f"is {self._server}, which serves there, started, and is that address right? {more}"
             return f"{self._where.tried()}; {asks}"
@@ -60,12 +70,17 @@ class RollCall:
             line.settimeout(min(max(deadline - monotonic(), PAUSE_SECONDS), QUIET_SECONDS))
             if not (data := line.recv(2**16)):
                 break
+            if self._is_counted and data[3:].startswith(SETTINGS):  # JAX's service: all came while it called
+                return True
             *lines, said = (said + data).split(b"\n")
             for each in lines:
                 word, *ranks = each.split()
                 if word == GO:
                     return True
-                if word != MISSING:
+                if word == MISSING:
+                    self.missing, self._is_counted = [int(rank) for rank in ranks], True
+                elif word == TWICE:
+                    self.twice = [int(rank) for rank in ranks]
+                else:
                     raise ValueError(each)
-                self.missing = [int(rank) for rank in ranks]
         return False
