@@ -19,12 +19,17 @@ class Arrived(NamedTuple):
 
 
 class Room(NamedTuple):
-    """The device can take one more task now; of `late` ones only if the hint chooses none of the others."""
+    """The device can take one more task now; of `late` ones only if the hint chooses none of the others.
+
+    Inputs that are `foreseen` are on their way, and expected in time: their tasks can be chosen, too. That of
+    the chosen one has then arrived, and no `Arrived` follows; the others have not.
+    """
 
     late: Collection[Task] = ()
+    foreseen: Collection[Input] = ()
 
     def __str__(self) -> str:
-        return "room"
+        return f"room, foreseeing {', '.join(map(str, self.foreseen))}" if self.foreseen else "room"
 
 
 class Chosen(NamedTuple):

@@ -139,6 +139,13 @@ class ReadyQueue:
             self.lowest = microbatch
         return self.tasks[microbatch]
 
+    def leave(self, microbatch: int, state: int) -> None:
+        """Note that a task is no longer ready, but in another state."""
+        self.states[microbatch] = state
+        self.ready -= 1
+        if microbatch == self.lowest:
+            self.lowest = self.states.find(READY, microbatch + 1) if self.ready else -1
+
     def __iter__(self) -> Iterator[Task]:
         """The ready tasks, the lowest microbatch first."""
         at = self.lowest
@@ -186,6 +193,11 @@ class Progress:
             self.rows[direction][chunk].make_ready(microbatch)
         return expected
 
+    def recall(self, foreseen: Input) -> None:
+        """Take an arrival back whose task has not been dispatched."""
+        direction, chunk, microbatch = foreseen
+        self.rows[direction][chunk].leave(microbatch, WAITING)
+
     def refusal(self, arrived: Input, coming: Task | None = None) -> str | None:
         """What is expected instead of an arrival that cannot happen now, nor after the dispatch of a task."""
         direction, chunk, microbatch = arrived
@@ -207,10 +219,7 @@ class Progress:
     def dispatch(self, kind: Kind, chunk: int, microbatch: int) -> tuple[Task, ...]:
         """Note that a ready task runs; the tasks of this stage that become ready by that."""
         row = self.rows[kind][chunk]
-        row.states[microbatch] = DISPATCHED
-        row.ready -= 1
-        if microbatch == row.lowest:
-            row.lowest = row.states.find(READY, microbatch + 1) if row.ready else -1
+        row.leave(microbatch, DISPATCHED)
         if row.successor is None or CHARGES[kind] < 0:  # a B or W is the last of its chunk
             return ()
         return (row.successor.make_ready(microbatch),)

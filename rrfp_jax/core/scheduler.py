@@ -36,7 +36,7 @@ from rrfp_jax.core.hints import DIRECTIONS, Only
 from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.progress import DISPATCHED, READY, Progress, ReadyQueue
 from rrfp_jax.core.step_rules import Budget, StepRules, charges_of
-from rrfp_jax.core.tasks import CHARGES, Direction, Kind, Task
+from rrfp_jax.core.tasks import CHARGES, Direction, Input, Kind, Task
 
 KEPT = 4096
 """Entries of a stage. A microbatch leaves about four on each chunk: two inputs and two tasks."""
@@ -269,7 +269,7 @@ class StageScheduler:
             ScheduleError: a hint chose a task that cannot run, or none although one can.
         """
         if isinstance(event, Room):
-            choice = self._choose(event.late)
+            choice = self._foresee(event) if event.foreseen else self._choose(event.late)
             if choice is None:
                 return None
             task, self._state = choice
@@ -330,6 +330,22 @@ class StageScheduler:
                 f"{self._hint} chose {choice[0]} on stage {self.stage}, which cannot run now; recently: "
                 f"{self.log.recently()}"
             )
+        return choice
+
+    def _foresee(self, room: Room) -> tuple[Task, Any] | None:
+        """As `_choose` with foreseen inputs as arrived; after it only that of the choice is."""
+        there, choice = list[Input](), None
+        try:
+            for foreseen in room.foreseen:
+                if (expected := self._progress.arrive(foreseen)) is not None:
+                    raise self.illegal(Arrived(foreseen), expected)
+                there.append(foreseen)
+            choice = self._choose(room.late)
+        finally:
+            self.view.cached = None
+            for foreseen in there:
+                if choice is None or self.task_for(*foreseen) != choice[0]:
+                    self._progress.recall(foreseen)
         return choice
 
     def _obey(self, event: Chosen) -> Dispatch | None:

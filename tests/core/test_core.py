@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rrfp_jax.core.admission import Accumulator
-from rrfp_jax.core.events import ROOM, Arrived, Dispatch, IllegalEvent, ScheduleError, WaitCause
+from rrfp_jax.core.events import ROOM, Arrived, Dispatch, IllegalEvent, Room, ScheduleError, WaitCause
 from rrfp_jax.core.hints import BF, Hint
 from rrfp_jax.core.orders import FixedOrder, GPipe, OneFOneB
 from rrfp_jax.core.scheduler import StageScheduler
@@ -200,6 +200,36 @@ worlds = st.fixed_dictionaries(
         "forward_only": st.booleans(),
     }
 )
+
+
+class TestForesight:
+    """BF on the last stage; F0 and F1 are on their way."""
+
+    @pytest.fixture
+    def scheduler(self):
+        return StageScheduler(1, rules(stages=2, microbatches=3))
+
+    def test_of_the_chosen_task_the_input_has_arrived_of_others_it_has_not(self, scheduler):
+        assert scheduler.handle(Room(foreseen=[F(1).input, F(0).input])).task == F(0)
+        assert scheduler.ready_tasks() == [B(0)]
+        with pytest.raises(IllegalEvent, match="each input once"):
+            scheduler.handle(Arrived(F(0).input))
+        assert scheduler.handle(Arrived(F(1).input)) is None
+        assert names(scheduler.ready_tasks()) == names([F(1), B(0)])
+
+    def test_without_a_choice_nothing_has_arrived(self):
+        scheduler = StageScheduler(1, rules(stages=2, microbatches=3, schedule=OneFOneB()))
+        key = scheduler.key()
+        assert scheduler.handle(Room(foreseen=[F(1).input])) is None and scheduler.key() == key
+        assert scheduler.handle(Room(foreseen=[F(1).input, F(0).input])).task == F(0)
+
+    @pytest.mark.parametrize("wrong", [B(0).input, F(3).input, F(1).input])
+    def test_what_cannot_come_cannot_be_foreseen(self, scheduler, wrong):
+        scheduler.handle(Arrived(F(1).input))
+        key = scheduler.key()
+        with pytest.raises(IllegalEvent):
+            scheduler.handle(Room(foreseen=[F(0).input, wrong]))
+        assert scheduler.key() == key
 
 
 class TestAnyInterleaving:

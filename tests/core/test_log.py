@@ -77,12 +77,13 @@ def test_a_hint_s_error_quotes_them_too():
 def test_replays_to_the_same_state():
     scheduler = stage(budget=Budget([[1] * 30], 3))
     told(scheduler, *[Arrived(F(j).input) for j in (2, 0, 1)], Room({F(0)}), ROOM, Chosen(F(2)), ROOM)
+    told(scheduler, Room(foreseen=frozenset([F(3).input, F(4).input])), Arrived(F(4).input), ROOM)
     again = replay(scheduler)
     assert (again.key(), again.in_flight, list(again.log)) == (
         scheduler.key(), scheduler.in_flight, list(scheduler.log)
     )  # fmt: skip
     scheduler.log.entries[-1] = B(2)
-    with pytest.raises(ReplayError, match="stage 1, event 6, room: B2 before, F0 now"):
+    with pytest.raises(ReplayError, match="stage 1, event 9, room: B2 before, F4 now"):
         replay(scheduler)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from rrfp_jax.core.events import ROOM, Arrived, Dispatch
+from rrfp_jax.core.events import ROOM, Arrived, Dispatch, Room
 from rrfp_jax.core.group import Alone, recipients
 from rrfp_jax.core.progress import DISPATCHED, READY, WAITING, ReadyBy
 from rrfp_jax.core.scheduler import StageScheduler
@@ -96,18 +96,32 @@ class World:
         self.awake = list(nodes)
         self.idle_events = 0  # since the latest dispatch
         self.random = random.Random(self.seed)
+        self.foresight = self.random.choice([0.0, 0.5, 1.0])  # what share of what comes is foreseen
         self.eagerness = self.random.choice([0.1, 0.5, 0.9])  # how much likelier room is than a delivery
 
     def run(self) -> World:
         while self.awake or self.under_way:
             rooms = self.random.random() < self.eagerness
             if self.awake and (rooms or not self.under_way):
-                self.tell(self.awake.pop(self.random.randrange(len(self.awake))), ROOM)
+                self.offer_room(self.awake.pop(self.random.randrange(len(self.awake))))
             else:
                 self.tell(*self.under_way.pop(self.random.randrange(len(self.under_way))))
         if not all(w.complete(seen) for w, seen in zip(self.witnesses, self.seen, strict=True)):
             raise Violation(f"deadlock: {[str(machine.awaited()) for machine in self.machines]}")
         return self
+
+    def offer_room(self, node: int) -> None:
+        """Room, at times with some of what is on its way there foreseen."""
+        coming = [event.input for to, event in self.under_way if to == node and isinstance(event, Arrived)]
+        foreseen = frozenset(one for one in coming if self.random.random() < self.foresight)
+        if foreseen and self.ranks == 1:
+            before = len(self.orders[node])
+            self.tell(node, Room(foreseen=foreseen))
+            for task in self.orders[node][before:]:
+                if task.input in foreseen:
+                    self.under_way.remove((node, Arrived(task.input)))
+        else:
+            self.tell(node, ROOM)
 
     def tell(self, node: int, event: object) -> None:
         machine, witness = self.machines[node], self.witnesses[node]
@@ -117,14 +131,14 @@ class World:
         self.seen[node] = witness.after(self.seen[node], event, dispatch)
         if self.random.random() < self.checked:
             check_invariants(machine.scheduler)
-            if event == ROOM and dispatch is None and isinstance(machine, Alone):
+            if isinstance(event, Room) and dispatch is None and isinstance(machine, Alone):
                 witness.check_idle(self.seen[node])
         if message is not None:
             first = node - node % self.ranks
             self.under_way += [(first + to, message) for to in recipients(message, self.ranks)]
         if dispatch is not None:
             self.follow(node, dispatch)
-        if (event != ROOM or dispatch or message) and node not in self.awake:
+        if (not isinstance(event, Room) or dispatch or message) and node not in self.awake:
             self.awake.append(node)
 
     def follow(self, node: int, dispatch: Dispatch) -> None:

@@ -119,6 +119,20 @@ class HastyScheduler(StageScheduler):
         return dispatch and dispatch._replace(additions=dispatch.additions[::-1])
 
 
+class CredulousScheduler(StageScheduler):
+    """Keeps what was only foreseen as arrived, though another task was chosen."""
+
+    def _foresee(self, room: Room) -> tuple[Task, object] | None:
+        for foreseen in room.foreseen:
+            self._progress.arrive(foreseen)
+        return self._choose(room.late)
+
+    def handle(self, event: Event) -> Dispatch | None:
+        """As it should, but that what was foreseen may come."""
+        come = isinstance(event, Arrived) and self._progress.refusal(event.input) is not None
+        return None if come else super().handle(event)
+
+
 class HastyFollower(Follower):
     """Runs any decision whose input it has, and not the next one."""
 
@@ -199,6 +213,7 @@ def faults() -> Sequence[Fault]:
     return (
         *admissions(),
         Fault("sums in disorder", Case(rules=parking), partial(real, scheduler=HastyScheduler), "of turn"),
+        Fault("foresight kept", Case(rules=parking), partial(real, scheduler=CredulousScheduler), "is there"),
         Fault("decisions in disorder", led, follower, "where another has run"),
         Fault("votes not kept", voting, voter, "where another has run"),
         Fault("no unanimity", voting, divided, "deadlock"),

@@ -2,9 +2,10 @@
 
 Theory of operation. The real machines of the core are driven: a `StageScheduler` or a group's machine for
 each rank. Whatever has been sent and has not arrived may arrive next, in any order; each device may be given
-room at any moment. So a step's behaviour is a graph whose nodes are what all ranks know and what is under
-way. A machine's state is told by its `key()`: two ways that lead to equal keys go on alike and are merged.
-Breadth first, so that what is found wrong is shown by the shortest way to it.
+room at any moment, also with inputs foreseen that are under way. So a step's behaviour is a graph whose nodes
+are what all ranks know and what is under way. A machine's state is told by its `key()`: two ways that lead to
+equal keys go on alike and are merged. Breadth first, so that what is found wrong is shown by the shortest way
+to it.
 
 Each machine is a table, filled in as rows are reached. A state of the whole is one integer: the row of every
 rank, the row of every group's journal, and one bit for every message under way; a step adds its difference.
@@ -28,7 +29,7 @@ from rrfp_jax.core.events import ROOM, Arrived, Room
 from rrfp_jax.core.group import GroupMessage, GroupProtocol, Member, member, recipients
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.step_rules import Budget, StepRules
-from rrfp_jax.core.tasks import Direction, Task
+from rrfp_jax.core.tasks import Direction, Input, Task
 from tests.verification.exploration.visits import Enough, Reach, Violation, never
 from tests.verification.exploration.witness import Broken, Seen, Witness, require
 
@@ -193,6 +194,7 @@ class Space:
         self._messages: dict[int, tuple[int, object]] = {}
         self._rooms: list[dict[int, list[Move]]] = [{} for _ in self._nodes]
         self._receives: list[dict[int, dict[int, Move]]] = [{} for _ in self._nodes]
+        self._foresights: list[dict[int, dict[frozenset[Input], Move | None]]] = [{} for _ in self._nodes]
         self._journeys: dict[tuple[int, int, int, Task], tuple[int, int]] = {}
 
     def finished(self, state: int) -> bool:
@@ -215,17 +217,38 @@ class Space:
                 moves = rooms[row] = [self._move(node, row, s) for s in self._tables[node].rooms(row)]
             for move in moves:
                 yield move, self._after(state, move)
+        coming: dict[int, list[Input]] = {}  # by node
         rest = state >> self._sent << self._sent
         while rest:
             bit = rest & -rest
             rest ^= bit
             node, event = self._messages[bit]
             row = state >> WIDTH * node & ROW
+            if isinstance(event, Arrived):
+                coming.setdefault(node, []).append(event.input)
             known = self._receives[node].setdefault(row, {})
             received = known.get(bit)
             if received is None:
                 received = known[bit] = self._move(node, row, self._tables[node].step(row, event), bit)
             yield received, self._after(state, received)
+        if self.case.ranks == 1:  # groups foresee nothing
+            for node, inputs in coming.items():
+                for move in self._foreseeing(node, state >> WIDTH * node & ROW, inputs):
+                    yield move, self._after(state, move)
+
+    def _foreseeing(self, node: int, row: int, coming: Sequence[Input]) -> list[Move]:
+        """What room does with each and with all of the inputs foreseen that are on their way."""
+        known = self._foresights[node].setdefault(row, {})
+        moves = []
+        for foreseen in {frozenset(coming), *(frozenset([one]) for one in coming)}:
+            if foreseen not in known:
+                step, taken = self._tables[node].step(row, Room(foreseen=foreseen)), 0
+                if step.task is not None and step.task.input in foreseen:
+                    taken = self._bit(node, Arrived(step.task.input))
+                known[foreseen] = self._move(node, row, step, taken) if step.row != row else None
+            if (move := known[foreseen]) is not None:
+                moves.append(move)
+        return moves
 
     def name(self, move: Move) -> str:
         """A move in words."""

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from itertools import product
 from typing import NamedTuple
 
-from rrfp_jax.core.events import Arrived, Dispatch
+from rrfp_jax.core.events import Arrived, Dispatch, Room
 from rrfp_jax.core.hints import Ranked
 from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Input, Placement, Task
@@ -87,6 +87,8 @@ class Witness:
             require(event.input not in seen.arrived, f"the input of {event.input} comes twice")
             seen = seen._replace(arrived=seen.arrived | {event.input})
         if dispatch is not None:
+            if isinstance(event, Room) and dispatch.task.input in event.foreseen:
+                seen = self.after(seen, Arrived(dispatch.task.input), None)
             seen = self._dispatched(seen, dispatch.task)
             for microbatch in dispatch.additions:
                 seen = self._added(seen, dispatch.task.chunk, microbatch)
