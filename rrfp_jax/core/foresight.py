@@ -1,0 +1,106 @@
+"""When an input on its way may count as here: what a host expects of its devices.
+
+Between the end of a program and the start of the next, a host takes a round trip: half to notice, half to
+launch. A device that waits for that stands still. So a task may be dispatched before its input is here, if
+that is expected before the device could run anything else:
+
+    now + MARGIN * (arrival - now)  <=  max(end of its queue, now + launch) + half a round trip
+
+The later an input, the less is it worth to be right: what is far away is not foreseen. What is foreseen
+wrongly holds up the device, as programs run in order; hence the margin. Half a round trip is allowed for, as
+in a balanced pipeline the input comes one copy after the queue's end. A fixed order has no choice to lose:
+there, whatever is on its way is foreseen.
+
+A device has room for a second program at once, and for further ones by time: while its queue is expected to
+end within `ROUND_TRIPS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import inf
+from typing import Literal, Protocol, TypeAlias
+
+from rrfp_jax.core.step_rules import MOST_QUEUED
+
+Dispatching: TypeAlias = Literal["ready", "foreseen"]
+"""Whether only tasks are dispatched whose inputs are here, or also those whose inputs are foreseen."""
+
+ROUND_TRIP_SECONDS = 200e-6
+"""From the end of a program to the start of the next, if the host has waited for it."""
+
+MARGIN = 1.25
+"""By how much longer than expected an input may take to come."""
+
+OVERDUE = 0.1
+"""A program that has taken longer than usual is expected to take so much more of what it has taken."""
+
+ROUND_TRIPS = 2
+"""See above."""
+
+DEEPEST = 8
+"""Programs on a device at most."""
+
+
+class Flight(Protocol):
+    """A program that has been dispatched, as the host knows it; times in seconds."""
+
+    dispatched: float
+    end: float  # 0 until it is noticed
+    copy: float  # from the end of what computes its input to the arrival
+
+    @property
+    def usual(self) -> float | None:
+        """How long it usually takes; None if nobody knows."""
+
+    @property
+    def after(self) -> Flight | None:
+        """What computes its input, if that was not here."""
+
+    @property
+    def queue(self) -> Iterable[Flight]:
+        """The programs on its device that have not ended, in order."""
+
+    @property
+    def free(self) -> float:
+        """When its device had ended what was there before those."""
+
+
+def expected_end(flights: Iterable[Flight], free: float, now: float, upto: Flight | None = None) -> float:
+    """When programs on a device, in order, will have ended, up to one of them or all; inf if unknown.
+
+    `free` is when the device ended what was before them.
+    """
+    end = free
+    for flight in flights:
+        start = max(end, flight.dispatched)
+        if flight.after is not None:
+            start = max(start, arrival_of(flight.after, flight.copy, now))
+        if flight.usual is None:
+            return inf
+        end = start + flight.usual
+        if end < now:
+            end = now + OVERDUE * (now - start)
+        if flight is upto:
+            break
+    return end
+
+
+def arrival_of(flight: Flight, copy: float, now: float) -> float:
+    """When the output of a program is expected on another device; inf if nobody knows."""
+    return (flight.end or expected_end(flight.queue, flight.free, now, flight)) + copy
+
+
+def room_from(queued: int, end: float, round_trip: float = ROUND_TRIP_SECONDS) -> float:
+    """From when on a device with so many programs, expected to end then, takes one more; -inf for at once."""
+    if queued < MOST_QUEUED:
+        return -inf
+    return end - ROUND_TRIPS * round_trip if queued < DEEPEST else inf
+
+
+def foreseen_from(arrival: float, end: float, round_trip: float = ROUND_TRIP_SECONDS) -> float:
+    """From when on an input may count as here, by its expected arrival and that of the end of the queue."""
+    if arrival == inf:
+        return inf
+    idle = arrival - round_trip / MARGIN
+    return min(idle, (MARGIN * arrival - end - round_trip / 2) / (MARGIN - 1))
