@@ -106,10 +106,14 @@ class Interleaved1F1B(FixedOrder):
         """Warms up through all but the last chunk, and two tasks more for each stage that follows."""
         require_placement("interleaved 1F1B", placement, shape="looped")
         stages, chunks = placement.stages, placement.chunks
-        if chunks < 2 or microbatches % stages:
+        if chunks < 2:
+            raise ValueError("interleaved 1F1B needs several chunks a stage and got 1: give chunks=2 or more")
+        if microbatches % stages:
+            fitting = microbatches - microbatches % stages
+            counts = " or ".join(str(count) for count in (fitting, fitting + stages) if count)
             raise ValueError(
-                f"interleaved 1F1B needs several chunks and microbatches in multiples of the stages; got "
-                f"{chunks} chunks, {microbatches} microbatches, {stages} stages"
+                f"interleaved 1F1B needs a multiple of {stages}, its stages, as microbatches and got "
+                f"{microbatches}: give {counts}"
             )
         rounds = [range(first, first + stages) for first in range(0, microbatches, stages)]
         forwards = [Task(FORWARD, c, j) for r in rounds for c in range(chunks) for j in r]

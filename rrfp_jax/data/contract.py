@@ -186,6 +186,11 @@ def as_data(data: Any) -> Data:
         return data
     if callable(data) or isinstance(data, Sequence):
         if callable(data) and not _takes_a_step(data):
+            if inspect.isgeneratorfunction(data):
+                raise UsageError(
+                    f"data={data.__name__}: a generator function of no step; give data(step), which returns "
+                    f"the microbatches of one step, or rrfp.data.Stream(elements, microbatches)"
+                )
             raise UsageError("data: the function must take the step and nothing else; write it as data(step)")
         return InMemory(data)
     if isinstance(data, Iterator):

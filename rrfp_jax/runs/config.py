@@ -334,7 +334,8 @@ def load_config(path: str) -> RunConfig:
     with called(f"{name}: get_config()", UsageError):
         config = get_config()
     if not isinstance(config, RunConfig):
-        raise UsageError(f"{name}: get_config() returned {type(config).__name__}, not a rrfp.RunConfig")
+        given = "None (is a `return` missing?)" if config is None else type(config).__name__
+        raise UsageError(f"{name}: get_config() returned {given}; it must return an rrfp.RunConfig")
     return config
 
 

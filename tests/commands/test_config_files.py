@@ -37,7 +37,7 @@ FILES = {
     "exits": ("def get_config():\n    raise SystemExit('bye')", r"get_config\(\) called sys.exit\('bye'\)"),
     "argument": ("def get_config(size):\n    return size", r"get_config\(\) raised TypeError: .* 'size'"),
     "recursion": ("def get_config():\n    return get_config()", r"get_config\(\) raised RecursionError"),
-    "nothing": ("def get_config():\n    pass", r"get_config\(\) returned NoneType"),
+    "nothing": ("def get_config():\n    pass", r"get_config\(\) returned None \(is a `return` missing\?\)"),
     "number": ("get_config = 3", r"has no function get_config\(\)"),
     "bind": (
         f"{START}\nimport os\nos.environ['RRFP_BIND'] = '127.0.0.1'\nget_config = quickstart",

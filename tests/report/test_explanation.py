@@ -54,6 +54,9 @@ LATE = WorkloadCosts(
 def test_the_first_sentence_names_the_cause(step, said):
     found = explain([TimedStep(recorded=step, wall_seconds=1.02 * step.trace.makespan)] * 2)
     assert found.sentence.startswith(said)
+    largest = found.savings[0]
+    told = f" Of all changes tried, the largest saving is {largest.share:.0%}: {largest.change}."
+    assert found.sentence.endswith(told) == (largest.share > found.finding.share + 0.005)
     assert sum(found.shares.values()) == pytest.approx(1.0)
     assert found.shares["between"] == pytest.approx(0.02 / 1.02)
     assert set(found.shares) == set(SHARES) and found.error < 1e-9
