@@ -22,13 +22,13 @@ ports = itertools.count(9876)
 class Meeting:
     """Ranks that meet again and again, one on each of some nodes."""
 
-    def __init__(self, nodes, names, folder, bind=None, silence=SILENCE, command=MEETING):
+    def __init__(self, nodes, names, folder, bind=None, silence=SILENCE, command=MEETING, host=None):
         self.nodes = nodes
         self.logs = [folder / f"rank-{rank}" for rank in range(len(names))]
         (folder / "token").write_text(secrets.token_hex(32))
         (folder / "token").chmod(0o600)
         given = {
-            "RRFP_COORDINATOR": f"{names[0]}:{next(ports)}",
+            "RRFP_COORDINATOR": f"{host or names[0]}:{next(ports)}",
             "RRFP_PROCESSES": f"{len(names)}",
             "RRFP_TOKEN_FILE": f"{folder}/token",
             "RRFP_SILENCE_SECONDS": f"{silence:g}",

@@ -90,7 +90,7 @@ def test_signals_the_time_limit_and_a_crash_without_a_spare_node(slurm, tmp_path
     job.wait_for_state("COMPLETED")
     assert job.metrics == [*range(STEPS)]
     saved = re.findall(r"^0: SIGTERM: stopped after step (\d+);", job.log, re.MULTILINE)
-    assert len(saved) == 2
+    assert len(saved) == 2, job.log
     show(
         f"TERM at step {saved[0]}, time limit at step {saved[1]}, then a crash of n2 without a spare node | "
         f"requeued three times; {STEPS} steps, each once"

@@ -5,6 +5,7 @@ The launcher, SLURM or a user started them. The environment says which (`place.p
 
 from __future__ import annotations
 
+import atexit
 import errno
 import functools
 import secrets
@@ -17,12 +18,12 @@ from pathlib import Path
 from time import monotonic, perf_counter
 
 from rrfp_jax.environment import ENVIRONMENT
-from rrfp_jax.errors import TrainingError, UsageError
+from rrfp_jax.errors import FAILED, TrainingError, UsageError
 from rrfp_jax.printing import warn
 from rrfp_jax.runtime import _jax
 from rrfp_jax.runtime.run.alike import learn_hosts
 from rrfp_jax.runtime.run.coordinator import Coordinator
-from rrfp_jax.runtime.run.exits import Shutdown, fail, limit_overtime
+from rrfp_jax.runtime.run.exits import Shutdown, end, fail, limit_overtime
 from rrfp_jax.runtime.run.handshake import NUMBER, bound, connect, listen
 from rrfp_jax.runtime.run.links import Card, nodes_of, require_reachable, signs
 from rrfp_jax.runtime.run.mailbox import Mailbox
@@ -98,6 +99,8 @@ CLOCK_ROUNDS = 10
 CONNECT_SECONDS = 60.0
 """Limit for all processes to have connected to each other, once all have been started."""
 
+LEAVE_SECONDS = 5.0
+
 TAKEN = "RRFP_TAKEN"
 """The place in a run that a process has taken, in the environment of the workers that it starts."""
 
@@ -113,11 +116,30 @@ def join() -> World:
         TrainingError: the others cannot be reached.
     """
     limit = exit_seconds(ENVIRONMENT)
-    world = _joined()
+    given = in_company()
+    try:
+        world = _joined()
+    except BaseException:
+        if in_company() and not given:
+            _leave_soon()
+        raise
     limit_overtime(world, limit)
     if world.folder is not None or world.size > 1:
         ENVIRONMENT[TAKEN] = named_place(ENVIRONMENT)
     return world
+
+
+def _leave_soon() -> None:
+    """Leave JAX's service, which may be out of reach: at its exit JAX would try for five minutes."""
+    leaver = threading.Thread(target=_jax.leave_run, name="rrfp-leave", daemon=True)
+    leaver.start()
+
+    def limit() -> None:
+        leaver.join(LEAVE_SECONDS)
+        if leaver.is_alive():
+            end(World(), FAILED)
+
+    atexit.register(limit)
 
 
 def is_taken() -> bool:
