@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
 from statistics import mean
+from typing import Any
 
 from benchmarks.harness import Aim, Found, bench, percent_longer, say, side_by_side, table
 from rrfp_jax.core.foresight import ROUND_TRIP_SECONDS, Dispatching
@@ -29,6 +30,7 @@ SIGMAS = {0.1: 0.5, 0.3: 1.3}
 FORWARD_SECONDS, COPY_SECONDS, LATE_SECONDS = 1e-3, 30e-6, 1e-3
 STRAGGLERS, TIMES_LONGER = 0.05, 5.0
 LENGTHS = (0.5, 1.0, 2.0)
+HOW: Sequence[Dispatching] = ("ready", "foreseen")
 WORSE = 0.3
 """Per cent of a step by which a mean may be worse than "ready"."""
 
@@ -89,7 +91,7 @@ def losses(
     placement = rule.placement_for(stages, 2 if schedule.endswith("zb-v") else 1)
     rules = StepRules(placement=placement, microbatches=count, schedule=rule, limit=2 * stages)
     plain = constant(stages, count, FORWARD_SECONDS, transfer=COPY_SECONDS)
-    found: dict[Dispatching, list[float]] = {"ready": [], "foreseen": []}
+    found: dict[Dispatching, list[float]] = {how: [] for how in HOW}
     for seed in range(seeds):
         drawn = log_normal(
             *(stages, count),
@@ -128,7 +130,7 @@ def foresight(seeds: int = 20, jobs: int = 0) -> Found:
         kind, (stages, count), schedule, sigma = cell
         ready, foreseen = found["ready"], found["foreseen"]
         where = f"{kind}, {schedule}, {stages} x {count}, sigma {sigma}"
-        rows.append([kind, schedule, f"{stages} x {count}", sigma, f"{ready:.2f}", f"{foreseen:.2f}"])
+        rows.append([kind, schedule, stages, count, sigma, ready, foreseen])
         say(f"{where}: {ready:.2f} % ready, {foreseen:.2f} % foreseen")
         judged = {"foreseen over ready": foreseen - ready}
         if kind == "as estimated":
@@ -138,6 +140,17 @@ def foresight(seeds: int = 20, jobs: int = 0) -> Found:
     for name, (value, where) in sorted(worst.items()):
         limit = WORSE if name == "foreseen over ready" else SIGMAS[float(name.split()[-1])]
         aims.append(Aim(f"{name}, at worst ({where})", value, limit, "%"))
-    heads = ["steps", "schedule", "stages x microbatches", "sigma", "ready, %", "foreseen, %"]
-    note = f"A host's round trip takes {1e6 * ROUND_TRIP_SECONDS:.0f} us; means of {seeds} seeds."
-    return Found(rows, aims, {"simulated.md foresight": f"{table(heads, rows)}\n\n{note}"})
+    heads = ["steps", "schedule", *(f"{how}, sigma {sigma}" for sigma in SIGMAS for how in HOW)]
+    lines = [
+        [kind, schedule, *(_sizes(rows, kind, schedule, sigma, at) for sigma in SIGMAS for at in (5, 6))]
+        for kind, schedule in product(KINDS, SCHEDULES)
+    ]
+    note = f"Per cent of a step, for {' / '.join(f'{s} x {m}' for s, m in SIZES)} stages and microbatches; "
+    note += f"a host's round trip takes {1e6 * ROUND_TRIP_SECONDS:.0f} us; means of {seeds} seeds."
+    return Found(rows, aims, {"simulated.md foresight": f"{table(heads, lines)}\n\n{note}"})
+
+
+def _sizes(rows: Sequence[Sequence[Any]], kind: str, schedule: str, sigma: float, at: int) -> str:
+    """A column of the rows of all sizes."""
+    own = [row for row in rows if (row[0], row[1], row[4]) == (kind, schedule, sigma)]
+    return " / ".join(f"{row[at]:.1f}" for row in own)

@@ -22,6 +22,8 @@ class PacedQueue(DeviceQueue):
     long a task keeps the device busy, its delay included. No thread: the driver sleeps until the next is due.
     """
 
+    as_it_is = False
+
     def __init__(self, name: str, wake: Callable[[], None], seconds: Callable[[Running], float]) -> None:
         super().__init__(name, wake)
         self._seconds = seconds

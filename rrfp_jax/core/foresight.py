@@ -11,8 +11,8 @@ wrongly holds up the device, as programs run in order; hence the margin. Half a 
 in a balanced pipeline the input comes one copy after the queue's end. A fixed order has no choice to lose:
 there, whatever is on its way is foreseen.
 
-A device has room for a second program at once, and for further ones by time: while its queue is expected to
-end within `ROUND_TRIPS`.
+A device has room by time: for a second program when the first is expected to end within `SECOND` round
+trips, for more when all are within `FURTHER`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import inf
 from typing import Literal, Protocol, TypeAlias
-
-from rrfp_jax.core.step_rules import MOST_QUEUED
 
 Dispatching: TypeAlias = Literal["ready", "foreseen"]
 """Whether only tasks are dispatched whose inputs are here, or also those whose inputs are foreseen."""
@@ -35,7 +33,7 @@ MARGIN = 1.25
 OVERDUE = 0.1
 """A program that has taken longer than usual is expected to take so much more of what it has taken."""
 
-ROUND_TRIPS = 2
+SECOND, FURTHER = 5, 2
 """See above."""
 
 DEEPEST = 8
@@ -93,9 +91,9 @@ def arrival_of(flight: Flight, copy: float, now: float) -> float:
 
 def room_from(queued: int, end: float, round_trip: float = ROUND_TRIP_SECONDS) -> float:
     """From when on a device with so many programs, expected to end then, takes one more; -inf for at once."""
-    if queued < MOST_QUEUED:
+    if not queued:
         return -inf
-    return end - ROUND_TRIPS * round_trip if queued < DEEPEST else inf
+    return end - (SECOND if queued == 1 else FURTHER) * round_trip if queued < DEEPEST else inf
 
 
 def foreseen_from(arrival: float, end: float, round_trip: float = ROUND_TRIP_SECONDS) -> float:

@@ -89,7 +89,8 @@ def test_what_is_unknown_is_never_foreseen():
 
 
 def test_a_queue_is_filled_by_time():
-    assert room_from(0, 9.0) == room_from(1, 9.0) == -inf and room_from(8, 9.0) == inf
+    assert room_from(0, 9.0) == -inf and room_from(8, 9.0) == inf
+    assert room_from(1, 9.0, ROUND_TRIP) == pytest.approx(9.0 - 5 * ROUND_TRIP)
     assert room_from(2, 9.0, ROUND_TRIP) == pytest.approx(9.0 - 2 * ROUND_TRIP)
 
 

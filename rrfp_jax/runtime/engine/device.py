@@ -11,16 +11,18 @@ import ctypes
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from math import inf
 from queue import SimpleQueue
 from time import perf_counter
 from types import TracebackType
-from typing import Any
+from typing import Any, ClassVar
 
 from rrfp_jax.core.events import WaitCause
+from rrfp_jax.core.foresight import expected_end, room_from
 from rrfp_jax.core.step_rules import MOST_QUEUED
 from rrfp_jax.core.tasks import Task
 from rrfp_jax.trace.records import TaskRecord
@@ -80,10 +82,26 @@ class Running:
     error: Exception | None = None
     sends: Any = None  # the key by which its outputs are offered
     held: WaitCause | None = None  # what the stage waited for when it was last asked, since the task before
+    after: Running | None = None  # what computes its input, if that was foreseen
+    copy: float = 0.0  # of the input, from there
+    usual: float | None = None
+    device: DeviceQueue | None = None
+
+    @property
+    def queue(self) -> Collection[Running]:
+        """See `foresight.Flight`."""
+        return () if self.device is None else self.device._running
+
+    @property
+    def free(self) -> float:
+        """See `foresight.Flight`."""
+        return 0.0 if self.device is None else self.device._free_since
 
     def wait(self) -> None:
         """Block until the program has ended, and note when and how."""
         token = self.token
+        if (after := self.after) is not None:
+            after.wait()  # so that it is seen to end first
         try:
             if token is not None:
                 token.block_until_ready()
@@ -100,7 +118,9 @@ class Running:
 
     def has_ended(self) -> bool:
         """Whether the program has ended; if so, `end` and `error` are set."""
-        token = self.token
+        token, after = self.token, self.after
+        if after is not None and (not after.has_ended() or after.error is not None):
+            return False  # an error is told of the program that raised it
         if self.end == 0.0 and (token is None or token.is_ready()):
             self.wait()
         return self.end > 0.0
@@ -112,7 +132,12 @@ class DeviceQueue:
     A thread calls `wake` when a watched program has ended. It lives from the first one to `close`, or to the
     end of a step that is broken off. Another program is queued when those that there are may all end within
     `lead` seconds.
+
+    Attributes:
+        as_it_is: whether programs end when the device ends them; else nothing can be foreseen.
     """
+
+    as_it_is: ClassVar[bool] = True
 
     def __init__(self, name: str, wake: Callable[[], None], lead: float = LEAD_SECONDS) -> None:
         self._name = name
@@ -122,7 +147,7 @@ class DeviceQueue:
         self._watched: SimpleQueue[Running | None] = SimpleQueue()
         self._last_watched: Running | None = None
         self._usual: dict[Hashable, tuple[float, float]] = {}  # duration and its deviation, running means
-        self._free_since = 0.0
+        self._free_since, self._foresees = 0.0, False
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> DeviceQueue:
@@ -143,6 +168,7 @@ class DeviceQueue:
 
     def submit(self, running: Running) -> None:
         """Note a program that has just been dispatched."""
+        running.device, running.usual = self, self._usual.get(running.cost, (None,))[0]
         self._running.append(running)
 
     def watch(self) -> None:
@@ -161,7 +187,12 @@ class DeviceQueue:
         finished = []
         while self._running and self._running[0].has_ended():
             running = self._running.popleft()
+            if self._foresees:  # a later one may have been seen to end first, by who waited for its output
+                running.end = min(running.end, *(later.end or running.end for later in self._running), inf)
             running.start = max(running.dispatched, self._free_since)
+            if (after := running.after) is not None:
+                running.ready = min(after.end + running.copy, running.end)
+                running.start, running.after = max(running.start, running.ready), None
             self._free_since = running.end
             seconds = running.end - running.start
             mean, deviation = self._usual.get(running.cost, (seconds, 0.0))
@@ -176,6 +207,8 @@ class DeviceQueue:
             return now
         if len(self._running) >= self._most:
             return float("inf")
+        if self._foresees:
+            return room_from(len(self._running), self.expected_end(now))
         end = max(self._running[0].dispatched, self._free_since)
         for running in self._running:
             usual = self._usual.get(running.cost)
@@ -188,6 +221,14 @@ class DeviceQueue:
     def decide_ahead(self, seconds: float, most: int = DEEPEST) -> None:
         """Have room so much earlier than usual, from now on, for so many programs."""
         self._ahead, self._most = seconds, most if seconds else MOST_QUEUED
+
+    def foresee(self, most: int) -> None:
+        """Have room by what is expected, from now on, for so many programs."""
+        self._foresees, self._most = True, most
+
+    def expected_end(self, now: float) -> float:
+        """When all programs are expected to have ended; inf if nobody knows."""
+        return expected_end(self._running, self._free_since, now)
 
     def next_event(self, now: float) -> float:
         """When, after `now`, something happens here of which no thread tells; inf if nothing will."""

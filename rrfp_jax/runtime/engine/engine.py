@@ -219,6 +219,7 @@ class Engine:
             settings.stall_seconds,
             settings.injected.queue(),
             agreement=agreement_of(self.layout, settings.agreement, settings.protocol),
+            dispatch=settings.dispatch,
             delays=settings.injected.arrivals(self.placement, rank=world.rank),
             name=self.layout.name,
         )

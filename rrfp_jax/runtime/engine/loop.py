@@ -15,12 +15,14 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from math import inf
 from time import perf_counter
 from typing import Any, Protocol, TypeAlias
 
 import jax
 
-from rrfp_jax.core.events import ROOM, Arrived, Dispatch, WaitCause
+from rrfp_jax.core.events import ROOM, Arrived, Dispatch, Room, WaitCause
+from rrfp_jax.core.foresight import Dispatching, arrival_of, foreseen_from
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.step_rules import MOST_QUEUED, Budget, StepRules
 from rrfp_jax.core.tasks import Direction, Input, Task
@@ -32,6 +34,7 @@ from rrfp_jax.runtime.run.consensus import Agreement
 from rrfp_jax.runtime.run.recorder import ARRIVED, COMING, DELIVERED, OFFERED, PRODUCED
 from rrfp_jax.runtime.run.signals import interrupts_held
 from rrfp_jax.runtime.run.waits import (
+    SHORTEST_PAUSE,
     AnyAwaited,
     ForProgram,
     ForTask,
@@ -127,6 +130,8 @@ class Driver:
         scheduler: makes a stage's scheduler for a step; see also tests/support/interleave.py.
         agreement: with the other processes of this process's stage, if there are any.
         delays: hold arrivals, for experiments.
+        dispatch: whether tasks of inputs that are foreseen are dispatched (core/foresight.py), where devices
+            and arrivals are as they are, and within this process.
         name: of a stage, for messages.
     """
 
@@ -140,10 +145,12 @@ class Driver:
         scheduler: Callable[[int, StepRules, Budget | None], StageScheduler] = StageScheduler,
         agreement: Agreement | None = None,
         delays: ArrivalDelays | None = None,
+        dispatch: Dispatching = "ready",
         name: Callable[[int], str] = "stage {}".format,
     ) -> None:
-        self.scheduler, self.agreement, self.delays = scheduler, agreement, delays
-        self.local: Transport = LocalTransport(devices)
+        self.scheduler, self.agreement, self.delays, self.dispatch = scheduler, agreement, delays, dispatch
+        self.copies: dict[tuple[int, Direction], float] = {}  # how long inputs take to a stage, running means
+        self.local = LocalTransport(devices)
         self.remote = remote
         self.devices, self._name = devices, name
         self._world, self._steps = world, 0
@@ -320,6 +327,14 @@ class StepExecution(TransferObserver):
         self._began = perf_counter()
         self._wait: LimitedWait  # of `run`
         self._late: dict[tuple[int, Task], float] = {}  # of that, how much was injected; by stage and task
+        real = all(queue.as_it_is for queue in self._queues)
+        self._foresees = driver.dispatch == "foreseen" and real and not (shared or self._delays)
+        self._coming: dict[int, dict[Input, tuple[Running, Arrays]]] = {s: {} for s in parts}
+        self._taken = set[Key]()  # inputs of tasks that have been dispatched before they came
+        self._soonest = dict.fromkeys(parts, inf)  # when an input of an idle stage will be foreseen
+        if self._foresees:
+            for queue in self._queues:
+                queue.foresee(MOST_QUEUED if any(budgets) else DEEPEST)
         self._idle = dict.fromkeys(parts, False)  # had nothing to run when last asked, and nothing came since
         self._held: dict[int, WaitCause] = {}  # what it waited for when last asked, since its last dispatch
         self._records: list[TaskRecord] = []
@@ -332,7 +347,8 @@ class StepExecution(TransferObserver):
                     if interrupted():
                         raise KeyboardInterrupt
                     moved = self._collect()
-                    moved |= self._fill()
+                    while self._fill():  # what one device is given may be foreseen by another
+                        moved = True
                     if moved:
                         self._wait.progressed()
                     elif self._wait.reached():
@@ -363,9 +379,11 @@ class StepExecution(TransferObserver):
             arrivals += transport.poll()
         if self._delays is not None:
             arrivals = self._delays.hold(arrivals)
-        for key, arrays, _, late in arrivals:
+        for key, arrays, produced, late in arrivals:
             moved = True
             self._recorder.got(key.stage, key.input, ARRIVED)
+            if self._foresees and self._came(key, produced):
+                continue
             self._machines[key.stage].handle(Arrived(key.input))
             task = self._schedulers[key.stage].task_for(*key.input)
             self._parts[key.stage].receive(task, arrays)
@@ -377,16 +395,48 @@ class StepExecution(TransferObserver):
             self._idle = dict.fromkeys(self._idle, False)
         return moved
 
+    def _came(self, key: Key, produced: float) -> bool:
+        """Learn how long an input took; whether it was foreseen, so that its task is dispatched."""
+        if produced:
+            way, took = self._way(key), perf_counter() - produced
+            self._driver.copies[way] = 0.9 * self._driver.copies.get(way, took) + 0.1 * took
+        self._coming[key.stage].pop(key.input, None)
+        found = key in self._taken
+        self._taken.discard(key)
+        return found
+
+    def _way(self, key: Key) -> tuple[int, Direction]:
+        return key.stage, key.input.direction
+
+    def _room(self, queue: DeviceQueue, stage: int, now: float) -> Room:
+        """Room on a device, with the inputs that are expected in time."""
+        self._soonest[stage] = inf
+        if not (coming := self._coming[stage]):
+            return ROOM
+        if self._rules.hint is None:
+            return Room(foreseen=frozenset(coming))
+        end, found = queue.expected_end(now), []
+        for one, (running, _) in coming.items():
+            copy = self._driver.copies.get((stage, one.direction), inf)
+            at = foreseen_from(arrival_of(running, copy, now), end)
+            if at <= now:
+                found.append(one)
+            else:
+                self._soonest[stage] = min(self._soonest[stage], at)
+        return Room(foreseen=frozenset(found)) if found else ROOM
+
     def _fill(self) -> bool:
         """Give every device that has room the best task of its stages."""
         moved = False
         for queue, stages in zip(self._queues, self._driver._sharing, strict=True):
             for stage in stages:  # the first goes first as long as it has anything to run
-                while not self._idle[stage] and queue.room_at(now := perf_counter()) <= now:
-                    dispatch = self._machines[stage].handle(ROOM)
+                while (not self._idle[stage] or self._soonest[stage] <= perf_counter()) and queue.room_at(
+                    now := perf_counter()
+                ) <= now:
+                    dispatch = self._machines[stage].handle(self._room(queue, stage, now))
                     if dispatch is not None:
                         self._dispatch(queue, stage, dispatch, now)
-                        moved = True
+                        moved, self._idle[stage] = True, False
                     else:
                         self._idle[stage] = True
                         self._held[stage] = self._machines[stage].awaited(named=False).cause
@@ -394,6 +444,11 @@ class StepExecution(TransferObserver):
 
     def _dispatch(self, queue: DeviceQueue, stage: int, dispatch: Dispatch, now: float) -> None:
         part, task, of_model = self._parts[stage], dispatch.task, stage % self._stages
+        after = None
+        if (foreseen := self._coming[stage].pop(task.input, None)) is not None:
+            after, arrays = foreseen
+            part.receive(task, arrays)
+            self._taken.add(Key(self._round, stage, task.input))
         # Noted before: a collective out of order may end the process.
         self._recorder.dispatched(self._step, of_model, task)
         try:
@@ -407,11 +462,17 @@ class StepExecution(TransferObserver):
         if (destination := self._rules.placement.destination(of_model, task)) is not None:
             key = Key(self._round, stage - of_model + destination[0], destination[1])
         held = self._held.pop(stage, None) if self._held else None
-        queue.submit(Running(self._step, stage, task, bucket, cost, token, ready, now, sends=key, held=held))
+        running = Running(self._step, stage, task, bucket, cost, token, ready, now, sends=key, held=held)
+        if after is not None:
+            running.after, running.copy = after, self._driver.copies.get((stage, task.input.direction), 0.0)
+        queue.submit(running)
         part.meter.dispatched(task)
         if key is not None:
             self._recorder.sent(stage, task, OFFERED)  # before: it may be delivered at once
             (self._local if key.stage in self._parts else self._remote).offer(key, outputs)
+            if self._foresees and (copies := self._driver.local.coming(key)) is not None:
+                self._coming[key.stage][key.input] = running, copies
+                self._idle[key.stage] = False
         for later in dispatch.ready:
             self._ready[stage][later] = perf_counter()
         for microbatch in dispatch.additions[1:]:
@@ -444,6 +505,9 @@ class StepExecution(TransferObserver):
                 queue.watch()
         if self._delays is not None:
             until = min(until, self._delays.next_release())
+        for queue, stages in zip(self._queues, self._driver._sharing, strict=True):
+            if (soonest := min(map(self._soonest.__getitem__, stages))) < inf:
+                until = min(until, max(soonest, queue.room_at(now), now + SHORTEST_PAUSE))
         self._driver._bell.sleep(max(0.0, until - now))
 
     def _waiting(self) -> list[AnyAwaited]:

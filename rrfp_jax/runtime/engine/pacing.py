@@ -181,6 +181,8 @@ class JitteredQueue(DeviceQueue):
     as if it had run behind it.
     """
 
+    as_it_is = False
+
     def __init__(self, name: str, wake: Callable[[], None], delay: Callable[[Running, float], float]) -> None:
         super().__init__(name, wake)
         self._delay = delay

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from rrfp_jax.core.admission import SPARE_GRADIENTS, Accumulation
+from rrfp_jax.core.foresight import Dispatching
 from rrfp_jax.core.group import GroupProtocol
 from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.scheduler import check_can_end
@@ -154,6 +155,8 @@ class Settings:
         agreement: what carries the messages by which the processes of a stage agree on each task: "kv", the
             key-value store of `jax.distributed`, or "socket" (`docs/transport.md`).
         protocol: a "leader" decides, or all are "unanimous".
+        dispatch: "ready" dispatches a task when its input is there; "foreseen" also when that is computed on
+            another device of the process and expected in time, which hides the host's latency.
         delays: injected delays, to test schedules: text such as "jitter=J2,skew=0.001"; empty for none
             (`benchmarks/paced.md`).
 
@@ -177,6 +180,7 @@ class Settings:
     rebalance: Rebalance = "off"
     agreement: CarrierName = "kv"
     protocol: GroupProtocol = "leader"
+    dispatch: Dispatching = "ready"
     delays: str | Delays = ""
 
     def __post_init__(self) -> None:
@@ -291,6 +295,7 @@ WORDS: Mapping[str, Any] = {
     "rebalance": Rebalance,
     "agreement": CarrierName,
     "protocol": GroupProtocol,
+    "dispatch": Dispatching,
 }
 """Settings that are one of a few words, each with the `Literal` of them."""
 

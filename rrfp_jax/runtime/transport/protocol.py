@@ -293,6 +293,10 @@ class LocalTransport(Transport):
             self._waiting[key] = self._copier(devices)(arrays)
         self._offers.observer.coming(key)
 
+    def coming(self, key: Key) -> Sequence[jax.Array] | None:
+        """The arrays of an offer, which are yet to be computed; None if it has arrived."""
+        return self._waiting.get(key)
+
     def produced(self, key: Key, at: float) -> None:
         if key in self._waiting:
             self._moving[key] = Arrival(key, self._waiting.pop(key), at)
@@ -300,7 +304,8 @@ class LocalTransport(Transport):
     def poll(self) -> list[Arrival]:
         arrived, self._here = self._here, []
         for key, arrival in [*self._moving.items()]:
-            if all(array.is_ready() for array in arrival.arrays):  # type: ignore[attr-defined]
+            # An array that was foreseen may have been given to the program that needs it.
+            if all(a.is_deleted() or a.is_ready() for a in arrival.arrays):  # type: ignore[attr-defined]
                 del self._moving[key]
                 self._offers.delivered(key)
                 arrived.append(arrival)

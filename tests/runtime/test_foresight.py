@@ -1,0 +1,104 @@
+"""Tasks whose inputs are foreseen in a run: the same bits, and records that say what happened."""
+
+from itertools import pairwise
+
+import jax
+import numpy as np
+import pytest
+
+import rrfp_jax as rrfp
+from rrfp_jax.core.tasks import FORWARD, Task
+from rrfp_jax.runtime.engine.device import DeviceQueue, Running
+from rrfp_jax.runtime.engine.loop import StepExecution
+from tests.support import toy
+
+SCHEDULES = ["bf", "bfw", "1f1b", "zb-h1", "ranked:1f1b", "zb-v"]
+
+
+def trained(schedule, dispatch, steps=6, microbatches=8):
+    settings = rrfp.Settings(dispatch=dispatch, stall_seconds=20)
+    trainer = toy.trainer(4, schedule=schedule, settings=settings)
+    reports = [trainer.step(toy.microbatches(microbatches, seed=step)) for step in range(steps)]
+    return reports, jax.device_get(trainer.stage_params)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_bits_and_records(schedule, monkeypatch):
+    foreseen, dispatch = [], StepExecution._dispatch
+
+    def dispatched(self, queue, stage, choice, now):
+        foreseen.append(choice.task.input in self._coming[stage])
+        dispatch(self, queue, stage, choice, now)
+
+    plain, expected = trained(schedule, "ready")
+    monkeypatch.setattr(StepExecution, "_dispatch", dispatched)
+    reports, params = trained(schedule, "foreseen")
+    assert any(foreseen), "some tasks were dispatched before their input was there"
+    assert [r.loss for r in reports] == [r.loss for r in plain]
+    assert jax.tree.all(jax.tree.map(np.array_equal, params, expected))
+    for report in reports:
+        trace = report.trace
+        for stage in range(4):
+            records = trace.stage_records(stage)
+            assert all(a.end <= b.start for a, b in pairwise(records))
+            assert all(max(r.dispatched, r.ready) <= r.start <= r.end for r in records)
+        assert all(receiver.ready >= sender.end for sender, receiver in trace.transfers())
+
+
+def test_a_stage_that_a_timer_woke_is_asked_again():
+    """With one microbatch, all that a stage runs next follows from what was foreseen."""
+    reports, _ = trained("bf", "foreseen", steps=60, microbatches=1)
+    assert len(reports) == 60
+
+
+class Token:
+    """A result that is there."""
+
+    def __init__(self, error=None):
+        self.error = error
+
+    def is_ready(self):
+        return True
+
+    def block_until_ready(self):
+        if self.error is not None:
+            raise self.error
+
+
+def program(stage, token, dispatched=0.0):
+    return Running(0, stage, Task(FORWARD, 0, 0), 0, "F", token, 0.0, dispatched)
+
+
+@pytest.fixture
+def queues():
+    return [DeviceQueue(name, lambda: None) for name in "ab"]
+
+
+def test_an_error_is_told_of_the_program_that_raised_it(queues):
+    first, second = program(0, Token(ValueError("own"))), program(1, Token(ValueError("of its input")))
+    second.after = first
+    for queue, running in zip(queues, (first, second), strict=True):
+        queue.submit(running)
+    assert queues[1].ended() == []
+    assert queues[0].ended() == [first] and str(first.error) == "own"
+
+
+def test_a_task_begins_when_what_was_foreseen_has_come(queues):
+    for queue in queues:
+        queue.foresee(8)
+    first, second = program(0, Token()), program(1, Token())
+    second.after = first
+    for queue, running in zip(queues, (first, second), strict=True):
+        queue.submit(running)
+    assert queues[1].ended() == [second] and queues[0].ended() == [first]
+    assert first.end == second.ready == second.start <= second.end and second.after is None
+
+
+def test_what_is_seen_to_end_ends_what_was_before_it(queues):
+    queues[0].foresee(8)
+    before, first = program(0, Token()), program(0, Token())
+    queues[0].submit(before)
+    queues[0].submit(first)
+    first.wait()  # as who waits for its output does
+    assert queues[0].ended() == [before, first]
+    assert before.end == first.start == first.end
