@@ -19,6 +19,27 @@ TEXT = {**SIZES, "n_layers": 4, "vocab_size": 12, "init_scale": 0.3}
 RUN = {"steps": 2, "microbatches": 4, "seed": 1}
 
 
+def embed_init(key):
+    return {"table": jax.random.normal(key, (toy.VOCABULARY, toy.WIDTH))}
+
+
+def block_init(key):
+    a, b = jax.random.split(key)
+    return {
+        "up": jax.random.normal(a, (toy.WIDTH, 2 * toy.WIDTH)) / toy.WIDTH**0.5,
+        "down": jax.random.normal(b, (2 * toy.WIDTH, toy.WIDTH)) / toy.WIDTH**0.5,
+        "bias": jnp.zeros(toy.WIDTH),
+    }
+
+
+def head_init(key):
+    return {"out": jax.random.normal(key, (toy.WIDTH, toy.VOCABULARY)) / toy.WIDTH**0.5}
+
+
+INITS = embed_init, block_init, head_init
+"""The toy's initial values of older commits, to which goldens are compared."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Model:
     """A pipeline, and `data(step)` or another `Data`."""
@@ -71,8 +92,8 @@ def dropped_block(params, carry, mb):
 
 
 def dropout():
-    first, *_, last = toy.layers()
-    block = rrfp.layer(dropped_block, init=toy.block_init, repeat=toy.BLOCKS)
+    first, *_, last = toy.layers(INITS)
+    block = rrfp.layer(dropped_block, init=block_init, repeat=toy.BLOCKS)
     return Model(rrfp.Pipeline([first, block, last], toy.loss), batches)
 
 
@@ -84,8 +105,8 @@ def halved_block(params, carry, mb):
 
 
 def half():
-    first, *_, last = toy.layers()
-    block = rrfp.layer(halved_block, init=toy.block_init, repeat=toy.BLOCKS)
+    first, *_, last = toy.layers(INITS)
+    block = rrfp.layer(halved_block, init=block_init, repeat=toy.BLOCKS)
     return Model(rrfp.Pipeline([first, block, last], toy.loss), batches)
 
 
@@ -101,10 +122,10 @@ def several_shapes(step):
 
 
 MODELS = {
-    "toy": lambda: Model(toy.pipeline(), batches),
-    "two buckets": lambda: Model(toy.pipeline(), several_shapes),
-    "tied": lambda: Model(toy.tied_pipeline(), batches),
-    "frozen": lambda: Model(toy.pipeline(frozen=("0.*", "2.up")), batches),
+    "toy": lambda: Model(toy.pipeline(inits=INITS), batches),
+    "two buckets": lambda: Model(toy.pipeline(inits=INITS), several_shapes),
+    "tied": lambda: Model(toy.tied_pipeline(INITS), batches),
+    "frozen": lambda: Model(toy.pipeline(inits=INITS, frozen=("0.*", "2.up")), batches),
     "dropout": dropout,
     "bfloat16": half,
     "zoo": lambda: Model(zoo.pipeline(), lambda step: list(zoo.microbatches(step))),
@@ -126,7 +147,7 @@ MODELS = {
 def spread():
     """The toy, whose stages of two devices share its tensors."""
     split = {"*.up": sharded.P(None, "tp"), "*.down": sharded.P("tp", None), "-1.out": sharded.P("tp", None)}
-    return Model(toy.pipeline(sharding=split), batches)
+    return Model(toy.pipeline(inits=INITS, sharding=split), batches)
 
 
 def digest(trainer):
