@@ -195,3 +195,5 @@ def test_no_page_is_wider_than_the_window_and_no_code_is_clipped(site, shown, wi
         opened(shown, site[0] / f"{page}.html", width)
         assert shown.value("document.documentElement.scrollWidth") <= width, page
         assert shown.value(clipped) == 0, page
+        if page == "index":  # whose picture is read, not guessed
+            assert shown.value("document.querySelector('img[src$=\"step.png\"]').width") >= 700
