@@ -18,7 +18,7 @@ from tests.support import toy
 
 @pytest.fixture(scope="module")
 def trainers():
-    return toy.trainer(4, clip_norm=1.0, stall_seconds=20), toy.trainer(4, clip_norm=1.0)
+    return toy.trainer(3, clip_norm=1.0, stall_seconds=20), toy.trainer(3, clip_norm=1.0)
 
 
 def press_control_c():

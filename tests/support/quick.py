@@ -25,7 +25,7 @@ KEPT_OF = {
     **{"core/test_explore.py": 4},
     **{"first_day": 3, "data/test_documents.py": 4, "data/test_loading.py": 4, "data/test_user_data.py": 6},
     **{"docs/test_blocks.py": 4, "house/test_mutants.py": 4, "launcher": 6, "models": 3, "odd_models": 40},
-    **{"runs": 3, "runtime": 8, "train": 8},
+    **{"runs": 3, "runtime": 8, "runtime/test_sharding.py": 12, "train": 8},
 }
 """By folder or file below tests/, of how many cases one is kept."""
 
