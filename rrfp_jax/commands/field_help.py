@@ -32,11 +32,12 @@ NO_SENTENCE = (
 def listed(config: Any) -> str:
     """All fields with their values, each with its sentence below.
 
-    Those that a class adds stand together under its name, the config's own class first. Nobody inherits from
-    what is nested, so that stays with its field.
+    Those that a class adds stand together under its name, the config's own class first, with what is nested
+    there, such as a model, last. Nobody inherits from what is nested, so that stays with its field.
     """
-    fields, parts = list(_fields(config)), []
     owners = _owners(type(config))
+    fields, parts = list(_fields(config)), []
+    fields.sort(key=lambda field: "." in field[0] and owners[field[0].partition(".")[0]] is type(config))
     kinds = [kind for kind in type(config).__mro__ if kind in owners.values()]
     for kind in kinds:
         lines = [_heading(kind)] if len(kinds) > 1 else []

@@ -86,13 +86,13 @@ class RunConfig(Settings, ABC):
         name: of the run; its files go to `<directory>/<name>/`.
         steps: training steps.
         mesh: pipeline stages, tensor and data parallelism; see `Mesh`.
-        split: layers per stage, or per virtual stage in the model's order if stages have several chunks;
-            empty for an even split; "auto" for one by predicted costs.
         schedule: bf, bfw, fb, b-priority, f-priority, 1f1b, gpipe, zb-h1, zb-h2, interleaved-1f1b, zb-v,
             v-half, v-min, v-zb, dualpipe-v; planned, by what was measured or by the costs in a file
             (planned:FILE); csv:FILE, an order in a file; ranked: and the name of an order, which ranks ready
             tasks by that order and reserves its memory; or auto, the hint that the simulator finds fastest,
             reconsidered after some steps.
+        split: layers per stage, or per virtual stage in the model's order if stages have several chunks;
+            empty for an even split; "auto" for one by predicted costs.
         validate_every: steps between validations; 0 for one at the end.
         validation_steps: steps of validation data per validation; 0 for the data's own `steps`, or 1 if it
             has none.
@@ -108,8 +108,8 @@ class RunConfig(Settings, ABC):
     name: str
     steps: int
     mesh: Mesh = field(default_factory=Mesh)
-    split: tuple[int | str, ...] | str = ()
     schedule: str = "bf"
+    split: tuple[int | str, ...] | str = ()
     validate_every: int = 0
     validation_steps: int = 0
     checkpoint: Checkpointing = field(default_factory=Checkpointing)

@@ -54,6 +54,22 @@ class Inner(Outer):
     bare: int = 0
 
 
+def test_what_is_changed_first_comes_first():
+    names = re.findall(r"--config\.([\w.]+)=", listed(load_config(str(ROOT / "configs" / "quickstart.py"))))
+    first = [
+        "path",
+        "batch",
+        "model.d_model",
+        "steps",
+        "mesh.pp",
+        "schedule",
+        "clip_norm",
+        "remat",
+        "protocol",
+    ]
+    assert sorted(first, key=names.index) == first
+
+
 def test_sentences_are_those_of_docstrings_and_comments():
     assert sentences_of(Inner) == {
         "size": "in rows: one to many.",
@@ -66,7 +82,8 @@ def test_sentences_are_those_of_docstrings_and_comments():
 def test_what_has_no_sentence_says_how_it_gets_one():
     said = listed(Inner())
     assert "  --config.kept.left=2\n        edges.\n" in said
-    assert "  --config.bare=0\n\nOuter: Of a base.\n  --config.size=1\n" in said
+    assert "  --config.bare=0\n  --config.kept.size=1\n" in said
+    assert "  --config.kept.said=\n        here.\n\nOuter: Of a base.\n  --config.size=1\n" in said
     assert said.startswith("Inner: No attributes here.\n  --config.several=")
     assert said.index("--config.said") > said.index("Outer")  # although Inner gives it another sentence
     assert "\n\nA field without a sentence" in said

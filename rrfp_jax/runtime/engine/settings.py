@@ -124,34 +124,34 @@ class Settings:
     `RunConfig` inherits these fields.
 
     Attributes:
+        seed: of initial values and random keys.
+        clip_norm: scale the gradient down to this norm, taken over all stages; None for no clipping.
+        loss_scale: factor on the loss before it is differentiated, for models that compute in float16: a
+            number, or "dynamic", which finds one by skipping steps; None for 1.
+        on_nonfinite: what to do with a step whose loss or gradient is not finite: "stop" with a
+            TrainingError, or "skip" its update, up to 20 times in a row.
+        remat: activation checkpointing, what backwards compute again: "none", "full" (everything but a
+            layer's input), or a policy of `jax.checkpoint_policies` by name.
+        activation_budget: bytes of each device for microbatches in flight, a number or text ("2GiB"); "auto"
+            for what is left (CPUs do not report it); None for no limit. Fixed orders that may hold more are
+            rejected.
+        max_in_flight: most microbatches that a stage holds under a hint; None for twice the number of stages,
+            or as many as fit if there is a budget in bytes.
+        transport: what carries messages between processes: "nixl", from device to device; "socket", through
+            hosts; "auto", NIXL if it works between all neighbours, else sockets (`docs/transport.md`).
+        rebalance: whether layers move to other stages when measured costs predict a gain
+            (`docs/performance.md`): "off"; "suggest" prints which would, and what it would save; "auto" moves
+            them between two steps.
+        executables: a folder to keep compiled programs in, so that a restart compiles nothing; None to
+            compile at every start. Nobody else may have write access: see `docs/security.md`.
+        stall_seconds: stop a step that makes no progress for this long (s), naming what it waited for.
+        spare_gradients: gradients that a stage may park until their turn comes, each as large as its
+            parameters; more of them help where messages overtake one another
+            (`benchmarks/results/simulated.md`).
         accumulation: "index" adds gradients in microbatch order, so results are bitwise identical in any
             order of tasks; "arrival" adds them as they arrive.
         equal_schedules: run every backward as the same two programs, also where the schedule does not split
             it, so that all schedules of a placement give bitwise identical results; see `docs/numbers.md`.
-        clip_norm: scale the gradient down to this norm, taken over all stages; None for no clipping.
-        on_nonfinite: what to do with a step whose loss or gradient is not finite: "stop" with a
-            TrainingError, or "skip" its update, up to 20 times in a row.
-        loss_scale: factor on the loss before it is differentiated, for models that compute in float16: a
-            number, or "dynamic", which finds one by skipping steps; None for 1.
-        seed: of initial values and random keys.
-        remat: activation checkpointing, what backwards compute again: "none", "full" (everything but a
-            layer's input), or a policy of `jax.checkpoint_policies` by name.
-        max_in_flight: most microbatches that a stage holds under a hint; None for twice the number of stages,
-            or as many as fit if there is a budget in bytes.
-        activation_budget: bytes of each device for microbatches in flight, a number or text ("2GiB"); "auto"
-            for what is left (CPUs do not report it); None for no limit. Fixed orders that may hold more are
-            rejected.
-        spare_gradients: gradients that a stage may park until their turn comes, each as large as its
-            parameters; more of them help where messages overtake one another
-            (`benchmarks/results/simulated.md`).
-        stall_seconds: stop a step that makes no progress for this long (s), naming what it waited for.
-        transport: what carries messages between processes: "nixl", from device to device; "socket", through
-            hosts; "auto", NIXL if it works between all neighbours, else sockets (`docs/transport.md`).
-        executables: a folder to keep compiled programs in, so that a restart compiles nothing; None to
-            compile at every start. Nobody else may have write access: see `docs/security.md`.
-        rebalance: whether layers move to other stages when measured costs predict a gain
-            (`docs/performance.md`): "off"; "suggest" prints which would, and what it would save; "auto" moves
-            them between two steps.
         agreement: what carries the messages by which the processes of a stage agree on each task: "kv", the
             key-value store of `jax.distributed`, or "socket" (`docs/transport.md`).
         protocol: a "leader" decides, or all are "unanimous".
@@ -164,20 +164,20 @@ class Settings:
         UsageError: an invalid value, with its name.
     """
 
+    seed: int = 0
+    clip_norm: float | None = None
+    loss_scale: str | float | LossScale | None = None
+    on_nonfinite: OnNonfinite = "stop"
+    remat: str = "none"
+    activation_budget: str | int | None = "auto"
+    max_in_flight: int | None = None
+    transport: TransportName = "auto"
+    rebalance: Rebalance = "off"
+    executables: str | Path | None = None
+    stall_seconds: float = 300.0
+    spare_gradients: int = SPARE_GRADIENTS
     accumulation: Accumulation = "index"
     equal_schedules: bool = False
-    clip_norm: float | None = None
-    on_nonfinite: OnNonfinite = "stop"
-    loss_scale: str | float | LossScale | None = None
-    seed: int = 0
-    remat: str = "none"
-    max_in_flight: int | None = None
-    activation_budget: str | int | None = "auto"
-    spare_gradients: int = SPARE_GRADIENTS
-    stall_seconds: float = 300.0
-    transport: TransportName = "auto"
-    executables: str | Path | None = None
-    rebalance: Rebalance = "off"
     agreement: CarrierName = "kv"
     protocol: GroupProtocol = "leader"
     dispatch: Dispatching = "ready"
