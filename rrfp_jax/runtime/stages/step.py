@@ -67,18 +67,16 @@ class Inputs:
 
     def load(self, step: int, known: StepPrograms, load: Load) -> dict[int, list[list[jax.Array | None]]]:
         """Per stage replica and microbatch of its replica, what its programs read: fields, then numbers."""
-        meshes, arrived = self._layout.stage_meshes, dict[int, list[list[jax.Array | None]]]()
-        for number in meshes:
-            arrived[number] = []
+        arrived, values = dict[int, list[list[jax.Array | None]]](), list[list[Any]]()
         for j, arrays in enumerate(load(known.fields)):
-            values = [arrays.get(name) for name, *_ in known.buckets[j]]
-            values.append(np.array([self._seed, step, j], IDS.dtype))
-            for number, used in known.readers[j].items():
-                placed: list[jax.Array | None] = [None] * len(values)
-                there = meshes[number].put_whole([*map(values.__getitem__, used)])
-                for i, array in zip(used, there, strict=True):
-                    placed[i] = array
-                arrived[number].append(placed)
+            values.append([arrays.get(name) for name, *_ in known.buckets[j]])
+            values[j].append(np.array([self._seed, step, j], IDS.dtype))
+        for number, mesh in self._layout.stage_meshes.items():
+            own = [(values[j], of[number]) for j, of in enumerate(known.readers) if number in of]
+            there = iter(mesh.put_whole([of[i] for of, used in own for i in used]))  # all at once
+            arrived[number] = [
+                [next(there) if i in used else None for i in range(len(of))] for of, used in own
+            ]
         return arrived
 
 
