@@ -206,8 +206,8 @@ def _stage(
         ledger=ledger,
         lasting={
             "accumulate": sums.accumulate,
-            "norms": [sums.norms],
-            "update": [] if optimizer is None else [optimizer.update],
+            "norms": sums.norms.programs,
+            "update": [] if optimizer is None else optimizer.updates,
         },
         tasks={
             bucket_name(bucket): {

@@ -61,7 +61,7 @@ class Program:
         """Apply it to the arguments that it reads."""
         return call(self.closed, *args)
 
-    def at(self, places: Sequence[int]) -> Program:
+    def at(self, places: Sequence[int] | Mapping[int, int]) -> Program:
         """The program, given where in the full list each entry of the list that it reads now is."""
         return Program(self.closed, tuple(places[i] for i in self.reads))
 
@@ -84,6 +84,38 @@ def reduce(closed: ClosedJaxpr, outputs: Sequence[bool] | None = None) -> Progra
     """The program with only the chosen outputs, and no more inputs than they need."""
     live, reads = live_part(closed, outputs or [True] * len(closed.jaxpr.outvars))
     return Program(live, tuple(reads))
+
+
+def parts(closed: ClosedJaxpr, outputs: Sequence[Sequence[int]]) -> list[Program]:
+    """For each list of outputs what `reduce` gives, in one pass over the program."""
+    jaxpr, own, every = closed.jaxpr, [list[JaxprEqn]() for _ in outputs], (1 << len(outputs)) - 1
+    wanted: dict[Var, int] = {}  # by variable, the mask of the parts that need it
+
+    def want(atoms: Sequence[Any], mask: int) -> None:
+        for atom in atoms:
+            if not isinstance(atom, Literal):
+                wanted[atom] = wanted.get(atom, 0) | mask
+
+    results = [[jaxpr.outvars[i] for i in places] for places in outputs]
+    for k, atoms in enumerate(results):
+        want(atoms, 1 << k)
+    for equation in reversed(jaxpr.eqns):
+        mask = functools.reduce(or_, (wanted.get(var, 0) for var in equation.outvars), 0)
+        mask = every if equation.effects else mask
+        want(equation.invars, mask)
+        for k in bits(mask):
+            own[k].append(equation)
+    cut = (jaxpr.replace(outvars=atoms, eqns=of[::-1]) for atoms, of in zip(results, own, strict=True))
+    return [reduce(ClosedJaxpr(one, closed.consts)) for one in cut]
+
+
+def bits(mask: int) -> list[int]:
+    """The places of the bits of a mask."""
+    found = []
+    while mask:
+        found.append((mask & -mask).bit_length() - 1)
+        mask &= mask - 1
+    return found
 
 
 def with_given(

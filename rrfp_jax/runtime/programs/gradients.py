@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from itertools import accumulate, groupby
 from typing import Any
 
 import jax
@@ -36,9 +37,7 @@ class SumPrograms:
     zero_aliases  -> those of the aliases among them, of all chunks
     accumulate    of each chunk: sums, parked gradients -> sums                   (sums donated)
     add_aliases   by chunk and place of an owner: its sum, its aliases' -> sum    (its own donated)
-    norms         owned parameters, owned sums, of all chunks -> 3 numbers: the largest magnitude of a sum,
-                  not finite if one is not; squares of sums over that added up, which cannot overflow; those
-                  of parameters
+    norms         owned parameters, owned sums, of all chunks -> 3 numbers; see `Norms`
 
     Sums are float32 or wider whatever the parameters are: they are taken over many microbatches. So are
     parked gradients, as they were added to zeros.
@@ -48,15 +47,13 @@ class SumPrograms:
     zero_aliases: Compiled
     accumulate: Sequence[Compiled]
     add_aliases: Mapping[tuple[int, int], Compiled]
-    norms: Compiled
+    norms: Norms
 
     @classmethod
     def compile(cls, chunks: Sequence[Params], roles: Sequence[LeafRoles], compiler: Compiler) -> SumPrograms:
         """Trace and compile for the parameters of each chunk, given by specs with their shardings."""
         parts = [(leaves, list(map(wide, leaves)), of) for leaves, of in leaves_of(chunks, roles)]
         trained = [[sums[i] for i in of.trained] for _, sums, of in parts]
-        owned = [own[i] for own, _, of in parts for i in of.owned]
-        owned_sums = [sums[i] for _, sums, of in parts for i in of.owned]
         return cls(
             zeros=[_zeros_program(compiler, sums) for sums in trained],
             zero_aliases=_zeros_program(compiler, [sums[i] for _, sums, of in parts for i in of.aliases]),
@@ -68,13 +65,117 @@ class SumPrograms:
                 for chunk, (_, sums, of) in enumerate(parts)
                 for i, count in of.owners.items()
             },
-            norms=compiler(_norms, owned, owned_sums),
+            norms=Norms.compile(owned_layers(owned_trees(chunks, roles)), compiler),
         )
+
+
+@dataclass(frozen=True)
+class Norms:
+    """Norms of the sums and parameters that a stage owns, added up leaf by leaf, by programs of few layers.
+
+    They give 3 numbers: the largest magnitude of a sum, not finite if one is not; squares of sums over that
+    added up, which cannot overflow; those of parameters. Each program goes on from those before it, so that
+    no bit depends on which layers it has.
+
+    largest    sums, numbers -> numbers with the largest magnitude
+    squares    parameters, sums, numbers -> numbers with the squares added
+    """
+
+    leaves: Sequence[slice]  # by program, of the owned ones of all chunks
+    largest: Sequence[Compiled]
+    squares: Sequence[Compiled]
+    dtype: Any
+    stage_mesh: StageMesh
+
+    @classmethod
+    def compile(cls, layers: Sequence[Sequence[Any]], compiler: Compiler) -> Norms:
+        """Compile for the owned parameters of each layer, given by specs."""
+        layers = [[spec for i in group for spec in layers[i]] for group in in_groups(layers)]
+        ends = [*accumulate(map(len, layers))]
+        dtype = widest(wide_dtype(spec.dtype) for own in layers for spec in own)
+        numbers = jax.ShapeDtypeStruct((3,), dtype)
+        largest = cache(lambda own: compiler(_largest, list(map(wide, own)), numbers))
+        squares = cache(lambda own: compiler(_squares, list(own), list(map(wide, own)), numbers))
+        return cls(
+            [slice(end - len(own), end) for own, end in zip(layers, ends, strict=True)],
+            [largest(tuple(own)) for own in layers],
+            [squares(tuple(own)) for own in layers],
+            dtype,
+            compiler.stage_mesh,
+        )
+
+    @property
+    def programs(self) -> list[Compiled]:
+        """All that there are, each once."""
+        return [*{id(one): one for one in (*self.largest, *self.squares)}.values()]
+
+    def __call__(self, params: Sequence[jax.Array], sums: Sequence[jax.Array]) -> jax.Array:
+        """The numbers of owned parameters and sums of all chunks."""
+        (numbers,) = self.stage_mesh.put_whole([np.zeros(3, self.dtype)])
+        for own, largest in zip(self.leaves, self.largest, strict=True):
+            numbers = largest(sums[own], numbers)
+        for own, squares in zip(self.leaves, self.squares, strict=True):
+            numbers = squares(params[own], sums[own], numbers)
+        return numbers
+
+
+def _largest(sums: Sequence[Any], numbers: Any) -> Any:
+    magnitudes = [jnp.max(jnp.abs(a).astype(numbers.dtype), initial=0.0) for a in sums]
+    return jnp.stack([jnp.max(jnp.stack([numbers[0], *magnitudes])), numbers[1], numbers[2]])
+
+
+def _squares(params: Sequence[Any], sums: Sequence[Any], numbers: Any) -> Any:
+    alone: Any = jax.lax.optimization_barrier  # what XLA fuses with others has other bits
+    real = numbers.dtype
+    inverse = alone(1 / jnp.maximum(numbers[0], SMALLEST))
+    shares = [jnp.sum(jnp.square(_real(a, real) * inverse)) for a in sums]
+    squares = [jnp.sum(jnp.square(_real(p.astype(wide_dtype(p.dtype)), real))) for p in params]
+    shares, squares = alone((shares, squares))
+    return jnp.stack([numbers[0], sum(shares, numbers[1]), sum(squares, numbers[2])])
+
+
+def _real(array: Any, real: Any) -> Any:
+    """Numbers with the same squares, signs kept: with them left out XLA adds up in another order."""
+    return (jnp.abs(array) if jnp.iscomplexobj(array) else array).astype(real)
+
+
+LAYERS = 4
+"""Of one program, at most: more take longer to compile than they save in calls."""
+
+
+def in_groups(layers: Sequence[Sequence[Any]]) -> list[range]:
+    """Consecutive layers, given by the specs of their leaves, that a program takes together: equal ones.
+
+    One with a single leaf goes with its neighbour: XLA turns a quotient by a number into a product if nothing
+    else uses that number, which has other bits.
+    """
+    found, first, before = list[range](), 0, 0
+    for specs, run in groupby(layers):
+        end = first + len(list(run))
+        for i in range(first, end, LAYERS) if specs else ():
+            group = range(i, min(i + LAYERS, end))
+            count = len(group) * len(specs)
+            joins = found and 1 in (count, before)
+            group = range(found.pop().start, group.stop) if joins else group
+            before = count + before * bool(joins)
+            found.append(group)
+        first = end
+    return found
 
 
 def leaves_of(chunks: Sequence[Params], roles: Sequence[LeafRoles]) -> list[tuple[list[Any], LeafRoles]]:
     """By chunk, the leaves of its parameters, and what they are."""
     return [(jax.tree.leaves(params), of) for params, of in zip(chunks, roles, strict=True)]
+
+
+def owned_trees(chunks: Sequence[Params], roles: Sequence[LeafRoles]) -> list[Params]:
+    """By chunk, the tree of the parameters that it owns."""
+    return [of.owned_tree([own[i] for i in of.owned]) for own, of in leaves_of(chunks, roles)]
+
+
+def owned_layers(trees: Sequence[Params]) -> list[list[Any]]:
+    """The leaves of each layer, in the order of all leaves."""
+    return [jax.tree.leaves(tree[layer]) for tree in trees for layer in sorted(tree)]
 
 
 def _zeros_program(compiler: Compiler, specs: list[Any]) -> Compiled:
@@ -97,16 +198,6 @@ def _add_aliases(own: Any, theirs: list[Any]) -> Any:
     for other in theirs:  # in order of declaration
         own = own + other
     return own
-
-
-def _norms(params: Any, sums: Any) -> Any:
-    real = widest(a.dtype for a in sums)
-    magnitudes = [jnp.abs(a).astype(real) for a in sums]
-    zero = jnp.zeros((), real)
-    largest = jnp.max(jnp.stack([zero, *(jnp.max(a, initial=0.0) for a in magnitudes)]))
-    shares = [jnp.sum(jnp.square(a / jnp.maximum(largest, SMALLEST))) for a in magnitudes]
-    squares = [jnp.sum(jnp.square(jnp.abs(p.astype(wide_dtype(p.dtype))).astype(real))) for p in params]
-    return jnp.stack([largest, sum(shares, zero), sum(squares, zero)])
 
 
 def wide(spec: Any) -> jax.ShapeDtypeStruct:

@@ -11,8 +11,8 @@ belongs to none, such as a count of steps or a random key, every stage has, with
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -29,23 +29,46 @@ from jax.tree_util import DictKey, GetAttrKey, SequenceKey, keystr
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import shown
 from rrfp_jax.random_keys import plain
-from rrfp_jax.runtime.autodiff.traced import Program, output_dependence, reduce, spec_of
+from rrfp_jax.runtime.autodiff.traced import Program, bits, output_dependence, parts, reduce, spec_of
 from rrfp_jax.runtime.mesh.stage_mesh import StageMesh
 from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.model.roles import LeafRoles, leaf_paths
 from rrfp_jax.runtime.model.user_errors import instead_of_optimizer, kind_of
 from rrfp_jax.runtime.programs.compiler import Compiled, Compiler
-from rrfp_jax.runtime.programs.gradients import apart, leaves_of, together, where, wide, widest, zeros
+from rrfp_jax.runtime.programs.equality import program_key
+from rrfp_jax.runtime.programs.gradients import (
+    apart,
+    in_groups,
+    owned_layers,
+    owned_trees,
+    together,
+    where,
+    wide,
+    wide_dtype,
+    widest,
+    zeros,
+)
 from rrfp_jax.runtime.sizes import nbytes
 from rrfp_jax.runtime.stages.stage import Stage, replace_arrays
 
 _SETTLING = 3
 """Traces of `update` within which the dtypes of the state must have become what they stay."""
 
+_SHARED = -1
+"""Stands beside the places of parameters for what belongs to none."""
+
 
 @dataclass(frozen=True)
 class OptimizerPart:
-    """What a stage runs of an optimizer.
+    """What a stage has of an optimizer."""
+
+    params: Mapping[str, int]  # places of the stage's parameters in the whole model's list, by path
+    state: Sequence[int]  # places of its leaves in the whole state
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What an optimizer does with parameters that are updated together, and with their state.
 
     init      parameters                    -> state
     update    gradients, state, parameters  -> parameters, state
@@ -53,10 +76,10 @@ class OptimizerPart:
     The programs read of the lists of the whole model; see `Program.reads`.
     """
 
+    params: Sequence[int]  # places in the whole model's list, in its order
+    state: Sequence[int]  # the same in the whole state
     init: Program
     update: Program
-    params: Mapping[str, int]  # places of the stage's parameters in the whole model's list, by path
-    state: Sequence[int]  # places of its leaves in the whole state
 
 
 def check_transformation(optimizer: Any) -> None:
@@ -127,10 +150,50 @@ class WholeOptimizer:
                     f"that part out; to clip by the global norm (optax.clip_by_global_norm), use "
                     f"Trainer(clip_norm=...), taken over all stages"
                 )
-        chosen = set(state)
-        of_stage = [k in chosen for k in range(len(self.state))]
-        updated = [i in places for i in range(len(self.paths))]
-        return OptimizerPart(reduce(self.init, of_stage), reduce(self.update, updated + of_stage), own, state)
+        return OptimizerPart(own, state)
+
+    def pieces(self, part: OptimizerPart, groups: Sequence[Collection[int]]) -> list[Piece]:
+        """What a part does with groups of its parameters, by places; those that need each other are one.
+
+        The last piece has what belongs to no parameter, which others read. What has effects is not cut.
+        """
+        shared, n = len(groups), len(self.paths)
+        group = {place: number for number, own in enumerate(groups) for place in own} | {_SHARED: shared}
+        roots = [0] * (shared + 1) if self.init.effects or self.update.effects else list(range(shared + 1))
+
+        def root(number: int) -> int:
+            while roots[number] != number:
+                number = roots[number]
+            return number
+
+        for bound in self._bound([*part.params.values(), *(n + k for k in part.state)]):
+            first, *others = {root(group[place]) for place in bound}
+            for number in others:
+                roots[number] = first
+        params, state = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
+        for place in sorted(part.params.values()):
+            params[root(group[place])].append(place)
+        for k in part.state:
+            state[root(group[min(self.owners[k], default=_SHARED)])].append(k)
+        numbers = sorted(params.keys() | state.keys(), key=lambda number: number == root(shared))
+        inits = parts(self.init, [state[number] for number in numbers])
+        outputs = [[*params[number], *(n + k for k in state[number])] for number in numbers]
+        made = zip(numbers, inits, parts(self.update, outputs), strict=True)
+        return [Piece(params[number], state[number], init, update) for number, init, update in made]
+
+    def _bound(self, outputs: Sequence[int]) -> Iterator[set[int]]:
+        """For some outputs of the update, the places of parameters that are updated together for its sake."""
+        n, count = len(self.paths), len(self.state)
+        for output in outputs:
+            mask = self._masks[output]
+            found = {*bits(mask & ((1 << n) - 1)), *bits(mask >> (n + count) & ((1 << n) - 1))}
+            found.update(*(self.owners[k] for k in bits(mask >> n & ((1 << count) - 1))))
+            yield found | ({output} if output < n else self.owners[output - n] or {_SHARED})
+
+    @cached_property
+    def _masks(self) -> list[int]:
+        """By output of `update`, the mask of what it follows from."""
+        return output_dependence(self.update)
 
     def state_bytes(self, layer: int) -> int:
         """Bytes of the leaves that belong to a layer (the first of several), and of those that are shared."""
@@ -168,7 +231,7 @@ class WholeOptimizer:
     def _reads(self) -> tuple[list[frozenset[int]], list[frozenset[int]]]:
         """The parameters that each new parameter, and leaf of the state, follows from in any step."""
         n, count = len(self.paths), len(self.state)
-        masks = output_dependence(self.update)
+        masks = self._masks
         directly = [_bits(mask, n) | _bits(mask >> (n + count), n) for mask in masks]
         through = [_bits(mask >> n, count) for mask in masks]
         at_first = [_bits(mask, n) for mask in output_dependence(self.init)]
@@ -210,7 +273,7 @@ def _dtypes(state: Any) -> list[Any]:
 
 
 def _bits(mask: int, count: int) -> frozenset[int]:
-    return frozenset(i for i in range(count) if mask >> i & 1)
+    return frozenset(bits(mask & ((1 << count) - 1)))
 
 
 @dataclass(frozen=True)
@@ -252,21 +315,31 @@ class Hyperparams:
         return {name: value for name, value in found if name in self.kept}
 
 
-@dataclass(frozen=True, kw_only=True)
-class OptimizerPrograms:
-    """What an optimizer does on a stage.
+@dataclass(frozen=True)
+class PiecePrograms:
+    """What an optimizer does on a stage with some of the leaves there; pieces that are alike share programs.
 
     init          owned parameters -> its leaves of the optimizer's state
-    update        owned parameters, state, owned sums, scale -> parameters, state, zeroed sums
-                  (all donated); gradients are the sums times `scale`, a scalar as wide as the widest sum
+    update        owned parameters, state, owned sums, others' state, scale -> parameters, state, zeroed sums
+                  (the first three are donated); gradients are the sums times `scale`
     """
 
+    params: Sequence[int]  # indices among the stage's owned parameters
+    state: Sequence[int]  # indices among its leaves of the state
+    others: Sequence[int]  # the same of those that it only reads
     init: Compiled
     update: Compiled
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerPrograms:
+    """What an optimizer does on a stage, piece by piece."""
+
+    pieces: Sequence[PiecePrograms]
     owned: Sequence[Any]  # specs of parameters of all chunks, with their shardings
     sums: Sequence[Any]  # of their gradient sums
     state: Sequence[Any]
-    scale: jax.ShapeDtypeStruct
+    scale: jax.ShapeDtypeStruct  # a scalar as wide as the widest sum
     structure: Any  # of the state of the whole model
     places: Sequence[int]  # in it, of the stage's own leaves
     hyperparams: Hyperparams | None  # that this stage tells; None if another does, or there are none
@@ -282,35 +355,119 @@ class OptimizerPrograms:
         tells: bool,
     ) -> OptimizerPrograms | None:
         """Compile for chunks' parameters; one stage `tells` hyperparameters; None if it owns no parameter."""
-        trees = [of.owned_tree([own[i] for i in of.owned]) for own, of in leaves_of(chunks, roles)]
+        trees = owned_trees(chunks, roles)
         paths = [path for tree in trees for path in leaf_paths(tree)]
         specs = dict(zip(paths, jax.tree.leaves(trees), strict=True))
         if not specs:
             return None
-        owned, sums = list(specs.values()), list(map(wide, specs.values()))
         state = [_placed(whole, k, specs, compiler.stage_mesh) for k in part.state]
-        scale = jax.ShapeDtypeStruct((), widest(spec.dtype for spec in sums))
-        places = [part.params[path] for path in specs]
-
-        def init(owned: Any) -> list[Any]:
-            known = dict(zip(places, owned, strict=True))
-            return part.init(*(known[i] for i in part.init.reads))
-
+        sums = list(map(wide, specs.values()))
+        places = iter([part.params[path] for path in specs])
+        layers = owned_layers(trees)
+        numbered = [list(islice(places, len(own))) for own in layers]
+        groups = [[place for i in group for place in numbered[i]] for group in in_groups(layers)]
+        pieces = whole.pieces(part, groups)
+        owned = {part.params[path]: spec for path, spec in specs.items()}
+        make = _PieceCompiler(whole, owned, dict(zip(part.state, state, strict=True)), compiler)
         return cls(
-            init=compiler(init, owned, out=where(state), effort="roughly"),
-            update=compiler(
-                *(_update_of(whole, part, places), owned, state, sums, scale),
-                out=where((owned, state, sums)),
-                donate=(0, 1, 2),
-            ),
-            owned=owned,
+            pieces=[make(piece) for piece in pieces],
+            owned=list(specs.values()),
             sums=sums,
             state=state,
-            scale=scale,
+            scale=make.scale,
             structure=whole.structure,
             places=part.state,
             hyperparams=Hyperparams.compile(whole, part, state, compiler) if tells else None,
         )
+
+    @property
+    def updates(self) -> list[Compiled]:
+        """The programs of updates, each once."""
+        return [*{id(piece.update): piece.update for piece in self.pieces}.values()]
+
+    def begin(self, owned: Sequence[jax.Array]) -> list[jax.Array]:
+        """The state at the beginning, of owned parameters."""
+        state: list[Any] = [None] * len(self.state)
+        for piece in self.pieces:
+            _put(state, piece.state, piece.init(_of(owned, piece.params)))
+        return state
+
+    def update(self, owned: Any, state: Any, sums: Any, scale: Any) -> tuple[list[Any], list[Any], list[Any]]:
+        """One step: new parameters, state, and zeroed sums, in the memory of the old ones."""
+        new, after, zeroed = list(owned), list(state), list(sums)
+        for piece in self.pieces:
+            own, others = _of(state, piece.state), _of(state, piece.others)
+            given = _of(owned, piece.params), own, _of(sums, piece.params), others
+            results = piece.update(*given, scale)
+            for into, places, values in zip(
+                (new, after, zeroed), (piece.params, piece.state, piece.params), results, strict=True
+            ):
+                _put(into, places, values)
+        return new, after, zeroed
+
+
+def _of(values: Sequence[Any], places: Sequence[int]) -> list[Any]:
+    return [values[i] for i in places]
+
+
+def _put(into: list[Any], places: Sequence[int], values: Sequence[Any]) -> None:
+    for place, value in zip(places, values, strict=True):
+        into[place] = value
+
+
+class _PieceCompiler:
+    """Compiles pieces of a stage, those that are alike once; `owned` and `state` are specs by place."""
+
+    def __init__(
+        self, whole: WholeOptimizer, owned: Mapping[int, Any], state: Mapping[int, Any], compiler: Compiler
+    ) -> None:
+        self._whole, self._owned, self._state, self._compiler = whole, owned, state, compiler
+        self._params, self._leaves = list(owned), list(state)
+        self._made: dict[Hashable, tuple[Compiled, Compiled]] = {}
+        self.scale = jax.ShapeDtypeStruct((), widest(wide_dtype(spec.dtype) for spec in owned.values()))
+
+    def __call__(self, piece: Piece) -> PiecePrograms:
+        n, last = len(self._whole.paths), len(self._whole.paths) + len(self._whole.state)
+        read = {i - n for i in piece.update.reads if n <= i < last}
+        others = sorted(read - {*piece.state})
+        state = [n + k for k in (*piece.state, *others)]
+        arguments = [*piece.params, *state, *(last + i for i in piece.params)]
+        update = piece.update.at({name: i for i, name in enumerate(arguments)})
+        init = piece.init.at({place: i for i, place in enumerate(piece.params)})
+        owned = [self._owned[i] for i in piece.params]
+        own, more = ([self._state[k] for k in places] for places in (piece.state, others))
+        programs = tuple((program_key(one.closed), one.reads) for one in (init, update))
+        kind = programs, *map(tuple, (owned, own, more))
+        if kind not in self._made:
+            sums, compiler = list(map(wide, owned)), self._compiler
+            self._made[kind] = (
+                compiler(_init_of(init), owned, out=where(own), effort="roughly") if own else lambda _: [],
+                compiler(
+                    *(_update_of(update), owned, own, sums, more, self.scale),
+                    out=where((owned, own, sums)),
+                    donate=(0, 1, 2),
+                ),
+            )
+        params, leaves = map(self._params.index, piece.params), self._leaves.index
+        return PiecePrograms(
+            [*params], [*map(leaves, piece.state)], [*map(leaves, others)], *self._made[kind]
+        )
+
+
+def _init_of(program: Program) -> Any:
+    return lambda owned: program(*(owned[i] for i in program.reads))
+
+
+def _update_of(program: Program) -> Any:
+    """The function behind `PiecePrograms.update`."""
+
+    def update(old: Any, state: Any, sums: Any, others: Any, scale: Any) -> tuple[Any, Any, Any]:
+        gradients = [(a * scale.astype(a.dtype)).astype(o.dtype) for a, o in zip(sums, old, strict=True)]
+        given = [*gradients, *state, *others, *old]
+        found = program(*(given[i] for i in program.reads))
+        return found[: len(old)], found[len(old) :], zeros(sums)
+
+    return update
 
 
 def _placed(
@@ -334,22 +491,6 @@ def _over_replicas(spec: PartitionSpec, shape: Sequence[int], replicas: int) -> 
     return spec
 
 
-def _update_of(whole: WholeOptimizer, part: OptimizerPart, places: Sequence[int]) -> Any:
-    """The function behind `OptimizerPrograms.update`; `places` are those of parameters in the whole model."""
-    count, last = len(whole.paths), len(whole.paths) + len(whole.state)
-
-    def update(old: Any, state: list[Any], sums: Any, scale: Any) -> tuple[Any, Any, Any]:
-        gradients = [(a * scale.astype(a.dtype)).astype(o.dtype) for a, o in zip(sums, old, strict=True)]
-        known = dict(zip(places, gradients, strict=True))
-        known |= {count + k: leaf for k, leaf in zip(part.state, state, strict=True)}
-        known |= {last + i: leaf for i, leaf in zip(places, old, strict=True)}
-        found = part.update(*(known[i] for i in part.update.reads))
-        new = dict(zip(sorted(places), found, strict=False))
-        return [new[i] for i in places], found[len(new) :], zeros(sums)
-
-    return update
-
-
 class Optimizer:
     """The optimizer of one stage; `stages` are those of its replicas that are updated together here."""
 
@@ -370,7 +511,7 @@ class Optimizer:
 
     def begin(self) -> None:
         """Take the state that it begins with, given the parameters as they are now."""
-        self.state = self._programs.init(next(iter(self._owned())))
+        self.state = self._programs.begin(next(iter(self._owned())))
 
     @property
     def tree(self) -> Any:

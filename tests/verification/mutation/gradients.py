@@ -116,15 +116,16 @@ def clipped_by_one_stages_norm(original: Any) -> Any:
     return lambda self: original(self) * (self.index == 0)
 
 
-@changes("runtime.programs.gradients:_norms")
+@changes("runtime.programs.gradients:_squares")
 def a_norm_in_bfloat16(original: Any) -> Any:
-    def norms(params: Any, sums: Any) -> Any:
+    def squares(params: Any, sums: Any, numbers: Any) -> Any:
         import jax
         import jax.numpy as jnp
 
-        return original(params, jax.tree.map(lambda a: a.astype(jnp.bfloat16).astype(a.dtype), sums))
+        rough = jax.tree.map(lambda a: a.astype(jnp.bfloat16).astype(a.dtype), sums)
+        return original(params, rough, numbers)
 
-    return norms
+    return squares
 
 
 @changes("train.stepping:Stepper._update")
