@@ -279,5 +279,5 @@ def test_in_a_notebook(tmp_path):
     found.timeline().save(tmp_path / "p.svg")
     same = rrfp.simulate(STEP.as_json_object(), "bf", limit=4)
     assert same["bf"].makespan == found["bf"].makespan
-    with pytest.raises(rrfp.UsageError, match=r"^interleaved-1f1b: .* multiples of the stages"):
+    with pytest.raises(rrfp.UsageError, match=r"^interleaved-1f1b: .* a multiple of 4, .* got 6"):
         rrfp.simulate("constant", ["interleaved-1f1b"], stages=4, microbatches=6)

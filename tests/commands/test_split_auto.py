@@ -56,7 +56,7 @@ class TestAuto:
         assert trainer._engine.placement == Placement(2, 2)
 
     def test_an_order_that_is_not_defined_is_refused(self):
-        with refused("interleaved 1F1B needs", "3 microbatches"):
+        with refused("interleaved 1F1B needs a multiple of 2", "got 3: give 2 or 4"):
             heavy_head(2, split="auto", schedule="interleaved-1f1b")
 
     def test_it_needs_data(self):

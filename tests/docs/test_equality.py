@@ -47,9 +47,10 @@ MATRIX = {
         f"{RUNTIME}adding.py::test_bits_are_those_of_an_addition_afterwards",
         f"{EXACT}equal_to_the_bit_within_a_placement",
     ),
-    "`protocol`, `agreement`": (
+    "`protocol`, `agreement`, `dispatch`": (
         "identical",
-        "mesh",
+        "f32 mesh",
+        f"{RUNTIME}foresight.py::test_bits_and_records",
         f"{RUNTIME}agreement.py::"
         "test_results_are_equal_to_the_bit_from_run_to_run_whatever_the_protocol_and_the_carrier",
     ),
