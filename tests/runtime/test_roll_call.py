@@ -59,9 +59,9 @@ def test_two_that_are_started_as_one_rank_hear_of_it():
 def test_one_that_calls_again_while_all_come_learns_it_from_jax_s_service():
     with served(2) as where:
         lost, stranger = RollCall(where, 0), RollCall(where, 0)
-        assert answers([lost], 1.5) == [False]
+        assert answers([lost], 4.0) == [False]
         assert answers([RollCall(where, rank) for rank in range(2)], LIMIT_SECONDS) == [True, True]
-        assert answers([lost, stranger], 3.0) == [True, False]  # it may be another run's
+        assert answers([lost, stranger], 5.0) == [True, False]  # it may be another run's
 
 
 @pytest.mark.parametrize(
