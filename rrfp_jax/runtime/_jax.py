@@ -87,6 +87,7 @@ def load_for(serialized: Any, made_for: Sequence[int], devices: Sequence[jax.Dev
 def call(closed: ClosedJaxpr, *args: Any) -> list[Any]:
     """What a program gives; inside a trace its equations are taken over, instead of traced once more."""
     given, made = len(closed.jaxpr.invars), len(closed.jaxpr.outvars)
+    # Made here, as some of it depends on the context: the mesh, and settings of the compiler.
     like = jax.make_jaxpr(jax.jit(lambda a: a + 1))(0).eqns[0].params
     counts = {"in_shardings": given, "in_layouts": given, "donated_invars": given}
     counts |= {"out_shardings": made, "out_layouts": made}

@@ -75,9 +75,8 @@ class _Line(Device):
     def __init__(self, stage: int, rules: StepRules) -> None:
         super().__init__(stage, rules, None)
         self.flights: deque[_Program] = deque()  # whose end the host has not noticed
-        self.coming: dict[
-            Input, tuple[_Program, float]
-        ] = {}  # producers of inputs on their way, copies' times
+        # Of inputs on their way: what computes them, and how long their copies take.
+        self.coming: dict[Input, tuple[_Program, float]] = {}
         self.launched: deque[_Program] = deque()  # that are on the device and have not begun
         self.here = set[Input]()
         self.runs, self.timer = False, inf

@@ -89,10 +89,11 @@ def test_two_runs_on_the_same_nodes_at_once(nodes, tmp_path):
 
 
 AHEAD = """
-import time
+import os, time
 def ahead(unit, clock):
     return lambda: clock() + 3600 * unit
 time.time, time.time_ns = ahead(1, time.time), ahead(10**9, time.time_ns)
+open(f"{os.path.dirname(__file__)}/rank-{os.environ['RRFP_RANK']}", "w").close()
 """
 
 
@@ -104,6 +105,7 @@ def test_clocks_an_hour_apart(nodes, tmp_path):
     late = f'PYTHONPATH="$PYTHONPATH:{tmp_path}/ahead"'
     before = ["sh", "-c", f'test $RRFP_RANK = 0 && exec "$@" || {late} exec "$@"', "sh"]
     trained(train(nodes, tmp_path, tmp_path, before=before), tmp_path, tmp_path)
+    assert [path.name for path in (tmp_path / "ahead").glob("rank-*")] == ["rank-1"]
 
 
 @pytest.mark.slow(reason="two runs on two nodes")
@@ -121,6 +123,10 @@ def test_a_shared_folder_whose_attributes_are_cached(nodes, tmp_path, exists):
         done = nodes.run(node, "bindfs", "-o", cached, shared, seen)
         assert done.returncode == 0, done.stderr
         nodes.run(node, "ls", "-lR", seen)
+        assert nodes.run(node, "stat", seen / "late").returncode == 1
+    (shared / "late").touch()
+    for node in ON:
+        assert nodes.run(node, "stat", seen / "late").returncode == 1, "nothing is cached"
     for _ in range(2):  # the second run resumes
         trained(train(nodes, tmp_path, seen / "runs"), tmp_path, shared / "runs")
     assert "nothing is left to do" in ranks.said(tmp_path, 0)

@@ -10,7 +10,7 @@ from rrfp_jax.runtime.mesh.stage_mesh import StageMesh
 from rrfp_jax.runtime.model.roles import Roles
 from rrfp_jax.runtime.programs.compiler import Compiler
 from rrfp_jax.runtime.programs.executables import Executables
-from rrfp_jax.runtime.programs.gradients import LAYERS, Norms
+from rrfp_jax.runtime.programs.gradients import LAYERS, NormPrograms
 from rrfp_jax.runtime.stages.optimizer import OptimizerPrograms, WholeOptimizer
 
 SHAPES = [(64, 33), (33,), (), (100, 7)]
@@ -39,7 +39,7 @@ def flat(layers):
 def test_no_bit_of_a_norm_depends_on_where_layers_are_cut(compiler, dtype):
     params, sums = values(2 * LAYERS + 1, dtype), values(2 * LAYERS + 1, seed=1)
     specs = specs_of(params, compiler)
-    cut, whole = Norms.compile(specs, compiler), Norms.compile([flat(specs)], compiler)
+    cut, whole = NormPrograms.compile(specs, compiler), NormPrograms.compile([flat(specs)], compiler)
     assert len(cut.squares) == 3 and len(cut.programs) == 4 and len(whole.squares) == 1
     found = [np.asarray(one(flat(params), flat(sums))) for one in (cut, whole)]
     assert np.array_equal(*found)

@@ -347,7 +347,8 @@ class StepExecution(TransferObserver):
                     if interrupted():
                         raise KeyboardInterrupt
                     moved = self._collect()
-                    while self._fill():  # what one device is given may be foreseen by another
+                    moved |= self._fill()
+                    while self._foresees and self._fill():  # what one device is given, another may foresee
                         moved = True
                     if moved:
                         self._wait.progressed()
@@ -505,7 +506,7 @@ class StepExecution(TransferObserver):
                 queue.watch()
         if self._delays is not None:
             until = min(until, self._delays.next_release())
-        for queue, stages in zip(self._queues, self._driver._sharing, strict=True):
+        for queue, stages in zip(self._queues, self._driver._sharing, strict=True) if self._foresees else ():
             if (soonest := min(map(self._soonest.__getitem__, stages))) < inf:
                 until = min(until, max(soonest, queue.room_at(now), now + SHORTEST_PAUSE))
         self._driver._bell.sleep(max(0.0, until - now))

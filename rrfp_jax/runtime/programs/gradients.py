@@ -37,7 +37,7 @@ class SumPrograms:
     zero_aliases  -> those of the aliases among them, of all chunks
     accumulate    of each chunk: sums, parked gradients -> sums                   (sums donated)
     add_aliases   by chunk and place of an owner: its sum, its aliases' -> sum    (its own donated)
-    norms         owned parameters, owned sums, of all chunks -> 3 numbers; see `Norms`
+    norms         owned parameters, owned sums, of all chunks -> 3 numbers; see `NormPrograms`
 
     Sums are float32 or wider whatever the parameters are: they are taken over many microbatches. So are
     parked gradients, as they were added to zeros.
@@ -47,7 +47,7 @@ class SumPrograms:
     zero_aliases: Compiled
     accumulate: Sequence[Compiled]
     add_aliases: Mapping[tuple[int, int], Compiled]
-    norms: Norms
+    norms: NormPrograms
 
     @classmethod
     def compile(cls, chunks: Sequence[Params], roles: Sequence[LeafRoles], compiler: Compiler) -> SumPrograms:
@@ -65,13 +65,13 @@ class SumPrograms:
                 for chunk, (_, sums, of) in enumerate(parts)
                 for i, count in of.owners.items()
             },
-            norms=Norms.compile(owned_layers(owned_trees(chunks, roles)), compiler),
+            norms=NormPrograms.compile(owned_layers(owned_trees(chunks, roles)), compiler),
         )
 
 
 @dataclass(frozen=True)
-class Norms:
-    """Norms of the sums and parameters that a stage owns, added up leaf by leaf, by programs of few layers.
+class NormPrograms:
+    """Norms of the sums and parameters that a stage owns, added up leaf by leaf by programs of few layers.
 
     They give 3 numbers: the largest magnitude of a sum, not finite if one is not; squares of sums over that
     added up, which cannot overflow; those of parameters. Each program goes on from those before it, so that
@@ -88,7 +88,7 @@ class Norms:
     stage_mesh: StageMesh
 
     @classmethod
-    def compile(cls, layers: Sequence[Sequence[Any]], compiler: Compiler) -> Norms:
+    def compile(cls, layers: Sequence[Sequence[Any]], compiler: Compiler) -> NormPrograms:
         """Compile for the owned parameters of each layer, given by specs."""
         layers = [[spec for i in group for spec in layers[i]] for group in in_groups(layers)]
         ends = [*accumulate(map(len, layers))]
@@ -104,6 +104,12 @@ class Norms:
             compiler.stage_mesh,
         )
 
+    @cached_property
+    def _zeros(self) -> jax.Array:
+        """Where the numbers begin; no program donates it."""
+        (numbers,) = self.stage_mesh.put_whole([np.zeros(3, self.dtype)])
+        return numbers
+
     @property
     def programs(self) -> list[Compiled]:
         """All that there are, each once."""
@@ -111,7 +117,7 @@ class Norms:
 
     def __call__(self, params: Sequence[jax.Array], sums: Sequence[jax.Array]) -> jax.Array:
         """The numbers of owned parameters and sums of all chunks."""
-        (numbers,) = self.stage_mesh.put_whole([np.zeros(3, self.dtype)])
+        numbers = self._zeros
         for own, largest in zip(self.leaves, self.largest, strict=True):
             numbers = largest(sums[own], numbers)
         for own, squares in zip(self.leaves, self.squares, strict=True):
