@@ -157,9 +157,9 @@ def seconds_asleep(mailbox, limit=5.0):
 class TestSleep:
     def test_lasts_as_long_as_asked(self):
         mailbox, _ends = joined()
-        assert 0.05 <= seconds_asleep(mailbox, 0.05) < 0.05 + PROMPT_SECONDS
-        assert seconds_asleep(mailbox, 3e-4) < PROMPT_SECONDS
-        assert seconds_asleep(mailbox, -1.0) < PROMPT_SECONDS
+        for asked in (0.05, 3e-4, -1.0):
+            lasted = [seconds_asleep(mailbox, asked) for _ in range(3)]
+            assert max(asked, 0.0) <= min(lasted) < max(asked, 0.0) + PROMPT_SECONDS  # a busy machine: longer
 
     def test_a_ring_ends_it(self):
         mailbox, _ends = joined()

@@ -3,6 +3,7 @@
 import socket
 import threading
 from collections import Counter
+from contextlib import closing
 from functools import partial
 from time import perf_counter
 
@@ -143,17 +144,18 @@ def test_between_machines(worlds, monkeypatch):
     monkeypatch.setattr(trial, "_all_here", lambda world: False)
     monkeypatch.setenv("UCX_NET_DEVICES", "lo")
     sender, receiver = (own.transport for own in chosen(worlds, "nixl"))
-    for transport in (sender, receiver):
-        transport.begin(7)
     come = {}
-    for n in range(20):
-        array = jax.block_until_ready(jnp.arange(10.0**3) * n)
-        sender.offer(key(n, 1), [array])
-        sender.produced(key(n, 1), 0.0)
-        deadline = perf_counter() + 60.0
-        while len(come) <= n and perf_counter() < deadline:
-            sender.poll()
-            come |= {arrival.key: arrival.arrays for arrival in receiver.poll()}
+    with closing(sender), closing(receiver):  # a thread watches writes that take longer
+        for transport in (sender, receiver):
+            transport.begin(7)
+        for n in range(20):
+            array = jax.block_until_ready(jnp.arange(10.0**3) * n)
+            sender.offer(key(n, 1), [array])
+            sender.produced(key(n, 1), 0.0)
+            deadline = perf_counter() + 60.0
+            while len(come) <= n and perf_counter() < deadline:
+                sender.poll()
+                come |= {arrival.key: arrival.arrays for arrival in receiver.poll()}
     assert not sender._sources._idle and not sender._agent.here
     assert come.keys() == {key(n, 1) for n in range(20)}
     for n in range(20):
