@@ -11,13 +11,13 @@ from statistics import mean
 from typing import Any
 
 from benchmarks.harness import Aim, Found, bench, percent_longer, say, side_by_side, table
+from benchmarks.hosted import Host, HostSimulation
 from rrfp_jax.core.foresight import ROUND_TRIP_SECONDS, Dispatching
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Task
 from rrfp_jax.sim.disturbances import Disturbed
 from rrfp_jax.sim.engine import simulate
-from rrfp_jax.sim.host import Host, HostSimulation
 from rrfp_jax.trace.costs import StepCosts, WorkloadCosts, constant, log_normal
 
 SCHEDULES = ("bf", "bfw", "ranked:zb-v", "1f1b")

@@ -1,8 +1,8 @@
 """A step in virtual time on devices that are driven by a host, which takes its time.
 
-`engine.py` dispatches what is ready the moment a device is free. Here the host notices ends and arrivals half
-a round trip late, and a program that it dispatches reaches its device another half later. Devices run
-programs in order; one whose input is not there holds up those behind it.
+`rrfp_jax.sim.engine` dispatches what is ready the moment a device is free. Here the host notices ends and
+arrivals half a round trip late, and a program that it dispatches reaches its device another half later.
+Devices run programs in order; one whose input is not there holds up those behind it.
 """
 
 from __future__ import annotations

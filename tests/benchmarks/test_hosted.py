@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.foresight import KINDS, losses
+from benchmarks.hosted import Host, HostSimulation
 from rrfp_jax.core.foresight import MARGIN, expected_end, foreseen_from, room_from
 from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.sim.engine import simulate
-from rrfp_jax.sim.host import Host, HostSimulation
 from rrfp_jax.trace.costs import TableCosts
 from tests.support.small_step import B, F, rules
 from tests.support.steps import steps
