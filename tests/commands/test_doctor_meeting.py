@@ -36,13 +36,18 @@ def test_all_meet(tmp_path):
 
 
 def test_one_that_does_not_come_is_named(tmp_path):
-    found = met([0, 2], tmp_path, free_port(), limit=1.0)
-    assert {one.error for one in found.values()} == {"ranks 1 have not called rank 0 in time"}
+    port = free_port()
+    found = met([0, 2], tmp_path, port, limit=2.0)
+    assert {one.error for one in found.values()} == {
+        f"all 3 ranks at 127.0.0.1:{port} did not come within 2 s: rank 1 is missing: started, and alive? "
+        f"--limit allows more time"
+    }
 
 
 def test_without_rank_0_nobody_meets(tmp_path):
     port = free_port()
-    assert f"rank 0 cannot be reached at 127.0.0.1:{port}" in met([1], tmp_path, port, limit=0.5)[1].error
+    said = met([1], tmp_path, port, limit=0.5)[1].error
+    assert "nobody answers there (Connection refused); is rank 0, which serves there, started" in said
 
 
 def test_a_port_that_is_taken(tmp_path):
@@ -51,7 +56,7 @@ def test_a_port_that_is_taken(tmp_path):
     assert "in use" in found.port_taken and "rank 0 could not serve" in found.error
 
 
-def test_a_folder_that_cannot_be_written_is_seen_by_nobody(tmp_path, monkeypatch):
-    monkeypatch.setattr("rrfp_jax.commands.preflight.meeting.ANSWER_SECONDS", 1.0)
-    found = met(range(2), tmp_path / "missing", free_port(), count=2)
+def test_a_folder_that_cannot_be_written_is_seen_by_nobody(tmp_path):
+    (tmp_path / "file").touch()
+    found = met(range(2), tmp_path / "file" / "missing", free_port(), count=2)
     assert [found[rank].sees_folder for rank in (0, 1)] == [False, False]

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rrfp_jax.errors import TrainingError
-from rrfp_jax.runtime.run import handshake
+from rrfp_jax.runtime.run import coordinator
 from rrfp_jax.runtime.run.handshake import GREETING, NUMBER, PROOF
 from tests.support.mailboxes import (
     TOKEN,
@@ -196,7 +196,7 @@ class TestHandshake:
         assert str(ranks.errors[0]) == "rank 0: no connection from rank 1 in time"
 
     def test_strangers_are_few_at_a_time(self, monkeypatch):
-        monkeypatch.setattr(handshake, "MOST_STRANGERS", 4)
+        monkeypatch.setattr(coordinator, "MOST_STRANGERS", 4)
         ranks = Handshakes(2, seconds=10.0)
         ranks.start(0)
         with ExitStack() as strangers:
@@ -207,7 +207,7 @@ class TestHandshake:
             assert ranks.found.keys() == {0, 1}
 
     def test_a_stranger_has_little_time(self, monkeypatch):
-        monkeypatch.setattr(handshake, "STRANGER_SECONDS", 0.2)
+        monkeypatch.setattr(coordinator, "STRANGER_SECONDS", 0.2)
         ranks = Handshakes(2)
         ranks.start(0)
         with ranks.call(0, greeting()) as stranger:

@@ -18,6 +18,7 @@ Tried on jaxlib 0.10.2 and 0.12.0.
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import resource
 import selectors
@@ -28,10 +29,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Generator, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from math import inf
+from typing import TypeAlias
 
 CLOSE_SECONDS = 2.0
 
@@ -45,18 +49,28 @@ even if it was the whole run that stood still, the service with it."""
 SHUTDOWN_SECONDS, POLL_SECONDS, TELL_SECONDS, TEND_SECONDS = 5, 0.2, 1.0, 1.0
 
 GO, MISSING, TWICE = b"go", b"missing", b"twice"
-"""What ranks are told: that all have come; who has not, and whose number two use, each a line of numbers."""
+"""What ranks are told, a line each: that all have come; numbers of those who have not, or that two use."""
 
 MOST_REPLACED = 3
 """A rank may call again. If it takes its own place more often, two processes take each other's."""
 
-LONGEST_CALL, MOST_STRANGERS = 16, 64
-"""Bytes in which a rank says its number; callers at once that have not."""
+LONGEST_CALL = 512
+"""Bytes in which a rank says its number, and what else there is to say of it."""
+
+MOST_STRANGERS, STRANGER_SECONDS = 64, 5.0
+"""Callers at once that have not said who they are, for one more of which the oldest is dropped; how long each
+may take to say so."""
+
+RETRY_SECONDS = 0.05
+"""Pause before something is tried again that failed for want of descriptors, or among strangers."""
 
 TCP_RTO_MAX_MS = 44
 """An option of `linux/tcp.h` that Python has no name for."""
 
 RETRY_MILLISECONDS, NEVER_MILLISECONDS = 1000, 2**31 - 1  # of tries, the least that the kernel takes
+
+
+log = logging.getLogger(__name__)
 
 
 class Coordinator:
@@ -140,49 +154,160 @@ def tcp_connections() -> Iterator[tuple[socket.socket, str]]:
                     yield own, own.getpeername()[0].removeprefix("::ffff:")
 
 
-class _RollCall:
-    """The ranks of a run that have come. Nobody proves anything here: they do so once all have met."""
+Conversation: TypeAlias = Generator[None, None, int]
+"""What a caller is asked, resumed whenever something has come; the rank that it is, or an error."""
+
+
+def received(caller: socket.socket, most: int) -> Generator[None, None, bytes]:
+    """The next bytes that come, at most so many; OSError says that no more can."""
+    while True:
+        yield
+        with suppress(BlockingIOError):
+            if data := caller.recv(most):
+                return data
+            raise ConnectionError("it hung up")
+
+
+class Door(ABC):
+    """Where ranks call. Until they have said who they are, callers are few and have little time."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+        self._strangers: dict[socket.socket, tuple[float, Conversation]] = {}  # since when; oldest first
+        self._selector = selectors.DefaultSelector()
+        listener.setblocking(False)
+        self._selector.register(listener, selectors.EVENT_READ, self._accept)
+
+    @abstractmethod
+    def greet(self, caller: socket.socket) -> Conversation:
+        """Find out who has called; ValueError or OSError for nobody that is awaited."""
+
+    @abstractmethod
+    def take(self, rank: int, caller: socket.socket) -> None:
+        """A rank has called."""
+
+    def turn(self, seconds: float) -> None:
+        """Hear who calls, for so long at most."""
+        for key, _ in self._selector.select(seconds):
+            key.data()
+        for caller, (since, _) in list(self._strangers.items()):
+            if time.monotonic() - since > STRANGER_SECONDS:
+                self._drop(caller)
+
+    def close(self) -> None:
+        """No more calls: another may listen on the port."""
+        self._selector.close()
+        self._listener.close()
+        for caller in self._strangers:
+            caller.close()
+
+    def _accept(self) -> None:
+        if len(self._strangers) >= MOST_STRANGERS:
+            self._drop(next(iter(self._strangers)))
+        try:
+            caller, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionError):
+            return  # hung up already
+        except OSError:  # no more descriptors
+            if self._strangers:
+                self._drop(next(iter(self._strangers)))
+            time.sleep(RETRY_SECONDS)
+            return
+        caller.setblocking(False)
+        conversation = self.greet(caller)
+        next(conversation)
+        self._strangers[caller] = time.monotonic(), conversation
+        self._selector.register(caller, selectors.EVENT_READ, partial(self._hear, caller))
+
+    def _hear(self, caller: socket.socket) -> None:
+        if caller not in self._strangers:  # it has been dropped just now
+            return
+        try:
+            next(self._strangers[caller][1])
+        except StopIteration as end:
+            self._forget(caller)
+            self.take(end.value, caller)
+        except (OSError, ValueError):
+            self._drop(caller)
+
+    def _drop(self, caller: socket.socket) -> None:
+        self._forget(caller)
+        name = "somebody"
+        with suppress(OSError):
+            name = caller.getpeername()
+        caller.close()
+        log.warning("dropped a connection from %s that is not of this run", name)
+
+    def _forget(self, caller: socket.socket) -> None:
+        self._selector.unregister(caller)
+        del self._strangers[caller]
+
+
+class RollCallDoor(Door):
+    """Where the ranks of a run say that they are there. Nobody proves anything: they do so once all have met.
+
+    Attributes:
+        cards: what ranks say of themselves besides.
+    """
 
     def __init__(self, listener: socket.socket, processes: int) -> None:
-        self._listener, self._processes = listener, processes
+        super().__init__(listener)
+        self._processes = processes
         self._here: dict[int, socket.socket] = {}
-        self._replaced = Counter[
-            int
-        ]()  # how often a rank of those that ever came has called in its own place
-        self._strangers: dict[socket.socket, bytes] = {}  # with what they have said, oldest first
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(listener, selectors.EVENT_READ)
+        # How often a rank of those that ever came has called in its own place.
+        self._replaced = Counter[int]()
         self._told = -inf
-        listener.setblocking(False)
+        self.cards: dict[int, str] = {}
 
     @property
     def complete(self) -> bool:
         return len(self._here) == self._processes
 
-    def turn(self) -> None:
-        """Hear who calls or leaves for a while, and tell all from time to time who is missing."""
-        for key, _ in self._selector.select(POLL_SECONDS):
-            if key.fileobj is self._listener:
-                with suppress(OSError):  # it hung up already; or no more descriptors: until some leave
-                    self._accept()
-            else:
-                self._hear(key.fileobj)  # type: ignore[arg-type]
+    def turn(self, seconds: float = POLL_SECONDS) -> None:
+        """Hear who calls or leaves, and tell all from time to time who is missing."""
+        super().turn(seconds)
         if time.monotonic() - self._told > TELL_SECONDS and not self.complete:
             self._told = time.monotonic()
             self._tell(_line(MISSING, self._missing()))
-            if self._twice():
-                self._tell(_line(TWICE, self._twice()))
+            if twice := self._twice():
+                self._tell(_line(TWICE, twice))
 
-    def go(self) -> None:
-        """Tell all that they are complete, and hang up."""
-        self._tell(GO + b"\n")
-        for connection in (*self._here.values(), *self._strangers):
-            connection.close()
+    def go(self, said: str = "") -> None:
+        """Tell all that they are complete, and this, and hang up."""
+        for caller in self._here.values():
+            with suppress(OSError), caller:  # it has just gone, or does not read
+                caller.settimeout(CLOSE_SECONDS)
+                caller.sendall(b"%s %s\n" % (GO, said.encode()))
 
-    def close_door(self) -> None:
-        """No more calls: another may listen on the port."""
-        self._selector.close()
-        self._listener.close()
+    def greet(self, caller: socket.socket) -> Conversation:
+        said = b""
+        while not said.endswith(b"\n"):
+            said += yield from received(caller, LONGEST_CALL - len(said))  # of 0 bytes: none are left
+        number, _, card = said.decode().partition(" ")
+        if (rank := int(number)) not in range(self._processes):
+            raise ValueError(f"there is no rank {rank}")
+        self.cards[rank] = card
+        return rank
+
+    def take(self, rank: int, caller: socket.socket) -> None:
+        """A rank is there, maybe once more."""
+        retry_often(caller)
+        before = self._here.get(rank)
+        self._replaced[rank] += before is not None
+        if before is not None:
+            if rank in self._twice():
+                with suppress(OSError):
+                    before.send(_line(TWICE, [rank]))
+            self._leave(rank, before)
+        self._here[rank] = caller
+        self._selector.register(caller, selectors.EVENT_READ, partial(self._leave, rank, caller))
+
+    def _leave(self, rank: int, caller: socket.socket) -> None:
+        """A rank has hung up, or says more than it should."""
+        if self._here.get(rank) is caller:  # else another has taken its place just now
+            del self._here[rank]
+            self._selector.unregister(caller)
+            caller.close()
 
     def _missing(self) -> Collection[int]:
         """Those that never came; if all have, those that have gone again."""
@@ -193,68 +318,22 @@ class _RollCall:
         return sorted(rank for rank, times in self._replaced.items() if times > MOST_REPLACED)
 
     def _tell(self, line: bytes) -> None:
-        for connection in self._here.values():
+        for caller in self._here.values():
             with suppress(OSError):  # it has just gone, or has not read for long
-                connection.send(line)
-
-    def _accept(self) -> None:
-        connection, _ = self._listener.accept()
-        connection.setblocking(False)
-        retry_often(connection)
-        self._strangers[connection] = b""
-        self._selector.register(connection, selectors.EVENT_READ)
-        if len(self._strangers) > MOST_STRANGERS:
-            self._drop(next(iter(self._strangers)))
-
-    def _hear(self, connection: socket.socket) -> None:
-        if connection.fileno() < 0:  # it has been dropped just now
-            return None
-        try:
-            data = connection.recv(LONGEST_CALL)
-        except BlockingIOError:
-            return None
-        except OSError:  # also of a node that crashed or was cut off
-            data = b""
-        if not data or connection not in self._strangers:
-            return self._drop(connection)
-        said = self._strangers[connection] = self._strangers[connection] + data
-        number = said.removesuffix(b"\n")
-        if len(said) > LONGEST_CALL or not number.isdigit() or int(number) >= self._processes:
-            return self._drop(connection)
-        if number != said:
-            del self._strangers[connection]
-            self._take(int(number), connection)
-        return None
-
-    def _take(self, rank: int, connection: socket.socket) -> None:
-        """A rank is there, maybe once more."""
-        before = self._here.get(rank)
-        self._replaced[rank] += before is not None
-        if before is not None:
-            if rank in self._twice():
-                with suppress(OSError):
-                    before.send(_line(TWICE, [rank]))
-            self._drop(before)
-        self._here[rank] = connection
-
-    def _drop(self, connection: socket.socket) -> None:
-        self._selector.unregister(connection)
-        self._strangers.pop(connection, None)
-        self._here = {rank: own for rank, own in self._here.items() if own is not connection}
-        connection.close()
+                caller.send(line)
 
 
 def _line(word: bytes, ranks: Collection[int]) -> bytes:
     return b" ".join([word, *(str(rank).encode() for rank in ranks)]) + b"\n"
 
 
-def _listening(address: str) -> socket.socket:
-    """At "host:port"; while another run's service outlives its rank 0 there, it is waited for.
+def listening(address: str, seconds: float = LINGER_SECONDS + CLOSE_SECONDS) -> socket.socket:
+    """At "host:port"; while another run's service outlives its rank 0 there, it is waited for, so long.
 
     The port is not shared as gRPC does: else callers of this run would reach that one.
     """
     host, _, port = address.rpartition(":")
-    host, deadline = host.strip("[]"), time.monotonic() + LINGER_SECONDS + CLOSE_SECONDS
+    host, deadline = host.strip("[]"), time.monotonic() + seconds
     if host == "::" and not socket.has_dualstack_ipv6():
         host = "0.0.0.0"
     family, *_, where = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0]
@@ -277,8 +356,9 @@ def _serve(address: str, processes: int, linger_seconds: float) -> None:
     with suppress(OSError, ValueError):  # a descriptor for every rank, and gRPC's own
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    logging.disable()  # nobody reads of strangers here
     parent, ends = os.getppid(), inf
-    roll_call = _RollCall(_listening(address), processes)
+    roll_call = RollCallDoor(listening(address), processes)
     print("serving", flush=True)
     from jaxlib import _jax  # type: ignore[attr-defined]
 
@@ -296,7 +376,7 @@ def _serve(address: str, processes: int, linger_seconds: float) -> None:
         if service is None:
             roll_call.turn()
             if roll_call.complete:
-                roll_call.close_door()
+                roll_call.close()
                 service = _jax.get_distributed_runtime_service(
                     address,
                     processes,

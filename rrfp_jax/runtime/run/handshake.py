@@ -15,18 +15,16 @@ from __future__ import annotations
 
 import errno
 import hmac
-import logging
 import secrets
-import selectors
 import socket
-from collections.abc import Collection, Generator, Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
 from hashlib import sha256
 from struct import Struct
 from time import monotonic, sleep
 
 from rrfp_jax.errors import TrainingError
-from rrfp_jax.runtime.run.coordinator import retry_often
+from rrfp_jax.runtime.run.coordinator import RETRY_SECONDS, Conversation, Door, received, retry_often
 from rrfp_jax.runtime.run.place import NO_PORT
 
 MAGIC = b"RRFP2"
@@ -34,19 +32,8 @@ NUMBER = PROOF = 32  # bytes
 GREETING = Struct(f"!5sI{NUMBER}s")
 RANKS = Struct("!II")
 
-MOST_STRANGERS = 64
-"""Callers that have proved nothing yet; for one more the oldest is dropped."""
 
-STRANGER_SECONDS = 5.0
-"""A caller that has proved nothing for so long is dropped."""
-
-RETRY_SECONDS = 0.05
-"""Pause before a call that was dropped among strangers is made again."""
-
-log = logging.getLogger(__name__)
-
-
-class _NotOfThisRun(Exception):
+class _NotOfThisRun(ValueError):
     pass
 
 
@@ -134,47 +121,21 @@ def _introduce(connection: socket.socket, peer: int, rank: int, token: bytes) ->
     connection.sendall(proof(token, b"caller", rank, peer, numbers))
 
 
-def _answer(
-    connection: socket.socket, rank: int, awaited: Collection[int], token: bytes
-) -> Generator[None, None, int]:
-    """Answer a caller, resumed whenever something has come; the rank that it has proved to be."""
-    magic, caller, number = GREETING.unpack((yield from _exactly(connection, GREETING.size)))
-    if magic != MAGIC or caller not in awaited:
-        raise _NotOfThisRun
-    own = secrets.token_bytes(NUMBER)
-    connection.send(own + proof(token, b"called", caller, rank, number + own))
-    said = yield from _exactly(connection, PROOF)
-    proved = hmac.compare_digest(said, proof(token, b"caller", caller, rank, number + own))
-    if not proved or caller not in awaited:
-        raise _NotOfThisRun
-    return int(caller)
-
-
-def _exactly(connection: socket.socket, count: int) -> Generator[None, None, bytes]:
+def _exactly(caller: socket.socket, count: int) -> Generator[None, None, bytes]:
     """So many bytes, and not one beyond: what follows the proof belongs to the mailbox."""
     said = b""
     while len(said) < count:
-        yield
-        with suppress(BlockingIOError):
-            data = connection.recv(count - len(said))
-            if not data:
-                raise _NotOfThisRun
-            said += data
+        said += yield from received(caller, count - len(said))
     return said
 
 
-class Acceptor:
+class Acceptor(Door):
     """Where the ranks above this one call."""
 
     def __init__(self, listener: socket.socket, rank: int, awaited: Sequence[int], token: bytes) -> None:
-        self._listener, self._rank, self._token = listener, rank, token
-        self._awaited = list(awaited)
+        super().__init__(listener)
+        self._rank, self._token, self._awaited = rank, token, list(awaited)
         self._found: dict[int, socket.socket] = {}
-        # Callers that have proved nothing yet, oldest first: since when, and the answer under way.
-        self._strangers: dict[socket.socket, tuple[float, Generator[None, None, int]]] = {}
-        self._selector = selectors.DefaultSelector()
-        listener.setblocking(False)
-        self._selector.register(listener, selectors.EVENT_READ)
 
     def open(self, deadline: float) -> Mapping[int, socket.socket]:
         """Accept calls until every awaited rank has proved that it is there."""
@@ -182,60 +143,22 @@ class Acceptor:
             if (left := deadline - monotonic()) <= 0:
                 missing = ", ".join(map(str, self._awaited))
                 raise TrainingError(f"rank {self._rank}: no connection from rank {missing} in time")
-            for key, _ in self._selector.select(min(left, 1.0)):
-                if key.fileobj is self._listener:
-                    self._accept()
-                else:
-                    self._hear(key.fileobj)  # type: ignore[arg-type]
-            for connection, (since, _) in list(self._strangers.items()):
-                if monotonic() - since > STRANGER_SECONDS:
-                    self._drop(connection)
+            self.turn(min(left, 1.0))
         return self._found
 
-    def close(self) -> None:
-        """Drop whoever is still a stranger."""
-        self._selector.close()
-        for connection in self._strangers:
-            connection.close()
+    def greet(self, caller: socket.socket) -> Conversation:
+        """The called one's part."""
+        magic, rank, number = GREETING.unpack((yield from _exactly(caller, GREETING.size)))
+        if magic != MAGIC or rank not in self._awaited:
+            raise _NotOfThisRun
+        own = secrets.token_bytes(NUMBER)
+        caller.send(own + proof(self._token, b"called", rank, self._rank, number + own))
+        said = yield from _exactly(caller, PROOF)
+        proved = hmac.compare_digest(said, proof(self._token, b"caller", rank, self._rank, number + own))
+        if not proved or rank not in self._awaited:
+            raise _NotOfThisRun
+        return int(rank)
 
-    def _accept(self) -> None:
-        if len(self._strangers) >= MOST_STRANGERS:
-            self._drop(next(iter(self._strangers)))
-        try:
-            connection, _ = self._listener.accept()
-        except (BlockingIOError, ConnectionError):
-            return  # hung up already
-        except OSError:  # no more descriptors
-            if self._strangers:
-                self._drop(next(iter(self._strangers)))
-            sleep(RETRY_SECONDS)
-            return
-        connection.setblocking(False)
-        answer = _answer(connection, self._rank, self._awaited, self._token)
-        next(answer)
-        self._strangers[connection] = monotonic(), answer
-        self._selector.register(connection, selectors.EVENT_READ)
-
-    def _hear(self, connection: socket.socket) -> None:
-        if connection not in self._strangers:  # it has been dropped just now
-            return
-        try:
-            next(self._strangers[connection][1])
-        except StopIteration as proved:
-            self._forget(connection)
-            self._awaited.remove(proved.value)
-            self._found[proved.value] = connection
-        except (OSError, _NotOfThisRun):
-            self._drop(connection)
-
-    def _drop(self, connection: socket.socket) -> None:
-        self._forget(connection)
-        caller = "somebody"
-        with suppress(OSError):
-            caller = connection.getpeername()
-        connection.close()
-        log.warning("dropped a connection from %s that is not of this run", caller)
-
-    def _forget(self, connection: socket.socket) -> None:
-        self._selector.unregister(connection)
-        del self._strangers[connection]
+    def take(self, rank: int, caller: socket.socket) -> None:
+        self._awaited.remove(rank)
+        self._found[rank] = caller

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from math import inf
 from pathlib import Path
-from time import monotonic, perf_counter
+from time import monotonic
 
 from rrfp_jax.environment import ENVIRONMENT
 from rrfp_jax.errors import FAILED, TrainingError, UsageError
@@ -27,7 +27,6 @@ from rrfp_jax.runtime.run.exits import Shutdown, end, fail, limit_overtime
 from rrfp_jax.runtime.run.handshake import NUMBER, bound, connect, listen
 from rrfp_jax.runtime.run.links import Card, nodes_of, require_reachable, signs
 from rrfp_jax.runtime.run.mailbox import Mailbox
-from rrfp_jax.runtime.run.membership import Beat
 from rrfp_jax.runtime.run.place import (
     NO_PORT,
     Place,
@@ -45,7 +44,6 @@ from rrfp_jax.runtime.run.roll_call import RollCall
 from rrfp_jax.runtime.run.stacks import first_used
 from rrfp_jax.runtime.run.status_report import StatusResponder, dump_on_signal
 from rrfp_jax.runtime.run.token import FILE, HOW, SealedStore, SharedToken, take_token
-from rrfp_jax.runtime.run.waits import LONGEST_SLEEP_SECONDS, ForAnswer
 from rrfp_jax.runtime.run.world import World
 
 REMINDER_SECONDS = 30.0
@@ -89,12 +87,6 @@ class JoinWatchdog:
                 sentence = f"rank {self._rank} waits for {what}, {max(left, 0.0):.0f} s left"
                 warn(": ".join(filter(None, [sentence, tried()])))
 
-
-CLOCK_SECONDS = 10.0
-"""Limit for rank 0 to tell its time."""
-
-CLOCK_ROUNDS = 10
-"""Round trips to rank 0 at the start, to know its clock."""
 
 CONNECT_SECONDS = 60.0
 """Limit for all processes to have connected to each other, once all have been started."""
@@ -195,7 +187,7 @@ def _joined() -> World:
         joining.waits_for("the addresses and calls of all other ranks", CONNECT_SECONDS)
         world = World(rank, size, _connect(rank, size, token, store, silence), folder, recorder, store)
     Shutdown(world, coordinator)
-    _learn_clock(world)
+    world.learn_clock()
     learn_hosts(world)
     return world
 
@@ -228,21 +220,6 @@ def _require_able(place: Place, token: bytes | None) -> None:
     except OSError as error:
         reason = NO_PORT if error.errno == errno.EADDRINUSE else error.strerror
         raise UsageError(f"rank {place.rank} cannot take part: {reason}") from None
-
-
-def _learn_clock(world: World) -> None:
-    """Learn rank 0's clock from a few quick round trips; all processes together."""
-    assert world.mailbox is not None
-    if world.rank > 0:
-        with world.waits_for(ForAnswer(what="the time", ranks=(0,)), CLOCK_SECONDS) as wait:
-            for wanted in range(1, CLOCK_ROUNDS + 1):
-                world.mailbox.post(0, Beat(perf_counter()))
-                while world.membership.clock.samples < wanted:
-                    world.membership.require([0])
-                    wait.check()
-                    world.mailbox.sleep(wait.shortened(LONGEST_SLEEP_SECONDS))
-                    world.mailbox.pump()
-    world.gather("the clocks", None)  # so that rank 0 is there to answer
 
 
 def _meet(place: Place, joining: JoinWatchdog, limit: float) -> Coordinator | None:

@@ -26,12 +26,22 @@ LONGEST_SAID = 2**20
 class RollCall:
     """A rank's part: it says that it is there, and hears who is `missing`; None as long as nobody says so.
 
-    And whose number, of those there, several processes have: they take each other's place.
+    And whose number, of those there, several processes have: they take each other's place. `card` is what it
+    says of itself besides, `told` what it hears when all have come; `limit` names what allows them more time.
     """
 
-    def __init__(self, where: Address, rank: int, server: str = "rank 0") -> None:
-        self._where, self._rank, self._server = where, rank, server
+    def __init__(
+        self,
+        where: Address,
+        rank: int,
+        server: str = "rank 0",
+        card: str = "",
+        limit: str = join_seconds.name,
+    ) -> None:
+        self._where, self._server, self._limit = where, server, limit
+        self._call = f"{rank} {card}\n".encode()
         self.missing: Sequence[int] | None = None
+        self.told = ""
         self.twice: Sequence[int] = ()
         self._is_counted = False  # it has heard the coordinator
 
@@ -51,7 +61,7 @@ class RollCall:
 
     def said(self) -> str:
         """How far it has come, in words."""
-        more = f"{join_seconds.name} allows more time"
+        more = f"{self._limit} allows more time"
         if self.twice:
             return f"several processes are started as rank {enumerated(self.twice)}: give each its own {RANK}"
         if not self.missing:
@@ -64,7 +74,7 @@ class RollCall:
     def _heard(self, line: socket.socket, deadline: float) -> bool:
         """Hear who is missing until nobody is, for True, or the other end closes; ValueError for nonsense."""
         retry_often(line)
-        line.sendall(f"{self._rank}\n".encode())
+        line.sendall(self._call)
         said = b""
         while len(said) < LONGEST_SAID:
             line.settimeout(min(max(deadline - monotonic(), PAUSE_SECONDS), QUIET_SECONDS))
@@ -74,13 +84,14 @@ class RollCall:
                 return True
             *lines, said = (said + data).split(b"\n")
             for each in lines:
-                word, *ranks = each.split()
+                word, _, more = each.partition(b" ")
                 if word == GO:
+                    self.told = more.decode()
                     return True
                 if word == MISSING:
-                    self.missing, self._is_counted = [int(rank) for rank in ranks], True
+                    self.missing, self._is_counted = [int(rank) for rank in more.split()], True
                 elif word == TWICE:
-                    self.twice = [int(rank) for rank in ranks]
+                    self.twice = [int(rank) for rank in more.split()]
                 else:
                     raise ValueError(each)
         return False

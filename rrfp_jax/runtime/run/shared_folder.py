@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic, sleep
@@ -21,10 +22,23 @@ POLL_SECONDS = 0.1
 def require_shared(world: World, folder: Path) -> None:
     """UsageError, for all processes together, if a rank does not see what rank 0 writes into a folder.
 
-    Nothing is left there. A folder that rank 0 cannot write passes: saving says more about that.
+    A folder that rank 0 cannot write passes: saving says more about that.
     """
-    if world.size == 1:
-        return
+    sees = seen_by(world, folder)
+    blind = [rank for rank, seen in enumerate(sees) if not seen]
+    if blind and sees[0]:
+        raise UsageError(
+            f"{folder.absolute()}: {who(blind, world.hosts)} cannot see what rank 0 writes there on "
+            f"{world.hosts[0]}, so no checkpoint could be completed: name a folder that all nodes share, for "
+            f"a config with --config.directory=FOLDER"
+        )
+
+
+def seen_by(world: World, folder: Path, limit: float = START_SECONDS) -> Sequence[bool]:
+    """By rank whether it sees what rank 0 writes into a folder; nobody does if rank 0 cannot write.
+
+    All processes ask together. Nothing is left there.
+    """
     mark, made = "", list[Path]()
     try:
         if world.rank == 0:
@@ -34,20 +48,14 @@ def require_shared(world: World, folder: Path) -> None:
                 name = f".seen-{secrets.token_hex(8)}"
                 (folder / name).touch()
                 mark = name
-        mark = world.gather("a mark in a folder", mark, START_SECONDS)[0]
-        sees = world.gather("who sees that mark", not mark or sees_mark(folder / mark), START_SECONDS)
+        mark = world.gather("a mark in a folder", mark, limit)[0]
+        return world.gather("who sees that mark", bool(mark) and sees_mark(folder / mark), limit)
     finally:
         with suppress(OSError):
             if mark and world.rank == 0:
                 (folder / mark).unlink()
             for parent in made:
                 parent.rmdir()
-    if blind := [rank for rank, seen in enumerate(sees) if not seen]:
-        raise UsageError(
-            f"{folder.absolute()}: {who(blind, world.hosts)} cannot see what rank 0 writes there on "
-            f"{world.hosts[0]}, so no checkpoint could be completed: name a folder that all nodes share, for "
-            f"a config with --config.directory=FOLDER"
-        )
 
 
 def sees_mark(mark: Path) -> bool:

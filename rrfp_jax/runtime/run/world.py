@@ -21,17 +21,24 @@ from typing import TYPE_CHECKING, Any
 
 from rrfp_jax.errors import Disagreement, TrainingError, UsageError
 from rrfp_jax.runtime.run.mailbox import Mailbox, Message, pieces, whole
-from rrfp_jax.runtime.run.membership import Membership
+from rrfp_jax.runtime.run.membership import Beat, Membership
 from rrfp_jax.runtime.run.recorder import FlightRecorder
 from rrfp_jax.runtime.run.signals import Stop, StopReason
 from rrfp_jax.runtime.run.token import Store
-from rrfp_jax.runtime.run.waits import LONGEST_SLEEP_SECONDS, ForDevices, ForGather, Waits, pause
+from rrfp_jax.runtime.run.waits import LONGEST_SLEEP_SECONDS, ForAnswer, ForDevices, ForGather, Waits, pause
 
 if TYPE_CHECKING:
     import jax
 
 START_SECONDS = 3600.0
 """Limit for all processes to have compiled: one may have much more to compile than another."""
+
+
+CLOCK_SECONDS = 10.0
+"""Limit for rank 0 to tell its time."""
+
+CLOCK_ROUNDS = 10
+"""Round trips to rank 0 at the start, to know its clock."""
 
 
 class Gathered(Message, frozen=True):
@@ -112,6 +119,20 @@ class World:
         """What to add to a `perf_counter` time of this process to have it on rank 0's, and how wrong (s)."""
         clock = self.membership.clock
         return clock.offset, clock.precision
+
+    def learn_clock(self) -> None:
+        """Learn rank 0's clock from a few quick round trips; all processes together."""
+        assert self.mailbox is not None
+        if self.rank > 0:
+            with self.waits_for(ForAnswer(what="the time", ranks=(0,)), CLOCK_SECONDS) as wait:
+                for wanted in range(1, CLOCK_ROUNDS + 1):
+                    self.mailbox.post(0, Beat(perf_counter()))
+                    while self.membership.clock.samples < wanted:
+                        self.membership.require([0])
+                        wait.check()
+                        self.mailbox.sleep(wait.shortened(LONGEST_SLEEP_SECONDS))
+                        self.mailbox.pump()
+        self.gather("the clocks", None)  # so that rank 0 is there to answer
 
     def gather(self, what: str, value: Any, limit: float | None = None) -> list[Any]:
         """Every rank's value, of plain data, in rank order; waits for all, up to a limit in seconds.
