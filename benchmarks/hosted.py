@@ -53,18 +53,10 @@ class _Program:
 
     __slots__ = ("after", "copy", "dispatched", "end", "line", "ready", "task", "usual")
 
-    def __init__(self, line: _Line, task: Task, dispatched: float, ready: float, usual: float) -> None:
+    def __init__(self, line: _Line, task: Task, dispatched: float, ready: float, usual: float | None) -> None:
         self.line, self.task, self.dispatched, self.ready, self.usual = line, task, dispatched, ready, usual
         self.end, self.copy = 0.0, 0.0
         self.after: _Program | None = None
-
-    @property
-    def queue(self) -> deque[_Program]:
-        return self.line.flights
-
-    @property
-    def free(self) -> float:
-        return self.line.free
 
 
 class _Line(Device):
@@ -114,7 +106,7 @@ class HostSimulation:
     def _fill(self, now: float, line: _Line) -> None:
         """Dispatch what can be, and be woken when more can."""
         while not line.scheduler.finished:
-            end = expected_end(line.flights, line.free, now)
+            end = expected_end(line, now)
             if (room := self._room_at(now, line, end)) > now:
                 return self._alarm(now, line, room)
             foreseen, soonest = self._foreseen(now, line, end)

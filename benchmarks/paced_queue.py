@@ -31,7 +31,7 @@ class PacedQueue(DeviceQueue):
         self._last_due = 0.0
 
     def __enter__(self) -> PacedQueue:
-        self._running.clear()
+        self.flights.clear()
         self._due.clear()
         return self
 
@@ -41,7 +41,7 @@ class PacedQueue(DeviceQueue):
     def submit(self, running: Running) -> None:
         running.start = max(running.dispatched, self._last_due)
         self._last_due = self._due[running.task] = running.start + self._seconds(running)
-        self._running.append(running)
+        self.flights.append(running)
 
     def watch(self) -> None:
         """Nothing to watch: `next_event` tells when the next task is due."""
@@ -49,22 +49,22 @@ class PacedQueue(DeviceQueue):
     def ended(self) -> list[Running]:
         finished = []
         now = perf_counter()
-        while self._running and self._due[self._running[0].task] <= now and self._running[0].has_ended():
-            running = self._running.popleft()
+        while self.flights and self._due[self.flights[0].task] <= now and self.flights[0].has_ended():
+            running = self.flights.popleft()
             running.end = self._due.pop(running.task)
             finished.append(running)
         return finished
 
     def room_at(self, now: float) -> float:
-        if not self._running:
+        if not self.flights:
             return now
-        full = len(self._running) >= self._most
+        full = len(self.flights) >= self._most
         return float("inf") if full else self._last_due - self._lead - self._ahead
 
     def next_event(self, now: float) -> float:
-        if not self._running:
+        if not self.flights:
             return float("inf")
-        due = max(self._due[self._running[0].task], now + TOKEN_SECONDS)
+        due = max(self._due[self.flights[0].task], now + TOKEN_SECONDS)
         return min(due, super().next_event(now))
 
 

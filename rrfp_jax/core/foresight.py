@@ -40,37 +40,37 @@ DEEPEST = 8
 """Programs on a device at most."""
 
 
+class Line(Protocol):
+    """A device, as the host knows it; times in seconds, as below."""
+
+    free: float  # when it had ended what was there before `flights`
+
+    @property
+    def flights(self) -> Iterable[Flight]:
+        """The programs on it that have not ended, in order."""
+
+
 class Flight(Protocol):
-    """A program that has been dispatched, as the host knows it; times in seconds."""
+    """A program that has been dispatched, as the host knows it."""
 
     dispatched: float
     end: float  # 0 until it is noticed
     copy: float  # from the end of what computes its input to the arrival
-
-    @property
-    def usual(self) -> float | None:
-        """How long it usually takes; None if nobody knows."""
+    usual: float | None  # how long it usually takes; None if nobody knows
 
     @property
     def after(self) -> Flight | None:
         """What computes its input, if that was not here."""
 
     @property
-    def queue(self) -> Iterable[Flight]:
-        """The programs on its device that have not ended, in order."""
-
-    @property
-    def free(self) -> float:
-        """When its device had ended what was there before those."""
+    def line(self) -> Line:
+        """Its device."""
 
 
-def expected_end(flights: Iterable[Flight], free: float, now: float, upto: Flight | None = None) -> float:
-    """When programs on a device, in order, will have ended, up to one of them or all; inf if unknown.
-
-    `free` is when the device ended what was before them.
-    """
-    end = free
-    for flight in flights:
+def expected_end(line: Line, now: float, upto: Flight | None = None) -> float:
+    """When all programs on a device, or those up to one of them, will have ended; inf if unknown."""
+    end = line.free
+    for flight in line.flights:
         start = max(end, flight.dispatched)
         if flight.after is not None:
             start = max(start, arrival_of(flight.after, flight.copy, now))
@@ -86,7 +86,7 @@ def expected_end(flights: Iterable[Flight], free: float, now: float, upto: Fligh
 
 def arrival_of(flight: Flight, copy: float, now: float) -> float:
     """When the output of a program is expected on another device; inf if nobody knows."""
-    return (flight.end or expected_end(flight.queue, flight.free, now, flight)) + copy
+    return (flight.end or expected_end(flight.line, now, flight)) + copy
 
 
 def room_from(queued: int, end: float, round_trip: float = ROUND_TRIP_SECONDS) -> float:

@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 from math import inf
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -84,8 +85,8 @@ def test_what_is_unknown_is_never_foreseen():
     class Unknown:
         dispatched, usual, after = 1.0, None, None
 
-    assert expected_end([Unknown()], 0.0, 2.0) == inf == foreseen_from(inf, 2.0)
-    assert expected_end([], 3.0, 2.0) == 3.0
+    assert expected_end(SimpleNamespace(flights=[Unknown()], free=0.0), 2.0) == inf == foreseen_from(inf, 2.0)
+    assert expected_end(SimpleNamespace(flights=[], free=3.0), 2.0) == 3.0
 
 
 def test_a_queue_is_filled_by_time():

@@ -116,7 +116,7 @@ def moments_of(trainer: rrfp.Trainer, ledgers: Sequence[StageLedger], count: int
         for array in jax.live_arrays():
             array.block_until_ready()
         for queue in driver._queues:
-            for running in queue._running:
+            for running in queue.flights:
                 running.has_ended()  # lets go of its result
         (device,), bucket = driver.devices[stage], ledgers[stage].largest
         prepared = bucket.prepared_bytes + count * bucket.data_bytes

@@ -11,7 +11,7 @@ import ctypes
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -85,17 +85,7 @@ class Running:
     after: Running | None = None  # what computes its input, if that was foreseen
     copy: float = 0.0  # of the input, from there
     usual: float | None = None
-    device: DeviceQueue | None = None
-
-    @property
-    def queue(self) -> Collection[Running]:
-        """See `foresight.Flight`."""
-        return () if self.device is None else self.device._running
-
-    @property
-    def free(self) -> float:
-        """See `foresight.Flight`."""
-        return 0.0 if self.device is None else self.device._free_since
+    line: Any = None  # the queue that it was submitted to
 
     def wait(self) -> None:
         """Block until the program has ended, and note when and how."""
@@ -134,20 +124,21 @@ class DeviceQueue:
     `lead` seconds.
 
     Attributes:
+        flights: dispatched and not ended, in order.
+        free: when the device had ended what was there before those.
         as_it_is: whether programs end when the device ends them; else nothing can be foreseen.
     """
 
     as_it_is: ClassVar[bool] = True
 
     def __init__(self, name: str, wake: Callable[[], None], lead: float = LEAD_SECONDS) -> None:
-        self._name = name
-        self._wake = wake
+        self._name, self._wake = name, wake
         self._lead, self._ahead, self._most = lead, 0.0, MOST_QUEUED
-        self._running: deque[Running] = deque()
+        self.flights: deque[Running] = deque()
         self._watched: SimpleQueue[Running | None] = SimpleQueue()
         self._last_watched: Running | None = None
         self._usual: dict[Hashable, tuple[float, float]] = {}  # duration and its deviation, running means
-        self._free_since, self._foresees = 0.0, False
+        self.free, self._foresees = 0.0, False
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> DeviceQueue:
@@ -155,7 +146,7 @@ class DeviceQueue:
 
     def __exit__(self, kind: type[BaseException] | None, error: Any, trace: TracebackType | None) -> None:
         self._last_watched = None
-        self._running.clear()  # of a step that was broken off: what its programs compute can go
+        self.flights.clear()  # of a step that was broken off: what its programs compute can go
         if kind is not None and (thread := self._thread) is not None:
             self.close()
             # Its program may never end; the thread is a daemon and must not hold the error back.
@@ -168,13 +159,13 @@ class DeviceQueue:
 
     def submit(self, running: Running) -> None:
         """Note a program that has just been dispatched."""
-        running.device, running.usual = self, self._usual.get(running.cost, (None,))[0]
-        self._running.append(running)
+        running.line, running.usual = self, self._usual.get(running.cost, (None,))[0]
+        self.flights.append(running)
 
     def watch(self) -> None:
         """Wake the driver when the oldest program ends."""
-        if self._running and self._running[0] is not self._last_watched:
-            self._last_watched = self._running[0]
+        if self.flights and self.flights[0] is not self._last_watched:
+            self._last_watched = self.flights[0]
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._watch, args=(self._watched,), name=f"rrfp-watch-{self._name}", daemon=True
@@ -185,15 +176,15 @@ class DeviceQueue:
     def ended(self) -> list[Running]:
         """The programs that have ended since the last call, in order."""
         finished = []
-        while self._running and self._running[0].has_ended():
-            running = self._running.popleft()
+        while self.flights and self.flights[0].has_ended():
+            running = self.flights.popleft()
             if self._foresees:  # a later one may have been seen to end first, by who waited for its output
-                running.end = min(running.end, *(later.end or running.end for later in self._running), inf)
-            running.start = max(running.dispatched, self._free_since)
+                running.end = min(running.end, *(later.end or running.end for later in self.flights), inf)
+            running.start = max(running.dispatched, self.free)
             if (after := running.after) is not None:
                 running.ready = min(after.end + running.copy, running.end)
                 running.start, running.after = max(running.start, running.ready), None
-            self._free_since = running.end
+            self.free = running.end
             seconds = running.end - running.start
             mean, deviation = self._usual.get(running.cost, (seconds, 0.0))
             deviation = 0.9 * deviation + 0.1 * abs(seconds - mean)
@@ -203,14 +194,14 @@ class DeviceQueue:
 
     def room_at(self, now: float) -> float:
         """When one more program may be queued: `now` or before means at once, inf not before an end."""
-        if not self._running:
+        if not self.flights:
             return now
-        if len(self._running) >= self._most:
+        if len(self.flights) >= self._most:
             return float("inf")
         if self._foresees:
-            return room_from(len(self._running), self.expected_end(now))
-        end = max(self._running[0].dispatched, self._free_since)
-        for running in self._running:
+            return room_from(len(self.flights), expected_end(self, now))
+        end = max(self.flights[0].dispatched, self.free)
+        for running in self.flights:
             usual = self._usual.get(running.cost)
             if usual is None:
                 return float("inf")
@@ -226,10 +217,6 @@ class DeviceQueue:
         """Have room by what is expected, from now on, for so many programs."""
         self._foresees, self._most = True, most
 
-    def expected_end(self, now: float) -> float:
-        """When all programs are expected to have ended; inf if nobody knows."""
-        return expected_end(self._running, self._free_since, now)
-
     def next_event(self, now: float) -> float:
         """When, after `now`, something happens here of which no thread tells; inf if nothing will."""
         room = self.room_at(now)
@@ -238,7 +225,7 @@ class DeviceQueue:
     @property
     def running(self) -> list[Task]:
         """The tasks on the device, oldest first."""
-        return [running.task for running in self._running]
+        return [running.task for running in self.flights]
 
     def _watch(self, watched: SimpleQueue[Running | None]) -> None:
         while (running := watched.get()) is not None:

@@ -22,7 +22,7 @@ from typing import Any, Protocol, TypeAlias
 import jax
 
 from rrfp_jax.core.events import ROOM, Arrived, Dispatch, Room, WaitCause
-from rrfp_jax.core.foresight import Dispatching, arrival_of, foreseen_from
+from rrfp_jax.core.foresight import Dispatching, arrival_of, expected_end, foreseen_from
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.step_rules import MOST_QUEUED, Budget, StepRules
 from rrfp_jax.core.tasks import Direction, Input, Task
@@ -305,13 +305,11 @@ class StepExecution(TransferObserver):
         self._recorder = driver._world.recorder
         self._rules, self._step, self._round, self._parts = rules, step, round, parts
         self._stages = rules.placement.stages
-        self._schedulers: dict[int, StageScheduler] = {}
-        self._ready: dict[int, dict[Task, float]] = {}  # since when
-        self._total = 0  # tasks
-        for s in parts:
-            scheduler = driver.scheduler(s % self._stages, rules, budgets[s] if budgets else None)
-            self._schedulers[s], self._ready[s] = scheduler, {}
-            self._total += scheduler.tasks
+        self._schedulers = {
+            s: driver.scheduler(s % self._stages, rules, budgets[s] if budgets else None) for s in parts
+        }
+        self._total = sum(scheduler.tasks for scheduler in self._schedulers.values())
+        self._ready: dict[int, dict[Task, float]] = {s: {} for s in parts}  # since when
         self._machines: dict[int, StageScheduler | Agreement] = {**self._schedulers}
         self._recorder.begin_round(round, step, rules, list(parts))
         shared = driver.agreement is not None and not driver.agreement.alone
@@ -399,15 +397,12 @@ class StepExecution(TransferObserver):
     def _came(self, key: Key, produced: float) -> bool:
         """Learn how long an input took; whether it was foreseen, so that its task is dispatched."""
         if produced:
-            way, took = self._way(key), perf_counter() - produced
+            way, took = (key.stage, key.input.direction), perf_counter() - produced
             self._driver.copies[way] = 0.9 * self._driver.copies.get(way, took) + 0.1 * took
         self._coming[key.stage].pop(key.input, None)
         found = key in self._taken
         self._taken.discard(key)
         return found
-
-    def _way(self, key: Key) -> tuple[int, Direction]:
-        return key.stage, key.input.direction
 
     def _room(self, queue: DeviceQueue, stage: int, now: float) -> Room:
         """Room on a device, with the inputs that are expected in time."""
@@ -416,7 +411,7 @@ class StepExecution(TransferObserver):
             return ROOM
         if self._rules.hint is None:
             return Room(foreseen=frozenset(coming))
-        end, found = queue.expected_end(now), []
+        end, found = expected_end(queue, now), []
         for one, (running, _) in coming.items():
             copy = self._driver.copies.get((stage, one.direction), inf)
             at = foreseen_from(arrival_of(running, copy, now), end)

@@ -207,8 +207,8 @@ class JitteredQueue(DeviceQueue):
 
     def room_at(self, now: float) -> float:
         if not self._ahead:
-            return float("inf") if self._running or self._held else now
-        if len(self._running) + len(self._held) >= self._most:
+            return float("inf") if self.flights or self._held else now
+        if len(self.flights) + len(self._held) >= self._most:
             return float("inf")
         held = self._busy_until - self._lead - self._ahead if self._held else now
         return max(held, super().room_at(now))
