@@ -24,6 +24,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -212,23 +213,22 @@ class Job:
         """Those of these nodes that do not run a task for SLURM; `meanwhile` is called again and again."""
         quiet: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
         one = ("--nodes=1", "--ntasks=1", "--gres=none")
-        asked: dict[str, tuple[float, subprocess.Popen[bytes]]] = {}
-        waiting, silent = [*reversed(nodes)], []
+
+        def answers(node: str) -> bool:
+            srun = self.srun(*one, f"--nodelist={node}", "true", **quiet)
+            with suppress(subprocess.TimeoutExpired):
+                srun.wait(ANSWER_SECONDS)
+            _end(srun)
+            return srun.returncode == DONE
+
+        pool = ThreadPoolExecutor(MOST_ASKED)
         try:
-            while waiting or asked:
-                while waiting and len(asked) < MOST_ASKED:
-                    node = waiting.pop()
-                    asked[node] = monotonic(), self.srun(*one, f"--nodelist={node}", "true", **quiet)
+            asked = {node: pool.submit(answers, node) for node in nodes}
+            while wait(asked.values(), POLL_SECONDS / 4).not_done:
                 meanwhile()
-                sleep(POLL_SECONDS / 4)
-                for node, (since, srun) in [*asked.items()]:
-                    if srun.poll() is not None or monotonic() - since > ANSWER_SECONDS:
-                        silent += [node] if srun.returncode != DONE else []
-                        _end(asked.pop(node)[1])
-            return sorted(silent, key=nodes.index)
+            return [node for node, answer in asked.items() if not answer.result()]
         finally:
-            for _, srun in asked.values():
-                _end(srun)
+            pool.shutdown(cancel_futures=True)
 
     def say(self, text: str) -> None:
         """In the job's log."""
