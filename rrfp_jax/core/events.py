@@ -46,21 +46,12 @@ class Dispatch(NamedTuple):
 
     `additions` are the microbatches whose gradients are added, in this order: that of this task, which its
     program adds, then those parked before it; none if it is parked itself. `ready` are the tasks of this
-    stage that the dispatch makes ready; they follow from the rest, and are left out of comparisons.
+    stage that the dispatch makes ready.
     """
 
     task: Task
     additions: tuple[int, ...] = ()
     ready: tuple[Task, ...] = ()
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Dispatch) and self[:2] == other[:2]
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
-    def __hash__(self) -> int:
-        return hash(self[:2])
 
 
 Event: TypeAlias = Arrived | Room | Chosen

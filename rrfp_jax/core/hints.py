@@ -30,7 +30,7 @@ not finished it that microbatch is the lowest unfinished one.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain, compress
 from typing import Any, Protocol
@@ -68,39 +68,6 @@ class HintView(Protocol):
         """
 
     def __contains__(self, task: Task) -> bool: ...
-
-
-@dataclass(frozen=True)
-class Only:
-    """Some of a stage's runnable tasks, as if there were no others; see `HintView`."""
-
-    ready: HintView
-    wanted: Callable[[Task], bool]
-
-    def first(self, direction: Direction) -> Task | None:
-        return next(self.runnable(direction), None)
-
-    def runnable(self, direction: Direction) -> Iterator[Task]:
-        return filter(self.wanted, self.ready.runnable(direction))
-
-    def heads(self, rank: Mapping[Task, int]) -> Iterator[Task]:
-        lowest: dict[tuple[Direction, int], Task] = {}
-        for direction in DIRECTIONS:
-            for task in self.runnable(direction):
-                lowest.setdefault((direction, task.chunk), task)
-        return iter(sorted(lowest.values(), key=rank.__getitem__))
-
-    def was_dispatched(self, task: Task) -> bool:
-        return self.ready.was_dispatched(task)
-
-    def past(self, order: Sequence[Task], at: int) -> int:
-        return self.ready.past(order, at)
-
-    def leaves_room(self, task: Task, order: Sequence[Task], start: int, stop: int) -> bool:
-        return self.ready.leaves_room(task, order, start, stop)
-
-    def __contains__(self, task: Task) -> bool:
-        return self.wanted(task) and task in self.ready
 
 
 class Hint(ABC):

@@ -32,7 +32,7 @@ from rrfp_jax.core.events import (
     Wait,
     WaitCause,
 )
-from rrfp_jax.core.hints import DIRECTIONS, Only
+from rrfp_jax.core.hints import DIRECTIONS
 from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.progress import DISPATCHED, READY, Progress, ReadyQueue
 from rrfp_jax.core.step_rules import Budget, StepRules, charges_of
@@ -89,7 +89,8 @@ class RunnableTasks:
     """The view of a stage that its hint gets: see `hints.HintView`.
 
     `cached` is a task found to be runnable since the last dispatch. It saves a second look at what a hint has
-    just been told of, and changes no answer: only a dispatch can take a task's permission.
+    just been told of, and changes no answer: only a dispatch can take a task's permission. Tasks that it is
+    `without` are left out, as if they were not ready.
     """
 
     def __init__(self, progress: Progress, admissions: Sequence[Admission], accumulator: Accumulator) -> None:
@@ -97,6 +98,7 @@ class RunnableTasks:
         self._ranked, self._rows = progress.ranked, progress.rows
         self._all_rows = progress.all_rows
         self.cached: Task | None = None
+        self.without: Collection[Task] = ()
 
     def first(self, direction: Direction) -> Task | None:
         for row in self._ranked[direction]:
@@ -163,6 +165,8 @@ class RunnableTasks:
     def _permits(self, kind: Kind, chunk: int, microbatch: int) -> bool:
         """Whether a ready task is also admitted, or has a place for its gradient."""
         charge = CHARGES[kind]
+        if self.without and (kind, chunk, microbatch) in self.without:
+            return False
         if charge < 0:
             return self._accumulator.accepts(chunk, microbatch)
         if charge > 0:
@@ -176,6 +180,8 @@ class RunnableTasks:
         for task in row:
             if self._permits(*task):
                 return task
+            if task in self.without:
+                continue
             if CHARGES[task.kind] > 0:
                 if any(admission.refuses_beyond(*task[1:]) for admission in self._admissions):
                     return None
@@ -316,7 +322,9 @@ class StageScheduler:
             return (task, None) if task is not None and task in self.view else None
         choice = None
         if late:
-            choice = self._hint.choose(self._state, Only(self.view, lambda task: task not in late))
+            self.view.cached, self.view.without = None, late
+            choice = self._hint.choose(self._state, self.view)
+            self.view.without = ()
         if choice is None:
             choice = self._hint.choose(self._state, self.view)
         if choice is None:

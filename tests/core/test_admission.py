@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rrfp_jax.core.admission import ByChunk, Whole
-from rrfp_jax.core.events import ROOM, Arrived, Dispatch
+from rrfp_jax.core.events import ROOM, Arrived
 from rrfp_jax.core.hints import BFW, FPriority
 from rrfp_jax.core.orders import GPipe
 from rrfp_jax.core.scheduler import StageScheduler
@@ -13,7 +13,7 @@ from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import Direction, Input, Placement
 from tests.support.drain import Drain
 from tests.support.interleave import check_invariants
-from tests.support.small_step import B, F, rules
+from tests.support.small_step import B, Dispatch, F, rules
 
 
 @st.composite

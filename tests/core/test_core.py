@@ -5,13 +5,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rrfp_jax.core.admission import Accumulator
-from rrfp_jax.core.events import ROOM, Arrived, Dispatch, IllegalEvent, Room, ScheduleError, WaitCause
+from rrfp_jax.core.events import ROOM, Arrived, IllegalEvent, Room, ScheduleError, WaitCause
 from rrfp_jax.core.hints import BF, Hint
 from rrfp_jax.core.orders import FixedOrder, GPipe, OneFOneB
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.tasks import Direction, Placement
 from tests.support.interleave import World, check_invariants
-from tests.support.small_step import B, F, rules
+from tests.support.small_step import B, Dispatch, F, rules
 
 
 def names(tasks):

@@ -11,12 +11,12 @@ runs one microbatch after another, waiting for each task, and may exceed the lim
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from rrfp_jax.core.hints import Hint, HintView, Only
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, KINDS, Placement, Task
+from rrfp_jax.core.hints import DIRECTIONS, Hint, HintView
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, KINDS, Direction, Placement, Task
 
 
 class DrainState(NamedTuple):
@@ -25,6 +25,39 @@ class DrainState(NamedTuple):
     inner: Any
     held: int
     order: tuple[Task, ...]
+
+
+@dataclass(frozen=True)
+class Only:
+    """Some of a stage's runnable tasks, as if there were no others; see `HintView`."""
+
+    ready: HintView
+    wanted: Callable[[Task], bool]
+
+    def first(self, direction: Direction) -> Task | None:
+        return next(self.runnable(direction), None)
+
+    def runnable(self, direction: Direction) -> Iterator[Task]:
+        return filter(self.wanted, self.ready.runnable(direction))
+
+    def heads(self, rank: Mapping[Task, int]) -> Iterator[Task]:
+        lowest: dict[tuple[Direction, int], Task] = {}
+        for direction in DIRECTIONS:
+            for task in self.runnable(direction):
+                lowest.setdefault((direction, task.chunk), task)
+        return iter(sorted(lowest.values(), key=rank.__getitem__))
+
+    def was_dispatched(self, task: Task) -> bool:
+        return self.ready.was_dispatched(task)
+
+    def past(self, order: Sequence[Task], at: int) -> int:
+        return self.ready.past(order, at)
+
+    def leaves_room(self, task: Task, order: Sequence[Task], start: int, stop: int) -> bool:
+        return self.ready.leaves_room(task, order, start, stop)
+
+    def __contains__(self, task: Task) -> bool:
+        return self.wanted(task) and task in self.ready
 
 
 @dataclass(frozen=True)
