@@ -28,6 +28,7 @@ from benchmarks.paced_queue import paced
 from rrfp_jax.commands.command_line import exit_status
 from rrfp_jax.commands.config_line import read_config_line
 from rrfp_jax.commands.overrides import config_of
+from rrfp_jax.commands.simulation import simulation_inputs
 from rrfp_jax.core.footprint import Footprint
 from rrfp_jax.core.hints import Hint
 from rrfp_jax.core.schedules import name_of
@@ -54,7 +55,7 @@ from rrfp_jax.sim.choice import Auto, Candidate, choose
 from rrfp_jax.sim.planned import Planned, base_of
 from rrfp_jax.trace.costs import Workload, WorkloadCosts
 from rrfp_jax.trace.records import Part, RecordedStep, StepTrace
-from rrfp_jax.train.named import read_schedule, read_workload
+from rrfp_jax.train.named import read_schedule
 from rrfp_jax.train.report import summary_of_idleness
 
 MOST_BYTES = 2**30
@@ -83,7 +84,7 @@ class Pace:
 
     @cached_property
     def table(self) -> Workload:
-        return read_workload(self.workload, f"workload={self.workload}")
+        return simulation_inputs(Path(self.workload), 1, None, 1, 1)[0].actual
 
 
 @dataclass(frozen=True, kw_only=True)

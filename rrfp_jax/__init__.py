@@ -53,27 +53,21 @@ __all__ = [
 ]
 
 _MODULES = {
-    "Checkpointing": "runs.config",
-    "EvaluationBatch": "runtime.model.layers",
-    "Loss": "runtime.model.metrics",
-    "Max": "runtime.model.metrics",
-    "Mean": "runtime.model.metrics",
-    "Mesh": "runtime.mesh.topology",
-    "Microbatch": "data.contract",
-    "Pipeline": "runtime.model.pipeline",
-    "RunConfig": "runs.config",
-    "Settings": "runtime.engine.settings",
-    "Sum": "runtime.model.metrics",
-    "Trainer": "train.trainer",
-    "TrainingError": "errors",
-    "UsageError": "errors",
-    "compare": "report.timeline",
-    "export": "train.exporting",
-    "join": "train.join",
-    "layer": "runtime.model.layers",
-    "simulate": "commands.simulation",
+    "commands.simulation": ["simulate"],
+    "data.contract": ["Microbatch"],
+    "errors": ["TrainingError", "UsageError"],
+    "report.timeline": ["compare"],
+    "runs.config": ["Checkpointing", "RunConfig"],
+    "runtime.engine.settings": ["Settings"],
+    "runtime.mesh.topology": ["Mesh"],
+    "runtime.model.layers": ["EvaluationBatch", "layer"],
+    "runtime.model.metrics": ["Loss", "Max", "Mean", "Sum"],
+    "runtime.model.pipeline": ["Pipeline"],
+    "train.exporting": ["export"],
+    "train.join": ["join"],
+    "train.trainer": ["Trainer"],
 }
-"""Where each name is defined; `data`, `loggers`, `schedules` and `weights` are modules themselves."""
+"""Which names each module defines; `data`, `loggers`, `schedules` and `weights` are modules themselves."""
 
 look_on()
 hide_frames()
@@ -88,9 +82,9 @@ def __getattr__(name: str) -> Any:
         near = get_close_matches(name, __all__, 1)
         meant = f"; did you mean {near[0]}?" if near else ""
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{meant}")
-    found = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name) if name in _MODULES else None
-    found = import_module(f"{__name__}.{name}") if found is None else found
-    globals()[name] = found  # asked once
+    module = next((own for own, names in _MODULES.items() if name in names), name)
+    found = import_module(f"{__name__}.{module}")
+    globals()[name] = found = found if module == name else getattr(found, name)  # asked once
     return found
 
 

@@ -18,12 +18,16 @@ class TrainingError(RuntimeError):
     """A run that had started cannot continue: the message names the step and the microbatch."""
 
 
-class PeerLost(TrainingError):
-    """Another process of the run failed, died, froze or left; `culprit` is its rank."""
+class FaultOfRank(TrainingError):
+    """A failure that is the fault of one process of the run; `culprit` is its rank."""
 
     def __init__(self, sentence: str, culprit: int) -> None:
         super().__init__(sentence)
         self.culprit = culprit
+
+
+class PeerLost(FaultOfRank):
+    """Another process of the run failed, died, froze or left."""
 
 
 def caused_by(culprit: int, here: int, sentence: str) -> TrainingError:
@@ -31,12 +35,8 @@ def caused_by(culprit: int, here: int, sentence: str) -> TrainingError:
     return TrainingError(sentence) if culprit == here else PeerLost(sentence, culprit)
 
 
-class Disagreement(TrainingError):
-    """The processes of a run do not do the same; `culprit` is the rank that differs from the others."""
-
-    def __init__(self, sentence: str, culprit: int) -> None:
-        super().__init__(sentence)
-        self.culprit = culprit
+class Disagreement(FaultOfRank):
+    """The processes of a run do not do the same; the culprit differs from the others."""
 
 
 def text_of(error: object) -> str:

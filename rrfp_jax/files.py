@@ -138,11 +138,9 @@ def opened(path: str | Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-@contextmanager
-def opened_binary(path: str | Path) -> Iterator[BufferedReader]:
+def opened_binary(path: str | Path) -> BufferedReader:
     """The same as a file object."""
-    with opened(path) as descriptor, os.fdopen(descriptor, "rb", closefd=False) as file:
-        yield file
+    return os.fdopen(open_regular(path), "rb")
 
 
 def read_whole(path: str | Path, most: int) -> bytes:
@@ -168,6 +166,15 @@ def read_end(path: str | Path, most: int) -> tuple[bytes, bool]:
         size = os.fstat(descriptor).st_size
         begin = max(size - most, 0)
         return os.pread(descriptor, most, begin), begin == 0
+
+
+def sync(path: Path) -> None:
+    """Have a file, or the names in a folder, on the disk. OSError: it is full, as NFS may tell only now."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def is_used(folder: Path) -> bool | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
@@ -97,7 +97,12 @@ def as_kind(data: Any, kind: type[T]) -> T:
 
 
 def write_json(path: str | Path, content: Any, indent: int | None = None) -> None:
-    """Write plain data to a file, in folders that are made if they are not there.
+    """Write plain data to a file; see `write_output`."""
+    write_output(path, (json.dumps(content, indent=indent) + "\n").encode())
+
+
+def write_output(path: str | Path, content: bytes) -> None:
+    """Write a file, whole or not at all, in folders that are made if they are not there.
 
     Raises:
         UsageError: the file cannot be written.
@@ -106,9 +111,18 @@ def write_json(path: str | Path, content: Any, indent: int | None = None) -> Non
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with written_whole(file) as part:
-            part.write_text(json.dumps(content, indent=indent) + "\n", encoding="utf-8")
+            part.write_bytes(content)
     except OSError as error:
         raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The dotted names and values of all leaves of nested dicts."""
+    if isinstance(value, dict) and value:
+        for name, inner in value.items():
+            yield from flat(inner, f"{prefix}.{name}" if prefix else name)
+    elif prefix:
+        yield prefix, value
 
 
 def _whole(digits: str) -> int:

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import re
 import shutil
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -38,13 +37,12 @@ from rrfp_jax.checkpoint.format import (
     read_leaf,
     run_state,
     tree_metadata,
-    unknown_keys,
     write_file,
 )
 from rrfp_jax.checkpoint.leaves import Key
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import path_of, printable
-from rrfp_jax.files import move_away
+from rrfp_jax.files import move_away, sync
 from rrfp_jax.json_files import Unreadable, as_kind, parse_json, read_json
 from rrfp_jax.printing import say
 
@@ -123,12 +121,12 @@ class CheckpointFolder:
         files = Files(metadata=write_file(staging / METADATA, metadata))
         content = msgspec.to_builtins(Content(files=files, leaves=dict(leaves)))
         write_file(staging / MANIFEST, json.dumps({"crc32": _checksum(content), "content": content}).encode())
-        _sync(staging)
+        sync(staging)
         if final.exists():
             self.discard(replaced)
             final.rename(replaced)
         staging.rename(final)  # from here on it is complete
-        _sync(self.path)
+        sync(self.path)
         self.discard(replaced)
         for step in self.steps():
             if step > run.step:
@@ -149,9 +147,9 @@ class CheckpointFolder:
                     copy.mkdir()
                 else:
                     shutil.copyfile(path, copy)
-                    _sync(copy)  # a network file system may tell only now that it is full
+                    sync(copy)
             staging.rename(final)
-            _sync(self.path)
+            sync(self.path)
         except OSError:
             self.discard(staging)
             raise
@@ -182,7 +180,7 @@ class CheckpointFolder:
         stored = read_file(metadata, content.files.metadata)
         with _damaged_if_wrong(metadata):
             state = as_kind(parse_json(bytes(stored)), Metadata).custom_metadata
-        if unknown := unknown_keys(state):
+        if unknown := sorted(state.keys() - {item.name for item in fields(RunState)}):
             raise UsageError(
                 f"{self.final(step)} has {printable(', '.join(unknown))}, which this version of rrfp_jax "
                 f"does not know: use the version that wrote it"
@@ -214,15 +212,6 @@ def _checksum(content: Any) -> int:
     return zlib.crc32(json.dumps(content).encode())
 
 
-def _sync(path: Path) -> None:
-    """Have a file, or the names in a folder, on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 @dataclass(frozen=True)
 class CheckpointView:
     """A complete checkpoint as a process reads it that has no part in the run; first its small files."""
@@ -236,6 +225,16 @@ class CheckpointView:
         return np.asarray(read_leaf(self.folder, self.leaves[key]))
 
 
+def folder_of(what: str, given: Any) -> Path:
+    """A folder of checkpoints that was given for this; it need not be there."""
+    if not isinstance(given, (str, PathLike)) or not str(given):
+        raise UsageError(f"{what}({given!r}): give a folder of checkpoints, such as 'runs/checkpoints'")
+    path = path_of(f"{what}: folder", given)
+    if path.exists() and not path.is_dir():
+        raise UsageError(f"{what}({str(given)!r}): is a file; give a folder of checkpoints")
+    return path
+
+
 def readable_checkpoints(
     what: str, given: str | PathLike[str], step: int | None = None
 ) -> Iterator[CheckpointView]:
@@ -243,9 +242,7 @@ def readable_checkpoints(
 
     `UsageError`, which begins with `what` the folder is for, if there are none, or none of the wanted step.
     """
-    if not isinstance(given, (str, PathLike)):
-        raise UsageError(f"{what}({given!r}): give a folder of checkpoints, such as 'runs/checkpoints'")
-    path = path_of(f"{what}: folder", given)
+    path = folder_of(what, given)
     if STEP.fullmatch(path.name) and (path / MANIFEST).exists():
         path, step = path.parent, int(path.name)
     folder = CheckpointFolder(path)

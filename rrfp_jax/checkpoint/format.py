@@ -21,8 +21,9 @@ import re
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from functools import cache
+from io import BufferedReader
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
@@ -42,7 +43,7 @@ from rrfp_jax.checkpoint.leaves import (
     why_unstorable,
 )
 from rrfp_jax.fields import printable
-from rrfp_jax.files import opened
+from rrfp_jax.files import opened_binary
 from rrfp_jax.json_files import Count, as_kind
 
 if TYPE_CHECKING:  # it takes a moment to import
@@ -93,24 +94,23 @@ def write_file(path: Path, content: bytes) -> Written:
 def read_file(path: Path, written: Written) -> bytearray:
     """A file of known size and checksum, or `Damaged`; memory is taken once its size is seen to be right."""
     size, checksum = written
-    with of_size(path, size) as descriptor:
-        content, at = bytearray(size), 0
-        while at < size and (count := os.readv(descriptor, [memoryview(content)[at:]])):
-            at += count
+    with of_size(path, size) as file:
+        content = bytearray(size)
+        file.readinto(content)
     if zlib.crc32(content) != checksum:
         raise Damaged(f"{path} has other bytes than were written")
     return content
 
 
 @contextmanager
-def of_size(path: Path, size: int) -> Iterator[int]:
-    """A file, opened for reading, as a descriptor; `Damaged` if it is missing, or of another size."""
+def of_size(path: Path, size: int) -> Iterator[BufferedReader]:
+    """A file, opened for reading; `Damaged` if it is missing, or of another size."""
     try:
-        with opened(path) as descriptor:
-            actual = os.fstat(descriptor).st_size
+        with opened_binary(path) as file:
+            actual = os.fstat(file.fileno()).st_size
             if actual != size:
                 raise Damaged(f"{path} has {actual} bytes instead of {size}")
-            yield descriptor
+            yield file
     except OSError as error:
         raise Damaged(f"{path} cannot be read: {error.strerror}") from None
 
@@ -255,11 +255,6 @@ def content_of(sealed: Sealed) -> Content:
         if wrong := _why_wrong(name, leaf):
             raise ValueError(f"its leaf {name!r} {wrong}")
     return content
-
-
-def unknown_keys(state: Mapping[str, Any]) -> list[str]:
-    """What is in a stored `RunState` that this version has no name for."""
-    return sorted(state.keys() - {item.name for item in fields(RunState)})
 
 
 def run_state(state: Mapping[str, Any], step: int) -> RunState:
@@ -522,31 +517,12 @@ def _wrong_file(leaf: LeafRecord, part_bytes: int) -> str:
 
 
 def _read_first(folder: Path, leaf: LeafRecord, part: Sequence[int], places: Sequence[Place]) -> Parts:
-    """See `read_leaf`."""
-    dtype, header = np.dtype(leaf.dtype), f"{leaf.folder}/{FIRST_HEADER}"
-    found = {place: np.empty(part, dtype) for place in places}
+    """See `read_leaf`; the whole array is read, whatever of it is wanted."""
+    whole, header = np.empty(leaf.shape, leaf.dtype), f"{leaf.folder}/{FIRST_HEADER}"
     read_file(folder / header, leaf.files[header])
     for there in leaf.places:
-        cuts = {place: _overlap(place, part, there, leaf.stored_part) for place in places}
-        if any(cuts.values()) or not leaf.shape:
-            path = f"{leaf.folder}/{file_of(there)}"
-            content = read_file(folder / path, leaf.files[path])
-            array = np.frombuffer(content, dtype).reshape(leaf.stored_part)
-            for place, cut in cuts.items():
-                if cut is not None:
-                    found[place][cut[0]] = array[cut[1]]
-    return Parts(leaf.shape, dtype, part, found)
-
-
-def _overlap(
-    place: Place, part: Sequence[int], other: Place, size: Sequence[int]
-) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
-    """What two parts have in common, of different cuts of one array: slices of either; None for nothing."""
-    ours, theirs = [], []
-    for i, n, j, m in zip(place, part, other, size, strict=True):
-        begin, end = max(i * n, j * m), min((i + 1) * n, (j + 1) * m)
-        if begin >= end:
-            return None
-        ours.append(slice(begin - i * n, end - i * n))
-        theirs.append(slice(begin - j * m, end - j * m))
-    return tuple(ours), tuple(theirs)
+        path = f"{leaf.folder}/{file_of(there)}"
+        content = np.frombuffer(read_file(folder / path, leaf.files[path]), leaf.dtype)
+        whole[slices_of(there, leaf.stored_part)] = content.reshape(leaf.stored_part)
+    found = {place: np.asarray(whole[slices_of(place, part)]) for place in places}
+    return Parts(leaf.shape, whole.dtype, part, found)

@@ -112,7 +112,7 @@ class Checkpoints:
         tells: of each that it is complete.
 
     Raises:
-        UsageError: keep is below 1, or on_error is neither.
+        UsageError: on_error is neither.
     """
 
     def __init__(
@@ -125,8 +125,6 @@ class Checkpoints:
         say: Callable[[str], None] = printing.say,
         tells: bool = True,
     ) -> None:
-        if keep < 1:
-            raise UsageError(f"checkpoints: keep={keep}: at least one must be kept")
         if on_error not in ("continue", "stop"):
             raise UsageError(f"checkpoints: on_error={on_error!r}: choose 'continue' or 'stop'")
         self._folder, self._world = CheckpointFolder(folder), world

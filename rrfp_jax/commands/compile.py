@@ -15,7 +15,7 @@ from rrfp_jax.core.tasks import KINDS
 from rrfp_jax.environment import ENVIRONMENT
 from rrfp_jax.errors import DONE, FAILED, UsageError
 from rrfp_jax.forecast.devices import ACCELERATORS, LINKS, Accelerator, target_text
-from rrfp_jax.json_files import write_json
+from rrfp_jax.json_files import write_json, write_output
 from rrfp_jax.printing import warn
 
 if TYPE_CHECKING:
@@ -47,7 +47,8 @@ def compile_for_card(options: argparse.Namespace) -> int:
     try:
         found = compile_run(config, card, target_text(card), memory, options.processes, stages, options.out)
     except JaxRuntimeError as error:
-        warn(f"{COMPILE.command}: XLA gives up: {_reason(error)}; {REMEDY}")
+        reason = str(error).partition("\n")[0][:MOST_SAID]  # of what may go on for pages
+        warn(f"{COMPILE.command}: XLA gives up: {reason}; {REMEDY}")
         return FAILED
     if options.json is not None:
         write_json(options.json, found.as_json_object(), indent=1)
@@ -55,11 +56,6 @@ def compile_for_card(options: argparse.Namespace) -> int:
         found.write_texts(options.hlo)
     print_whole(str(found))
     return DONE if found.run.refusal is None else FAILED
-
-
-def _reason(error: Exception) -> str:
-    """The first line of what the compiler says, which may go on for pages."""
-    return str(error).partition("\n")[0][:MOST_SAID]
 
 
 def _numbers(text: str) -> list[int]:
@@ -89,13 +85,9 @@ class RunCompiled:
 
     def write_texts(self, folder: Path) -> None:
         """Every program's HLO as a file of its own."""
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            for own in self.run.stages:
-                for name, text in own.texts().items():
-                    (folder / f"{name}.txt").write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise UsageError(f"--hlo={folder}: cannot be written: {error.strerror}") from None
+        for own in self.run.stages:
+            for name, text in own.texts().items():
+                write_output(folder / f"{name}.txt", text.encode())
 
     def as_json_object(self) -> dict[str, Any]:
         """All figures; seconds and bytes."""

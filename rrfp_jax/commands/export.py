@@ -39,12 +39,10 @@ def export_run(options: argparse.Namespace) -> int:
     files = write_tensors(
         options.to, content.sources, options.shard_gb * 1e9, content.others, options.replace
     )
-    tensors, total = (
-        sum(len(own.names) for own in content.sources),
-        sum(own.nbytes for own in content.sources),
-    )
+    tensors = sum(len(own.names) for own in content.sources)
+    total, count = sum(own.nbytes for own in content.sources), "one file" if files == 1 else f"{files} files"
     print_whole(
-        f"{checkpoint.folder}: {tensors} tensors, {total:,} bytes, in {options.to}/ ({_files(files)})"
+        f"{checkpoint.folder}: {tensors} tensors, {total:,} bytes, in {options.to}/ ({count})"
         + (
             f"\nleft out, as no part of {options.as_}: {_layers(content.left_out)}"
             if content.left_out
@@ -58,10 +56,6 @@ def _checkpoints(run: Path) -> Path:
     """The checkpoints of a run, which lie beside its folder; or what was given, if they do not."""
     beside = Path(f"{run}.checkpoints")
     return beside if beside.is_dir() else run
-
-
-def _files(count: int) -> str:
-    return "one file" if count == 1 else f"{count} files"
 
 
 def _layers(paths: Sequence[str]) -> str:

@@ -179,7 +179,7 @@ def table_text(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def plan_run(config: RunConfig, accelerator: Accelerator, link: Link, memory: int | None) -> RunPlan:
     """Forecast a run's step, with its own split and with the one by cost."""
-    from rrfp_jax.forecast.forecast import Devices, forecast  # these import JAX
+    from rrfp_jax.forecast.forecast import REMEDY, Devices, forecast  # these import JAX
     from rrfp_jax.sim.planned import Planned
 
     if max(config.mesh.widths) > 1 or config.mesh.dp > 1:
@@ -204,7 +204,11 @@ def plan_run(config: RunConfig, accelerator: Accelerator, link: Link, memory: in
         name += " (forecast by its base)"
     estimate = found.estimate
     own = None if isinstance(run.split, str) else estimate.forecast(run.split)
-    suggested, none_fits = _suggested(estimate)
+    none_fits = None
+    try:
+        suggested = estimate.suggested()
+    except TooLarge as error:
+        suggested, none_fits = estimate.forecast(error.split), f"{error}; {REMEDY}"
     return RunPlan(
         headline=_headline(config, name, estimate),
         estimate=estimate,
@@ -212,15 +216,6 @@ def plan_run(config: RunConfig, accelerator: Accelerator, link: Link, memory: in
         suggested=suggested,
         none_fits=none_fits,
     )
-
-
-def _suggested(estimate: Estimate) -> tuple[Forecast, str | None]:
-    from rrfp_jax.forecast.forecast import REMEDY
-
-    try:
-        return estimate.suggested(), None
-    except TooLarge as error:
-        return estimate.forecast(error.split), f"{error}; {REMEDY}"
 
 
 def _headline(config: RunConfig, schedule: str, estimate: Estimate) -> str:

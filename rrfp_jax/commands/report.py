@@ -7,8 +7,7 @@ import argparse
 from rrfp_jax.commands.command_line import print_whole
 from rrfp_jax.errors import DONE, UsageError
 from rrfp_jax.fields import check_not_read, output_of
-from rrfp_jax.files import written_whole
-from rrfp_jax.json_files import Unreadable
+from rrfp_jax.json_files import Unreadable, write_output
 from rrfp_jax.report.explanation import explain
 from rrfp_jax.report.run_folder import READ, TwoRuns, absent, read_run
 from rrfp_jax.report.timeline import MISSING, can_draw
@@ -42,10 +41,6 @@ def report(options: argparse.Namespace) -> int:
         return DONE
     from rrfp_jax.report.page import page  # for which the text need not wait
 
-    try:
-        with written_whole(file) as part:
-            part.write_text(page(run, explanation), encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{file}: cannot be written: {error.strerror}; set --out") from None
+    write_output(file, page(run, explanation).encode())
     print_whole(f"\npictures: {file} (open it in a browser; it needs no network)")
     return DONE

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from rrfp_jax.commands.command_line import print_whole
-from rrfp_jax.commands.simulation import POLICIES, Comparison, simulate, simulation_inputs
+from rrfp_jax.commands.simulation import POLICIES, simulate, simulation_inputs
 from rrfp_jax.core.schedules import RANKED
 from rrfp_jax.errors import DONE, UsageError
 from rrfp_jax.fields import check_not_read
@@ -24,7 +24,9 @@ def sim(options: argparse.Namespace) -> int:
         raise UsageError("give one of --workload=FILE.json and --family=NAME (see --help)")
     policies = list(dict.fromkeys(options.policy or POLICIES))
     outputs = [path for path in (options.out, options.trace, options.plot) if path is not None]
-    source = _source(options)
+    if options.workload is not None and options.stages is not None:
+        raise UsageError(f"--stages is for --family: the workload of {options.workload} has its own")
+    source = options.family if options.workload is None else options.workload
     read = [Path(policy.removeprefix(RANKED).removeprefix(CSV)) for policy in policies]
     if options.workload is not None:
         read.append(options.workload / STEPS)
@@ -47,22 +49,6 @@ def sim(options: argparse.Namespace) -> int:
         chunks=options.chunks,
         jitter=options.jitter,
     )
-    _write(comparison, options)
-    print_whole(str(comparison))
-    return DONE
-
-
-def _source(options: argparse.Namespace) -> Path | str:
-    """The file, or the family's name."""
-    if options.workload is None:
-        return str(options.family)
-    if options.stages is not None:
-        raise UsageError(f"--stages is for --family: the workload of {options.workload} has its own")
-    path: Path = options.workload
-    return path
-
-
-def _write(comparison: Comparison, options: argparse.Namespace) -> None:
     if options.out is not None:
         found = comparison.as_json_object()
         only = found if len(found) > 1 else next(iter(found.values()))
@@ -71,3 +57,5 @@ def _write(comparison: Comparison, options: argparse.Namespace) -> None:
         comparison.write_trace(options.trace)
     if options.plot is not None:
         comparison.timeline().save(options.plot)
+    print_whole(str(comparison))
+    return DONE

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import io
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import cycle, islice
 from math import prod
 from pathlib import Path
 from statistics import fmean
 from types import NoneType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from rrfp_jax.core.admission import SPARE_GRADIENTS, Accumulation
 from rrfp_jax.core.hints import Hint
 from rrfp_jax.core.orders import FixedOrder
-from rrfp_jax.core.schedules import RANKED, Schedule, by_name, name_of
+from rrfp_jax.core.schedules import Schedule, by_name, name_of
 from rrfp_jax.core.step_rules import default_max_in_flight
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import output_of, path_of, printable, shown
@@ -24,7 +24,7 @@ from rrfp_jax.report.perfetto import write_trace
 from rrfp_jax.report.store import OLDER, STEPS, read_steps
 from rrfp_jax.report.timeline import Panel, Timeline
 from rrfp_jax.sim.choice import Auto
-from rrfp_jax.sim.compare import Change, Conditions, Outcome, compare, outcome_of
+from rrfp_jax.sim.compare import Conditions, Outcome, compare, outcome_of
 from rrfp_jax.sim.disturbances import Jittered
 from rrfp_jax.sim.engine import Links
 from rrfp_jax.sim.families import Step
@@ -33,7 +33,7 @@ from rrfp_jax.sim.planned import EVALUATIONS, Planned
 from rrfp_jax.trace.costs import CostTable, StepCosts, Workload, workload_of
 from rrfp_jax.trace.jitter import Level
 from rrfp_jax.trace.jitter import by_name as jitter_by_name
-from rrfp_jax.train.named import AUTO, CSV, schedule_of
+from rrfp_jax.train.named import AUTO, schedule_of
 
 MICROBATCHES = 32
 """Of a step, unless somebody says otherwise, or a file does."""
@@ -72,11 +72,9 @@ def _of_file(path: Path, microbatches: int | None, seeds: int, times: int) -> Se
         else:
             workload = Workload.from_json_object(content)
             _refuse(path, microbatches)
-    except UsageError:
-        raise
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
-    except Unreadable as error:
+    except (UsageError, Unreadable) as error:
         raise UsageError(str(error)) from None
     except ValueError as error:
         raise UsageError(f"{path}: no workload: {printable(str(error))}") from None
@@ -105,9 +103,6 @@ def _refuse(path: Path, microbatches: int | None) -> None:
     if microbatches is not None:
         raise UsageError(f"microbatches={microbatches} is for a family or a costs.json: {path} has its own")
 
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 PLANNED, AS_IT_RAN = "planned", "as it ran"
 BASELINE = "1f1b"
@@ -159,32 +154,21 @@ class Comparison(Mapping[str, Outcome]):
         return Timeline([_panel(name, outcome) for name, outcome in self.items()])
 
     def __str__(self) -> str:
-        from rich.console import Console  # as long to import as a small simulation takes
+        from rrfp_jax.report.explanation import as_text  # as long to import as a small simulation takes
 
-        text = io.StringIO()
-        Console(file=text, width=120).print(self._table())
-        return text.getvalue().rstrip()
+        head = f"schedule|makespan|vs {BASELINE}|idle|stall|blocked|held|in flight|MiB|above bound"
+        rows = [head.split("|")]
+        for name, outcome in self.items():
+            rows.append([name, *_cells(outcome, self.speedup(name))])
+            for chosen, times in Counter(outcome.chosen).most_common():
+                rows.append([f"  {chosen}" + (f", {times} x" if len(outcome.chosen) > 1 else "")])
+        return as_text(120, rows)
 
     def __repr__(self) -> str:
         return f"Comparison of {', '.join(self)}"
 
     def _repr_html_(self) -> str:
         return f"<pre>{self}</pre>"
-
-    def _table(self) -> Table:
-        from rich import box
-        from rich.table import Table
-
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        table.add_column("schedule")
-        columns = f"makespan|vs {BASELINE}|idle|stall|blocked|held|in flight|MiB|above bound"
-        for name in columns.split("|"):
-            table.add_column(name, justify="right")
-        for name, outcome in self.items():
-            table.add_row(name, *_cells(outcome, self.speedup(name)))
-            for chosen, times in Counter(outcome.chosen).most_common():
-                table.add_row(f"  {chosen}" + (f", {times} x" if len(outcome.chosen) > 1 else ""))
-        return table
 
 
 def _panel(name: str, outcome: Outcome) -> Panel:
@@ -287,7 +271,7 @@ def simulate(
             accumulation=accumulation,
             spare_gradients=spare_gradients,
             evaluations=evaluations,
-            change=None if jitter == "J0" else _jittered(jitter_by_name(jitter)),
+            change=None if jitter == "J0" else partial(_jittered, jitter_by_name(jitter)),
         )
         named = {_name(policy): _schedule(policy) for policy in policies}
         outcomes = compare(named, steps, given)
@@ -335,17 +319,9 @@ def _schedule(policy: str | Schedule | Auto) -> Schedule | Auto | None:
         return Auto()
     if isinstance(policy, Auto):
         return policy
-    try:
-        return schedule_of(policy)
-    except UsageError as error:
-        known = isinstance(policy, str) and policy.removeprefix(RANKED).startswith(CSV)
-        raise (error if known else UsageError(f"{error}, {AUTO}, or {PLANNED}")) from None
+    return schedule_of(policy, (AUTO, PLANNED))
 
 
-def _jittered(level: Level) -> Change:
-    """The paper's delays, other ones for each step."""
-
-    def change(costs: StepCosts, number: int) -> StepCosts:
-        return Jittered(costs, level, seed=number)
-
-    return change
+def _jittered(level: Level, costs: StepCosts, number: int) -> StepCosts:
+    """With the paper's delays, other ones for each step."""
+    return Jittered(costs, level, seed=number)

@@ -71,24 +71,16 @@ class InMemory:
     """
 
     def __init__(self, microbatches: Sequence[Arrays] | Callable[[int], Iterable[Arrays]]) -> None:
-        if isinstance(microbatches, Mapping):
-            raise UsageError("microbatches: this is one dict; give a list of microbatches, [{...}]")
-        if not callable(microbatches) and not isinstance(microbatches, Iterable):
-            raise UsageError(f"microbatches={shown(microbatches)}: give a list of dicts of arrays")
         self._source = microbatches if callable(microbatches) else None
         self._step: int | None = None
-        self._current = [] if callable(microbatches) else _arrays_of_all(microbatches)
+        self._current = [] if callable(microbatches) else _arrays_of_all("microbatches is", microbatches)
 
     def plan(self, step: int) -> Sequence[Microbatch]:
         """See `Data.plan`; the source is the position in the step."""
         if self._source is not None and step != self._step:
             # Each is copied before the next is asked for, which may be in the same buffers.
             made = self._source(step)
-            if isinstance(made, Mapping):
-                raise UsageError(f"data({step}) returned one dict: return a list of microbatches, [{{...}}]")
-            if not isinstance(made, Iterable):
-                raise UsageError(f"data({step}) returned {shown(made)}: return a list of microbatches")
-            self._current, self._step = _arrays_of_all(made, copied=True), step
+            self._current, self._step = _arrays_of_all(f"data({step}) returned", made, copied=True), step
         return [
             Microbatch({k: jax.ShapeDtypeStruct(v.shape, v.dtype) for k, v in mb.items()}, source=(step, j))
             for j, mb in enumerate(self._current)
@@ -373,9 +365,12 @@ def _size(bucket: Bucket) -> int:
     return sum(math.prod(shape) for _, shape, _ in bucket)
 
 
-def _arrays_of_all(microbatches: Iterable[Any], copied: bool = False) -> list[Arrays]:
+def _arrays_of_all(what: str, given: Any, copied: bool = False) -> list[Arrays]:
+    if isinstance(given, Mapping) or not isinstance(given, Iterable):
+        got = "one dict" if isinstance(given, Mapping) else shown(given)
+        raise UsageError(f"{what} {got}: give a list of microbatches, such as [{{'tokens': array}}]")
     found = []
-    for j, mb in enumerate(microbatches):
+    for j, mb in enumerate(given):
         if j == MOST_MICROBATCHES:
             raise UsageError(
                 f"more than {MOST_MICROBATCHES:,} microbatches for one step: does what gives them never end? "

@@ -176,7 +176,8 @@ class Documents:
         arrays = empty({name: specs[name] for name in fields})
         for r, row in enumerate(rows):
             if row != EMPTY:
-                self._fill_row({name: array[r] for name, array in arrays.items()}, row)
+                pieces = (self.corpus.piece(self.pieces, p, fields) for p in self.rows_of_split.pieces(row))
+                fill_row({name: array[r] for name, array in arrays.items()}, pieces)
         return arrays
 
     # What there is, found once.
@@ -336,10 +337,6 @@ class Documents:
                 f"{odd[0]} patches: {merged} of them are merged to one; make a bucket's patches, or "
                 f"multiple=(patches, tokens) of a Fit, a multiple of {merged}"
             )
-
-    def _fill_row(self, arrays: Mapping[str, NDArray[Any]], row: int) -> None:
-        pieces = self.rows_of_split.pieces(row).tolist()
-        fill_row(arrays, (self.corpus.piece(self.pieces, piece, arrays) for piece in pieces))
 
 
 # Rows filled with documents.

@@ -364,7 +364,7 @@ def layer_work(engine: Engine, split: Sequence[int], buckets: Sequence[Bucket], 
     kind = next(iter(engine.layout.stage_meshes.values())).device.device_kind
     device = accelerator_of_kind(kind) or CPU
     names = [spec.name for spec in engine.pipe.layers]
-    seconds = [_estimate(cost, device) for cost in costs]
+    seconds = [sum(device.seconds(own.flops, own.bytes) for own in of.programs.values()) for of in costs]
     alike = [n for n, name in zip(seconds[:-1], names[:-1], strict=True) if name == names[-1]]
     if alike and seconds[-1] > SAME * max(alike):
         names[-1] += " and loss"
@@ -392,7 +392,3 @@ def _lasting_bytes(engine: Engine) -> dict[int, int]:
             if (of := whole.layer_of(k)) >= 0:
                 found[of] += nbytes(spec)
     return {layer: size // width for layer, size in found.items()}
-
-
-def _estimate(cost: LayerCost, device: Accelerator) -> float:
-    return sum(device.seconds(program.flops, program.bytes) for program in cost.programs.values())

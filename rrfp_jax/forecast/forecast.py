@@ -414,15 +414,6 @@ class Prediction:
             ) from None
 
 
-def check_split_can_be_found(mesh: Mesh) -> None:
-    """Refuse to look for a split where stages have several devices, or replicas, with a UsageError."""
-    if max(mesh.widths) > 1 or mesh.dp > 1:
-        raise UsageError(
-            f"split='auto' with tp={mesh.tp}, dp={mesh.dp}: costs are predicted for one device per stage; "
-            f"give the number of layers of each stage"
-        )
-
-
 def forecast(run: RunSpec, devices: Devices) -> Prediction:
     """The first step of one replica of a run; if its schedule is "auto", with the hint that is fastest.
 
@@ -435,8 +426,11 @@ def forecast(run: RunSpec, devices: Devices) -> Prediction:
     Raises:
         UsageError: a model or a schedule that does not work, or no hint can run; with each one's reason.
     """
-    if run.split == AUTO:
-        check_split_can_be_found(run.mesh)
+    if run.split == AUTO and (max(run.mesh.widths) > 1 or run.mesh.dp > 1):
+        raise UsageError(
+            f"split='auto' with tp={run.mesh.tp}, dp={run.mesh.dp}: costs are predicted for one device per "
+            f"stage; give the number of layers of each stage"
+        )
     settings = run.settings if devices.limited else run.settings.limited(run.mesh.pp)
     buckets = buckets_of(plan_step(run.data, 0))[:: run.mesh.dp]  # of one replica
     every = [*buckets, *declared_buckets(run.data)]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rrfp_jax.fields import printable
-from rrfp_jax.json_files import Unreadable, as_kind, load_json
+from rrfp_jax.json_files import Unreadable, flat, read_json
 from rrfp_jax.report.explanation import LEAST, Explanation, TimedStep, as_text
 from rrfp_jax.report.store import METRICS, OLDER, STEPS, StepLine, read_lines, read_steps
 from rrfp_jax.trace.idleness import SHARES
@@ -80,7 +80,8 @@ def read_run(given: Path) -> Run:
         wall = max(line.wall_seconds, step.trace.makespan)
         beside = {"load_seconds": line.load_seconds, "planning_seconds": line.planning_seconds}
         timed.append(TimedStep(recorded=step, wall_seconds=wall, **beside))
-    config = _config(given / "config.json") if folder else {}
+    kept = given / "config.json"
+    config = read_json(kept, dict[str, Any]) if folder and kept.exists() else {}
     origin = config.get("_origin")
     return Run(
         origin=_origin_line(origin if isinstance(origin, dict) else {}, steps[-1].rules.name),
@@ -88,7 +89,7 @@ def read_run(given: Path) -> Run:
         name=(folder or given.absolute().parent).resolve().name,
         steps=timed,
         history=list(lines.values()),
-        settings=dict(_flat(config)),
+        settings={n: json.dumps(own) for n, own in flat({k: config[k] for k in config if k not in OWN})},
     )
 
 
@@ -105,27 +106,6 @@ def shared_by(origin: Any) -> str:
     hardware = origin.get("hardware") if isinstance(origin, dict) else None
     shared = hardware.get("shared") if isinstance(hardware, dict) else None
     return printable(shared) if isinstance(shared, str) else ""
-
-
-def _config(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    try:
-        return as_kind(load_json(path), dict[str, Any])
-    except OSError as error:
-        raise Unreadable(f"{path} cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise Unreadable(f"{path} is no config.json of a run: {error}") from None
-
-
-def _flat(fields: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
-    for name, value in fields.items():
-        if not before and name in OWN:
-            continue
-        if isinstance(value, dict) and value:
-            yield from _flat(value, f"{before}{name}.")
-        else:
-            yield f"{before}{name}", json.dumps(value)
 
 
 ABSENT = "-"

@@ -22,10 +22,9 @@ from rrfp_jax.core.orders import ListedOrder
 from rrfp_jax.core.schedules import NAMED, RANKED, by_name
 from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import Placement, Shape
-from rrfp_jax.errors import UsageError
-from rrfp_jax.fields import path_of, printable
-from rrfp_jax.files import read_end, read_whole, written_whole
-from rrfp_jax.json_files import LARGEST_LINES, Count, Seconds, Unreadable, as_kind, parse_json
+from rrfp_jax.fields import printable
+from rrfp_jax.files import read_end, read_whole
+from rrfp_jax.json_files import LARGEST_LINES, Count, Seconds, Unreadable, as_kind, parse_json, write_output
 from rrfp_jax.trace.layers import LayerWork, Work
 from rrfp_jax.trace.records import RECORD, Part, RecordedStep, StepTrace
 
@@ -184,11 +183,7 @@ def _stored(step: RecordedStep, work: Work | None, ranks: Sequence[Sequence[int]
 def write_steps(path: str | Path, groups: Mapping[str, Iterable[RecordedStep]]) -> None:
     """Write groups of steps for `read_steps`; `UsageError` if the file cannot be written."""
     stored = {name: [_stored(step, step.work()) for step in steps] for name, steps in groups.items()}
-    try:
-        with written_whole(path_of("path", path)) as part:
-            part.write_bytes(msgspec.msgpack.encode(stored))
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
+    write_output(path, msgspec.msgpack.encode(stored))
 
 
 class Reported(Protocol):

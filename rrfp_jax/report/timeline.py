@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import output_of
-from rrfp_jax.files import written_whole
+from rrfp_jax.json_files import write_output
 from rrfp_jax.trace.idleness import CAUSES, Cause, Idle, idleness
 from rrfp_jax.trace.records import RecordedStep, StepTrace, TaskRecord
 
@@ -102,11 +102,7 @@ class Timeline:
         """
         path = output_of("picture", path)
         check_picture(path, sum(panel.trace.stages for panel in self.panels))
-        try:
-            with written_whole(path) as part:
-                part.write_bytes(self._drawn(path.suffix.lower(), path.stem))
-        except OSError as error:
-            raise UsageError(f"{path}: cannot be written ({error.strerror})") from None
+        write_output(path, self._drawn(path.suffix.lower(), path.stem))
         return path
 
     def svg(self) -> str:

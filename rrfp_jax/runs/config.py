@@ -24,6 +24,7 @@ from rrfp_jax.data.contract import as_data
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import check_fields, check_name, config_path, misfit_of, path_of, says_its_arguments
 from rrfp_jax.forecast.forecast import AUTO, RunSpec
+from rrfp_jax.json_files import flat
 from rrfp_jax.runtime.engine.pacing import Delays
 from rrfp_jax.runtime.engine.settings import Settings
 from rrfp_jax.runtime.mesh.topology import Mesh
@@ -276,7 +277,7 @@ MISSING = "nothing"
 
 def differences(before: Any, now: Any) -> list[str]:
     """The fields in which two configs differ, such as "learning_rate: 0.006 -> 0.001"."""
-    old, new = dict(_flat(_plain(before))), dict(_flat(_plain(now)))
+    old, new = dict(flat(_plain(before))), dict(flat(_plain(now)))
     names = [*new, *(name for name in old if name not in new)]
     changed = [name for name in names if old.get(name, MISSING) != new.get(name, MISSING)]
     return [f"{name}: {_text(old.get(name, MISSING))} -> {_text(new.get(name, MISSING))}" for name in changed]
@@ -288,15 +289,6 @@ def _plain(config: Any) -> Any:
         with suppress(TypeError, UsageError):  # of a run before they were one text
             found["delays"] = str(Delays(**given))
     return found
-
-
-def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The dotted names and values of all leaves of nested dicts."""
-    if isinstance(value, dict) and value:
-        for name, inner in value.items():
-            yield from _flat(inner, f"{prefix}.{name}" if prefix else name)
-    elif prefix:
-        yield prefix, value
 
 
 def _text(value: Any) -> str:

@@ -14,7 +14,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from datetime import datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, TypeAlias
@@ -24,9 +23,10 @@ import msgspec
 from rrfp_jax import printing
 from rrfp_jax.errors import UsageError
 from rrfp_jax.files import MOVED_AWAY, is_used, move_away, named
-from rrfp_jax.json_files import Count, Unreadable, read_json
+from rrfp_jax.json_files import Count, Unreadable, read_json, write_output
 from rrfp_jax.report.store import LATEST, METRICS, Reported, StepFile, lines_as
 from rrfp_jax.runs.config import RunConfig, as_json
+from rrfp_jax.runtime.run.alike import found_versions
 from rrfp_jax.runtime.run.name_lock import used_folder
 from rrfp_jax.runtime.run.place import typed_command
 from rrfp_jax.runtime.run.world import World
@@ -168,10 +168,7 @@ class RunFiles:
         """Write a JSON file beside the others, before the first step."""
         if self._world.rank == 0:
             text = json.dumps(content, indent=2, default=str)
-            try:
-                (self.folder / name).write_text(text + "\n", encoding="utf-8")
-            except OSError as error:
-                raise UsageError(f"{self.folder / name}: cannot be written: {error.strerror}") from None
+            write_output(self.folder / name, f"{text}\n".encode())
 
     def add(self, report: Reported, line: Mapping[str, Any]) -> None:
         """Write a step's line; complete at once, so a run can be watched and nothing is lost.
@@ -296,9 +293,9 @@ def origin_of(file: Path | None, hardware: Mapping[str, Any] = MappingProxyType(
         "started": datetime.now().astimezone().isoformat(" ", "seconds"),
         "hardware": hardware,
         "command": typed_command(),
-        "config_file": None if file is None else {"path": _absolute(file), "sha256": _sha256(file)},
+        "config_file": None if file is None else {"path": str(file.absolute()), "sha256": _sha256(file)},
         "git": commit_of(Path()),
-        "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
+        "versions": {"python": platform.python_version(), **found_versions(PACKAGES)},
     }
 
 
@@ -329,22 +326,8 @@ def _git(folder: Path, *arguments: str) -> str | None:
     return done.stdout
 
 
-def _absolute(file: Path) -> str:
-    try:
-        return str(file.absolute())
-    except OSError:  # the working directory was deleted
-        return str(file)
-
-
 def _sha256(file: Path) -> str | None:
     try:
         return hashlib.sha256(file.read_bytes()).hexdigest()
     except OSError:
-        return None
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
         return None

@@ -69,7 +69,8 @@ class Saver:
         self._config = config
         if self._settings.wanted:
             self._trainer._require_shared(self._folder)
-        found = self._trainer._check_resume(self._source) if self._resumes else None
+        resumes = self._is_held or self._wants_stored
+        found = self._trainer._check_resume(self._source) if resumes else None
         if found is None:
             return 0
         if found.config is not None and (changed := differences(found.config, config)):
@@ -121,7 +122,7 @@ class Saver:
     def _begin_anew(self) -> None:
         """Move earlier checkpoints away; once only, as those that follow are this run's own."""
         if self._world.rank == 0:
-            if self._folder.exists() and not _has_only_mark(self._folder):
+            if self._folder.exists() and {*os.listdir(self._folder)} - {BEGAN}:
                 self._say(f"earlier checkpoints are kept as {move_away(self._folder)}")
             mark = self._mark
             try:
@@ -144,10 +145,6 @@ class Saver:
         except OSError:
             return False
         return self._world.folder is not None or (started_again() and job == ENVIRONMENT.get(JOB, ""))
-
-    @property
-    def _resumes(self) -> bool:
-        return self._is_held or self._wants_stored
 
     @property
     def _source(self) -> Path:
@@ -187,10 +184,6 @@ class Saver:
             config=self._config,
         )
         self.saved = wait and self._trainer.finish_saving()
-
-
-def _has_only_mark(folder: Path) -> bool:
-    return folder.is_dir() and {*os.listdir(folder)} <= {BEGAN}
 
 
 def started_again() -> bool:

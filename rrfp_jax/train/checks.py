@@ -7,8 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import fields as fields_of
-from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -20,7 +18,7 @@ from rrfp_jax.checkpoint.leaves import keyed
 from rrfp_jax.core.step_rules import Bucket
 from rrfp_jax.data.contract import Data, Microbatch, buckets_of, load_repeatedly, words_of_bucket
 from rrfp_jax.errors import TrainingError, UsageError
-from rrfp_jax.fields import LARGEST, path_of, shown
+from rrfp_jax.fields import LARGEST, shown
 from rrfp_jax.printing import warn
 from rrfp_jax.runtime._jax import cast_like
 from rrfp_jax.runtime.engine.engine import Engine
@@ -109,18 +107,6 @@ def check_count(call: str, name: str, value: Any, least: int) -> None:
     """Refuse what is no whole number, or below `least`."""
     if not is_whole(value) or not least <= value <= LARGEST:
         raise UsageError(f"Trainer.{call}({name}={shown(value)}): give a whole number, at least {least}")
-
-
-def folder_of(call: str, given: Any) -> Path:
-    """A folder that a method was given; it need not be there."""
-    if not isinstance(given, (str, PathLike)) or not str(given):
-        raise UsageError(
-            f"Trainer.{call}({given!r}): give a folder of checkpoints, such as 'runs/checkpoints'"
-        )
-    path = path_of(f"Trainer.{call}: folder", given)
-    if path.exists() and not path.is_dir():
-        raise UsageError(f"Trainer.{call}({str(given)!r}): is a file; give a folder of checkpoints")
-    return path
 
 
 def check_model(
@@ -257,15 +243,15 @@ def _losses_of_rows(pipe: Pipeline, carry: Any, fields: Mapping[str, Any], rows:
     chosen = [0, min(1, rows - 1)]
 
     def of_carry(spec: Any) -> Any:
-        if not _has_rows(spec, rows):
+        if spec.shape[:1] != (rows,):
             return random.standard_normal(spec.shape).astype(spec.dtype)
         return random.standard_normal((2, *spec.shape[1:]), np.float32)[chosen].astype(spec.dtype)
 
     def of_field(array: Any) -> Any:
-        return np.asarray(array)[chosen] if _has_rows(array, rows) else array
+        return np.asarray(array)[chosen] if array.shape[:1] == (rows,) else array
 
     leaves, structure = jax.tree.flatten((carry, dict(fields)))
-    has_rows = [_has_rows(leaf, rows) for leaf in leaves]
+    has_rows = [leaf.shape[:1] == (rows,) for leaf in leaves]
 
     def loss(pair: Sequence[Any], part: slice) -> list[Any]:
         typed = map(cast_like, pair, leaves)
@@ -279,7 +265,3 @@ def _losses_of_rows(pipe: Pipeline, carry: Any, fields: Mapping[str, Any], rows:
 
     values = jax.tree.leaves((jax.tree.map(of_carry, carry), {k: of_field(v) for k, v in fields.items()}))
     return RowsProgram(losses, [as_sent(value) for value in values])
-
-
-def _has_rows(leaf: Any, rows: int) -> bool:
-    return len(leaf.shape) > 0 and leaf.shape[0] == rows

@@ -13,7 +13,16 @@ import numpy as np
 
 from rrfp_jax.checkpoint.folder import CheckpointView, readable_checkpoints
 from rrfp_jax.checkpoint.format import Damaged, StoredLayer
-from rrfp_jax.checkpoint.leaves import PARAMETERS, Key, Place, filled, keyed, name_of, shards_to_write
+from rrfp_jax.checkpoint.leaves import (
+    PARAMETERS,
+    Key,
+    Place,
+    filled,
+    keyed,
+    name_of,
+    shards_to_write,
+    slices_of,
+)
 from rrfp_jax.checkpoint.saving import leaf_differences
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.printing import say
@@ -57,8 +66,7 @@ def _joined(spec: jax.ShapeDtypeStruct, parts: list[Any]) -> np.ndarray[Any, Any
     """An array from all its parts."""
     array = np.empty(spec.shape, spec.dtype)
     for place, shape, content in parts:
-        cut = tuple(slice(i * n, (i + 1) * n) for i, n in zip(place, shape, strict=True))
-        array[cut] = np.frombuffer(content, spec.dtype).reshape(shape)
+        array[slices_of(place, shape)] = np.frombuffer(content, spec.dtype).reshape(shape)
     return array
 
 
@@ -216,7 +224,8 @@ def _of_pipe(pipe: Pipeline, stored: CheckpointView, arrays: Mapping[Key, Any]) 
     specs: dict[str, Params] = {}
     for index, layer in enumerate(pipe.layers):
         if layer.kind == "linen":  # what it makes depends on its input, but is nested dicts by names
-            specs[str(index)] = _nested(arrays, str(index))
+            paths = tuple(key[2:] for key in arrays if key[1] == str(index))
+            specs[str(index)] = _of_stored(index, StoredLayer(kind="linen", paths=paths), arrays)
         else:
             if id(layer) not in known:
                 known[id(layer)] = jax.eval_shape(layer.init, key, None, None)
@@ -226,9 +235,3 @@ def _of_pipe(pipe: Pipeline, stored: CheckpointView, arrays: Mapping[Key, Any]) 
     if misfits := leaf_differences(there, wanted):
         raise UsageError(f"{stored.folder} is of another model than pipe: {'; '.join(misfits[:8])}")
     return filled(specs, arrays, PARAMETERS)
-
-
-def _nested(arrays: Mapping[Key, Any], layer: str) -> Params:
-    """The arrays of a layer as nested dicts."""
-    own = StoredLayer(kind="linen", paths=tuple(key[2:] for key in arrays if key[1] == layer))
-    return _of_stored(int(layer), own, arrays)

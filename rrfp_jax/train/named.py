@@ -1,11 +1,10 @@
-"""Schedules, workloads and costs as users give them: an object, a name, or a file; or a way to find one."""
+"""Schedules and costs as users give them: an object, a name, or a file; or a way to find one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 from rrfp_jax.core.hints import Hint, Ranked
 from rrfp_jax.core.orders import FixedOrder
@@ -18,29 +17,18 @@ from rrfp_jax.files import read_whole
 from rrfp_jax.json_files import load_json
 from rrfp_jax.sim.choice import Auto
 from rrfp_jax.sim.planned import Planned
-from rrfp_jax.trace.costs import CostTable, Workload
-
-T = TypeVar("T")
-
-
-def read_workload(path: str | Path, where: str) -> Workload:
-    """The workload of a JSON file; messages begin with `where`."""
-    return _read(path, where, Workload.from_json_object, "workload")
+from rrfp_jax.trace.costs import CostTable
 
 
 def read_costs(path: str | Path, where: str) -> CostTable:
-    """The cost table of a JSON file; see `read_workload`."""
-    return _read(path, where, CostTable.from_json_object, "cost table")
-
-
-def _read(path: str | Path, where: str, parse: Callable[[object], T], what: str) -> T:
+    """The cost table of a JSON file; messages begin with `where`."""
     file = path_of("file", path)
     try:
-        return parse(load_json(file))
+        return CostTable.from_json_object(load_json(file))
     except OSError as error:
         raise UsageError(f"{where}: cannot be read: {error.strerror}") from None
     except ValueError as error:
-        raise UsageError(f"{where}: no {what}: {printable(str(error))}") from None
+        raise UsageError(f"{where}: no cost table: {printable(str(error))}") from None
 
 
 CSV = "csv:"
@@ -82,7 +70,8 @@ def schedule_of(given: Schedule | str, others: Sequence[str] = ()) -> Schedule:
     except ValueError as error:
         raise UsageError(", or ".join([str(error), *others, f"{CSV}FILE"])) from None
     if not isinstance(schedule, (Hint, FixedOrder)):
-        raise UsageError(f"schedule={given!r}: give a name or an object of rrfp.schedules, such as BF()")
+        wanted = ", or ".join(["give a name or an object of rrfp.schedules, such as BF()", *others])
+        raise UsageError(f"schedule={given!r}: {wanted}")
     return schedule
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -21,7 +21,7 @@ from rrfp_jax.runtime.mesh.stage_mesh import tracing_alone
 from rrfp_jax.runtime.model.gradient_flow import told_lost
 from rrfp_jax.runtime.model.layers import MicrobatchView, Params
 from rrfp_jax.runtime.model.pipeline import Pipeline
-from rrfp_jax.runtime.model.roles import LeafRoles, Roles, leaf_path, leaf_paths
+from rrfp_jax.runtime.model.roles import LeafRoles, Roles, leaf_paths
 from rrfp_jax.runtime.stages.memory import BucketLedger, StageLedger
 
 
@@ -44,7 +44,7 @@ class PlainStep:
 
         The gradient has no frozen parameters; tied ones are one argument of what is differentiated.
         """
-        return self._value_and_grad(jax.jit(_pulled_back(self._sums(_as_it_is))), self._owned)
+        return self._value_and_grad(jax.jit(_pulled_back(self._sums())), self._owned)
 
     def in_pieces(self) -> tuple[float, Params]:
         """The same with every layer compiled by itself, and differentiated by itself."""
@@ -59,9 +59,7 @@ class PlainStep:
             signs = draw.choice([-epsilon, epsilon], leaf.shape)
             return (leaf.astype(_wide(leaf)) * (1 + signs)).astype(leaf.dtype)
 
-        return self._value_and_grad(
-            jax.jit(_pulled_back(self._sums(_as_it_is))), [moved(leaf) for leaf in self._owned]
-        )
+        return self._value_and_grad(jax.jit(_pulled_back(self._sums())), [*map(moved, self._owned)])
 
     @cached_property
     def _roles(self) -> Roles:
@@ -87,7 +85,7 @@ class PlainStep:
         first = {path: place for place, path in enumerate(paths)}
         return [first[roles.owners.get(path, path)] for path in paths]
 
-    def _sums(self, compiled: Callable[[Any], Any]) -> Callable[..., Any]:
+    def _sums(self, compiled: Callable[[Any], Any] = lambda layer: layer) -> Callable[..., Any]:
         """(owned parameters, all parameters, fields, numbers) -> summed total and weight of a microbatch."""
         pipe, places, sources = self.pipe, self._places, self._sources
         layers = [compiled(_layer(pipe, index)) for index in range(len(pipe))]
@@ -151,10 +149,6 @@ def _wide(leaf: Any) -> Any:
     return np.dtype(np.float32) if leaf.dtype.itemsize < 4 else leaf.dtype
 
 
-def _as_it_is(function: Any) -> Any:
-    return function
-
-
 TOLERANCES = {"float64": 1e-10, "float32": 1e-5, "complex64": 1e-5, "float16": 5e-3, "bfloat16": 3e-2}
 """By dtype of a parameter, the share of its largest gradient by which that may be off; float8: 0.25."""
 
@@ -197,17 +191,6 @@ class CheckReport:
         shares = {path: error / self.leaf_limits[path] for path, error in self.leaf_errors.items()}
         path = max(shares, key=lambda path: shares[path], default="none")
         return path, self.leaf_errors.get(path, 0.0)
-
-    @property
-    def leaves(self) -> dict[str, tuple[float, float]]:
-        """By parameter, its error and limit, as plain data."""
-        return {path: (error, self.leaf_limits[path]) for path, error in self.leaf_errors.items()}
-
-    def of_all(self, leaves: Sequence[Mapping[str, Sequence[float]]]) -> CheckReport:
-        """The same of all processes' parameters, given `leaves` of each."""
-        found = {path: pair for own in leaves for path, pair in own.items()}
-        errors, limits = ({path: pair[i] for path, pair in found.items()} for i in (0, 1))
-        return replace(self, leaf_errors=errors, leaf_limits=limits)
 
     @property
     def ok(self) -> bool:
@@ -298,9 +281,7 @@ def compare(
     expected_loss, expected = step.value_and_grad()
     others = [step.in_pieces(), step.nearby()]
     spreads = [leaf_errors({layer: other[layer] for layer in gradient}, expected) for _, other in others]
-    leaves = {
-        leaf_path(path[0].key, path[1:]): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)
-    }
+    leaves = dict(zip(leaf_paths(params), jax.tree.leaves(params), strict=True))
     errors = leaf_errors(gradient, expected)
     return CheckReport(
         loss=loss,
@@ -332,13 +313,13 @@ def leaf_errors(gradient: Params, expected: Params) -> dict[str, float]:
 
     The gradient may be that of some layers only; of spread arrays, what is in this process is compared.
     """
-    expected = {layer: expected[layer] for layer in gradient}
-    paths = jax.tree_util.tree_leaves_with_path(jax.device_get(expected))
+    expected = jax.device_get({layer: expected[layer] for layer in gradient})
+    trees = jax.tree.leaves(expected), map(jnp.asarray, jax.tree.leaves(gradient))
     errors = {}
-    for (path, reference), got in zip(paths, map(jnp.asarray, jax.tree.leaves(gradient)), strict=True):
+    for path, reference, got in zip(leaf_paths(expected), *trees, strict=True):
         scale = float(np.max(np.abs(reference), initial=0.0)) or 1.0
         error = max(_difference(shard, reference) for shard in got.addressable_shards) / scale
-        errors[leaf_path(path[0].key, path[1:])] = math.inf if math.isnan(error) else error
+        errors[path] = math.inf if math.isnan(error) else error
     return errors
 
 

@@ -13,6 +13,12 @@ from rrfp_jax.report.timeline import Panel, Timeline
 from rrfp_jax.runtime.stages.step import Reduced, Sums, figures
 from rrfp_jax.trace.records import RecordedStep, StepTrace
 
+LINE = (
+    *("step", "schedule", "loss", "tokens_per_second", "step_seconds", "wall_seconds", "load_seconds"),
+    *("bubble", "gradient_norm", "parameter_norm", "loss_scale", "applied", "skipped", "peak_bytes", "plan"),
+)
+"""Of a report, what every line of `metrics.jsonl` has."""
+
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Report:
@@ -123,34 +129,14 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """The step's line of `metrics.jsonl`; None for numbers that are not finite, which JSON lacks."""
-        line = {
-            "step": self.step,
-            "schedule": self.schedule,
-            "loss": self.loss,
-            "tokens_per_second": self.tokens_per_second,
-            "step_seconds": self.step_seconds,
-            "wall_seconds": self.wall_seconds,
-            "load_seconds": self.load_seconds,
-            "bubble": list(self.bubble),
-            "gradient_norm": self.gradient_norm,
-            "parameter_norm": self.parameter_norm,
-            "loss_scale": self.loss_scale,
-            "applied": self.applied,
-            "skipped": self.skipped,
-            "peak_bytes": list(self.peak_bytes),
-            "plan": self.plan,
-            **({"hyperparams": _finite(self.hyperparams)} if self.hyperparams else {}),
-            **({} if set(self.budget_bytes) == {None} else {"budget_bytes": list(self.budget_bytes)}),
-            **self._planning,
-            **self.metrics,
-        }
-        return _finite(line)
-
-    @property
-    def _planning(self) -> Mapping[str, float]:
-        if self.planning_seconds is None or self.predicted_seconds is None:
-            return {}
-        return {"planning_seconds": self.planning_seconds, "predicted_seconds": self.predicted_seconds}
+        line = {name: getattr(self, name) for name in LINE}
+        if self.hyperparams:
+            line["hyperparams"] = _finite(self.hyperparams)
+        if set(self.budget_bytes) != {None}:
+            line["budget_bytes"] = self.budget_bytes
+        if self.planning_seconds is not None:
+            line |= {name: getattr(self, name) for name in ("planning_seconds", "predicted_seconds")}
+        return _finite({**line, **self.metrics})
 
     def __str__(self) -> str:
         return f"step {self.step:5d}  {self.summary}"

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
 from rrfp_jax.checkpoint.folder import MANIFEST, CheckpointFolder
 from rrfp_jax.checkpoint.format import Damaged, RunState, StoredBase, StoredLayer
-from rrfp_jax.checkpoint.leaves import OPTIMIZER, PARAMETERS, Key, Parts, filled, keyed, name_of, plain_key
+from rrfp_jax.checkpoint.leaves import OPTIMIZER, PARAMETERS, Key, filled, keyed, name_of, plain_key
 from rrfp_jax.checkpoint.saving import (
     BaseRefusal,
     Checkpoints,
@@ -78,26 +78,19 @@ def stored_layers(engine: Engine) -> tuple[StoredLayer, ...]:
     return tuple(StoredLayer(kind=kind, paths=own) for kind, own in zip(kinds, paths, strict=True))
 
 
-def put_back(stages: Iterable[Stage], optimizers: Iterable[Optimizer], leaves: Mapping[Key, Parts]) -> None:
-    """Give stages and optimizers what `leaves_of` had found."""
-    for stage in stages:
-        stage.replace(filled(stage.params, leaves, PARAMETERS))
-    for optimizer in optimizers:
-        optimizer.replace(filled(optimizer.tree, leaves, OPTIMIZER))
-
-
 def state_of(run: RunState) -> TrainingState:
     """How training stood."""
     return as_kind(dict(run.standing), TrainingState)
 
 
-def check_seed(run: RunState, seed: int) -> None:
-    """Refuse to go on from a run with another seed."""
-    if run.seed != seed:
-        raise UsageError(
-            f"seed={seed}: the checkpoint of step {run.step} is of a run with seed={run.seed}, whose random "
-            f"keys and data order follow from it; give that one"
-        )
+def _other_seed(run: RunState, seed: int) -> str:
+    """Why a run with this seed cannot go on from another run; "" if it can."""
+    if run.seed == seed:
+        return ""
+    return (
+        f"seed={seed}: the checkpoint of step {run.step} is of a run with seed={run.seed}, whose random "
+        f"keys and data order follow from it; give that one"
+    )
 
 
 class CheckpointWriter:
@@ -182,7 +175,8 @@ class CheckpointWriter:
         found = Checkpoints(folder, self._world).restore(_wanted(leaves), step, state_of, everything)
         if found is None:
             return None
-        check_seed(found.run, self._seed)
+        if refusal := _other_seed(found.run, self._seed):
+            raise UsageError(refusal)
         self._put_back(stages, optimizers, found)
         return found.run, state_of(found.run)
 
@@ -208,8 +202,11 @@ class CheckpointWriter:
 
     def _put_back(self, stages: Sequence[Stage], optimizers: Sequence[Optimizer], found: Restored) -> None:
         """Give them a checkpoint's values; what it leaves out they have already."""
-        kept: dict[Key, Any] = {key: own for key, own in leaves_of(stages, []) if key not in found.leaves}
-        put_back(stages, optimizers, {**kept, **found.leaves})
+        leaves = {**dict(leaves_of(stages, [])), **found.leaves}
+        for stage in stages:
+            stage.replace(filled(stage.params, leaves, PARAMETERS))
+        for optimizer in optimizers:
+            optimizer.replace(filled(optimizer.tree, leaves, OPTIMIZER))
         if self._base is not None:
             self._base.replaced(found.run.base.sha256 if found.run.base is not None else ())
 
@@ -249,8 +246,7 @@ def say_restored_hyperparameters(engine: Engine, asked: Mapping[str, float]) -> 
             )
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(NamedTuple):
     """A checkpoint that a run would go on from.
 
     Attributes:
@@ -271,11 +267,8 @@ def check_resume(engine: Engine, seed: int, folder: Path, step: int | None) -> F
     engine has examined a bucket.
     """
 
-    def find() -> tuple[Any, str, int] | None:
-        found = _seen(engine, seed, CheckpointFolder(folder), step)
-        return None if found is None else (found.config, found.refusal, found.steps)
-
-    found = engine.world.decide("the checkpoint to go on from", find, START_SECONDS)
+    what, find = "the checkpoint to go on from", partial(_seen, engine, seed, CheckpointFolder(folder), step)
+    found = engine.world.decide(what, find, START_SECONDS)
     return None if found is None else Found(*found)
 
 
@@ -288,27 +281,19 @@ def _seen(engine: Engine, seed: int, folder: CheckpointFolder, step: int | None)
             continue  # `restore` says so
         except UsageError as error:
             return Found(refusal=str(error))
-        try:
-            check_seed(run, seed)
-        except UsageError as error:
-            return Found(run.config, str(error))
-        everything = LeafSelection(layers=len(engine.library.params))
-        refusal = mismatch_reason(folder.final(candidate), run, leaves, _all_leaves(engine), everything)
-        if (
-            not refusal
-            and run.base is not None
-            and not _reads(engine.spec.init, run.base, engine.library.roles.frozen)
-        ):
-            refusal = needs_base(folder.final(candidate), run.base)
+        there, everything = folder.final(candidate), LeafSelection(layers=len(engine.library.params))
+        refusal = _other_seed(run, seed)
+        refusal = refusal or mismatch_reason(there, run, leaves, _all_leaves(engine), everything)
+        if run.base is not None and not _reads(engine, run.base):
+            refusal = refusal or needs_base(there, run.base)
         return Found(run.config, refusal, candidate)
     return Found() if candidates else None
 
 
-def _reads(init: Any, base: StoredBase, frozen: Collection[str]) -> bool:
+def _reads(engine: Engine, base: StoredBase) -> bool:
     """Whether an init function takes from files all that a checkpoint leaves out, whatever their contents."""
-    return isinstance(init, FrozenBase) and all(
-        path in frozen and init.source_of(path) for path in base.sha256
-    )
+    init, frozen = engine.spec.init, engine.library.roles.frozen
+    return isinstance(init, FrozenBase) and all(own in frozen and init.source_of(own) for own in base.sha256)
 
 
 def say_none(world: World, folder: Path, steps: int) -> None:

@@ -203,7 +203,9 @@ class Stepper:
         engine.start(every, rules)
         engine.memory.of_step(rules, buckets)  # so that a budget that is too small is refused now
         if evaluate is not None:
-            self._prepare_evaluation(evaluate)
+            first = self.loader.plan(evaluate, 0)
+            known = declared_buckets(evaluate) or buckets_of(first)
+            engine.prepare(known, self.rules(len(first), "evaluate"))
         # So that the first step waits for nobody's start.
         executables = engine.executables
         mine = executables.compiles, executables.loads
@@ -320,11 +322,6 @@ class Stepper:
             return layer_work(own.engine, split, buckets_of(own._latest_plan), remat)
 
         return cache(work)
-
-    def _prepare_evaluation(self, data: Data) -> None:
-        plan = self.loader.plan(data, 0)
-        buckets = declared_buckets(data) or buckets_of(plan)
-        self.engine.prepare(buckets, self.rules(len(plan), "evaluate"))
 
     def take(self, schedule: Schedule | Planned | Auto) -> None:
         """Go on with another schedule; under `Auto` with the present one until costs choose another."""

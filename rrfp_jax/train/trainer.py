@@ -8,11 +8,12 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar
+from typing import Any, NoReturn, TypeVar, cast
 
 import jax
 import optax
 
+from rrfp_jax.checkpoint.folder import folder_of
 from rrfp_jax.checkpoint.saving import OnError
 from rrfp_jax.core.schedules import Schedule, name_of
 from rrfp_jax.data.contract import Data, InMemory, Microbatch, as_data, load_step, plan_step
@@ -51,7 +52,6 @@ from rrfp_jax.train.checks import (
     check_losses,
     check_model,
     check_types,
-    folder_of,
     warn_of_lost,
 )
 from rrfp_jax.train.exporting import flax_states, whole_params
@@ -68,8 +68,7 @@ from rrfp_jax.train.resume import (
 from rrfp_jax.train.stepping import Stepper
 from rrfp_jax.train.tuning import HintExchange, predicted, rebalancing
 
-P = ParamSpec("P")
-R = TypeVar("R")
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 class OneThread:
@@ -95,27 +94,16 @@ class OneThread:
             self._lock.release()
 
 
-class Used(Protocol):
-    """What has methods of this kind."""
-
-    _one_thread: OneThread
-
-
-U = TypeVar("U", bound=Used)
-
-
-def one_thread(
-    name: str,
-) -> Callable[[Callable[Concatenate[U, P], R]], Callable[Concatenate[U, P], R]]:
+def one_thread(name: str) -> Callable[[Method], Method]:
     """A decorator for a method of a Trainer, which messages call by this name."""
 
-    def decorated(method: Callable[Concatenate[U, P], R]) -> Callable[Concatenate[U, P], R]:
+    def decorated(method: Method) -> Method:
         @functools.wraps(method)
-        def alone(self: U, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        def alone(self: Trainer, /, *args: Any, **kwargs: Any) -> Any:
             with self._one_thread.uses(name):
                 return method(self, *args, **kwargs)
 
-        return alone
+        return cast(Method, alone)
 
     return decorated
 
@@ -270,8 +258,10 @@ class Trainer:
                 on a terminal or in a notebook, else as plain lines; with several processes, one shows it. Or
                 a listener to call instead, False for none, None for no change. A Trainer is quiet by default.
         """
+        if isinstance(progress, bool):
+            progress = shown_progress() if progress and self.is_main else silent
         if progress is not None:
-            self._engine.library.progress = self._listener(progress)
+            self._engine.library.progress = progress
         self._start(self._own_data("start"), None if evaluate is None else as_data(evaluate))
         return self._engine.memory.ledgers()
 
@@ -362,8 +352,10 @@ class Trainer:
             ids = self._stepper.seed, self.steps_done
             with transfers_meant():
                 report = compare(self._engine.pipe, params, microbatches, ids, loss, gradient, table)
-        report = replace(report, lost=self._engine.library.lost_gradients)
-        report = report.of_all(self._world.gather("the check", report.leaves))
+        told = self._world.gather("the check", [report.leaf_errors, report.leaf_limits])
+        errors, limits = ({k: v for own in each for k, v in own.items()} for each in zip(*told, strict=True))
+        lost = self._engine.library.lost_gradients
+        report = replace(report, leaf_errors=errors, leaf_limits=limits, lost=lost)
         if self._world.rank == 0:
             say(report.text)
         return report
@@ -406,10 +398,11 @@ class Trainer:
             UsageError: there is nothing to save before the first step.
             TrainingError: it cannot be written, and `on_error` is "stop".
         """
+        check_count("save", "keep", keep, 1)
         if not self._engine.stages:
             raise UsageError("Trainer.save: nothing to save before the first step; call start() first")
-        check_count("save", "keep", keep, 1)
-        self._stepper.saves.save(folder_of("save", folder), keep, on_error, self._stepper.state(config))
+        path, state = folder_of("Trainer.save", folder), self._stepper.state(config)
+        self._stepper.saves.save(path, keep, on_error, state)
         if wait:
             self.finish_saving()
 
@@ -447,7 +440,7 @@ class Trainer:
             TrainingError: all checkpoints are damaged.
         """
         data = self._own_data("restore")
-        path = folder_of("restore", folder)
+        path = folder_of("Trainer.restore", folder)
         if step is not None:
             check_count("restore", "step", step, 0)
         if params_only and self.steps_done:
@@ -504,7 +497,7 @@ class Trainer:
     @one_thread("restore")
     def _resume(self, folder: str | Path, step: int | None = None) -> bool:
         """Restore what `_check_resume` did not refuse; False, without a word, if there is no checkpoint."""
-        data, path = self._own_data("restore"), folder_of("restore", folder)
+        data, path = self._own_data("restore"), folder_of("Trainer.restore", folder)
         self._start(data)
         asked = given_hyperparameters(self._engine)
         with during(self._progress, "restoring", str(path)):
@@ -523,7 +516,7 @@ class Trainer:
         Nothing is compiled. All processes together.
         """
         self._own_data("restore")
-        return check_resume(self._engine, self._stepper.seed, folder_of("restore", folder), step)
+        return check_resume(self._engine, self._stepper.seed, folder_of("Trainer.restore", folder), step)
 
     @property
     def _progress(self) -> Progress:
@@ -540,11 +533,6 @@ class Trainer:
         if not self._engine.stages:
             raise UsageError(f"Trainer.{asked}: there are none before the first step; call start() first")
         return self._engine
-
-    def _listener(self, progress: Progress | bool) -> Progress:
-        if not isinstance(progress, bool):
-            return progress
-        return shown_progress() if progress and self.is_main else silent
 
     def _require_optimizer(self) -> None:
         if self._optimizer is None:

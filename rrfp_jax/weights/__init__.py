@@ -14,19 +14,15 @@ if TYPE_CHECKING:
 __all__ = ["Tensor", "architecture", "checkpoint", "orbax", "pretrained", "published", "together"]
 
 _MODULES = {
-    "Tensor": "tensors",
-    "architecture": "published_models",
-    "checkpoint": "checkpoints",
-    "orbax": "checkpoints",
-    "pretrained": "tensors",
-    "published": "published_models",
-    "together": "published_models",
+    "checkpoints": ["checkpoint", "orbax"],
+    "published_models": ["architecture", "published", "together"],
+    "tensors": ["Tensor", "pretrained"],
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
-    globals()[name] = found
-    return found
+    for module, names in _MODULES.items():
+        if name in names:
+            globals()[name] = found = getattr(import_module(f"{__name__}.{module}"), name)
+            return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

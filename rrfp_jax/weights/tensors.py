@@ -20,7 +20,7 @@ from safetensors.numpy import save_file
 
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.fields import path_of
-from rrfp_jax.files import move_away, opened
+from rrfp_jax.files import move_away, opened, sync
 from rrfp_jax.json_files import Unreadable, read_json, write_json
 from rrfp_jax.printing import say
 from rrfp_jax.runtime.programs.initial import InitFunction
@@ -315,13 +315,13 @@ def write_tensors(
             tensors = dict(zip(names, (np.asarray(array, order="C") for array in arrays), strict=True))
             save_file(tensors, file, FORMAT)
             file.chmod(staging.stat().st_mode & 0o666)  # safetensors makes files for their user alone
-            _sync(file)
+            sync(file)
             files.update(dict.fromkeys(names, file.name))
         total = sum(source.nbytes for source in sources)
         index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(files.items()))}
         for name, content in {**others, **({INDEX: index} if len(shards) > 1 else {})}.items():
             write_json(staging / name, content, indent=2)
-            _sync(staging / name)
+            sync(staging / name)
     return len(shards)
 
 
@@ -351,9 +351,3 @@ def _whole_folder(folder: Path, replace: bool) -> Iterator[Path]:
         raise TrainingError(f"{folder}: cannot be written: {getattr(error, 'strerror', error)}") from None
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-
-
-def _sync(file: Path) -> None:
-    """On the disk on return: a network file system may tell only now that it is full."""
-    with file.open("ab") as opened:
-        os.fsync(opened.fileno())

@@ -17,6 +17,7 @@ import rrfp_jax as rrfp
 import rrfp_jax.weights
 from configs.quickstart import get_config
 from rrfp_jax.commands.cli import run_verb
+from rrfp_jax.commands.simulation import simulation_inputs
 from rrfp_jax.commands.verbs import VERBS
 from rrfp_jax.core.hints import BF
 from rrfp_jax.core.step_rules import StepRules
@@ -35,7 +36,7 @@ from rrfp_jax.runtime.run.signals import save_seconds
 from rrfp_jax.runtime.run.token import take_token
 from rrfp_jax.trace.costs import constant
 from rrfp_jax.trace.records import Part, RecordedStep, StepTrace, TaskRecord
-from rrfp_jax.train.named import read_costs, read_schedule, read_workload
+from rrfp_jax.train.named import read_costs, read_schedule
 from tests.support import toy
 from tests.support.refusals import BATCH
 
@@ -117,7 +118,12 @@ def reader(name, read):
     return content
 
 
-WORKLOADS = reader("bad.json", lambda path: read_workload(path, str(path)))
+def read_workload(path):
+    """The workload of a file, as `rrfp sim` and `rrfp.simulate` read it."""
+    return simulation_inputs(path, 1, None, 1, 1)[0].actual
+
+
+WORKLOADS = reader("bad.json", read_workload)
 STEPS = reader("bad.msgpack", read_steps)
 
 

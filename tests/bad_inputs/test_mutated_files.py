@@ -25,7 +25,8 @@ from rrfp_jax.runtime.run.exits import read_all as read_last_words
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.trace.costs import CostTable, WorkloadCosts, log_normal
 from rrfp_jax.trace.records import Part, RecordedStep
-from rrfp_jax.train.named import read_costs, read_workload, schedule_of
+from rrfp_jax.train.named import read_costs, schedule_of
+from tests.bad_inputs.namespace import read_workload
 from tests.support.mutations import changed_bytes, changed_trees
 from tests.support.watched import latest, seen, step_of, told
 
@@ -79,7 +80,7 @@ class TestWorkloads:
     def test_trees(self, folder, tree):
         path = folder / "w.json"
         path.write_text(json.dumps(tree))
-        found = read(partial(read_workload, path, str(path)), path, rrfp.UsageError)
+        found = read(partial(read_workload, path), path, rrfp.UsageError)
         assert found is None or as_it_says(found, tree)
 
     @EXAMPLES
@@ -87,7 +88,7 @@ class TestWorkloads:
     def test_bytes(self, folder, content):
         path = folder / "w.json"
         path.write_bytes(content)
-        found = read(partial(read_workload, path, str(path)), path, rrfp.UsageError)
+        found = read(partial(read_workload, path), path, rrfp.UsageError)
         assert found is None or as_it_says(found, json.loads(content))
 
 

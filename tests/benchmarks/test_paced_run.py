@@ -142,7 +142,7 @@ def test_auto_on_paced_devices(tmp_path, capfd):
     [
         ({"message_bytes": 0}, "message_bytes=0: a message has at least one byte"),
         ({"message_bytes": 2**31}, "give at most 1073741824 bytes"),
-        ({"workload": "absent.json"}, "workload=absent.json: cannot be read: No such file"),
+        ({"workload": "absent.json"}, "absent.json: cannot be read: No such file"),
     ],
 )
 def test_what_cannot_be_is_refused(given, said):

@@ -68,7 +68,7 @@ def test_without_what_draws_there_is_the_text(folder, monkeypatch, capsys):
         (["untrained"], "untrained/steps.msgpack has no step of a run that trained"),
         (["empty", "--out=nowhere/why.html"], "nowhere/why.html: there is no folder nowhere"),
         (["cut"], "cut/metrics.jsonl: line 1 is no step's: "),
-        (["strange"], "strange/config.json is no config.json of a run: "),
+        (["strange"], "strange/config.json: Expected `object`, got `array`"),
         (["traced", "empty", "--out=two.html"], "--out is for the page of one run: two are compared"),
         (["traced", "empty"], "empty has no steps.msgpack"),
     ],

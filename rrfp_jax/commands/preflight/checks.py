@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from ipaddress import ip_address
 from typing import Literal, NamedTuple, TypeAlias
 
 from rrfp_jax.commands.preflight.surroundings import Surroundings
@@ -211,7 +210,7 @@ def check_address(found: Surroundings) -> Answer:
     if found.address_error:
         return "FAIL", f"cannot listen on {found.address_error}", fix
     connected = found.meeting is not None and not found.meeting.error
-    if _nodes(found) > 1 and _is_loopback(found.address) and not connected:
+    if _nodes(found) > 1 and Address(found.address, 0).is_loopback and not connected:
         said = f"{found.address} is a loopback, which no other node reaches: see {found.host} in /etc/hosts"
         return "FAIL", said, fix
     return f"listens on {found.address}"
@@ -243,7 +242,7 @@ def check_exposure(found: Surroundings) -> Answer:
     if not where.is_loopback:
         said = f"all ranks are on {found.host}, but other machines reach them, and the coordinator at {where}"
         return "warn", said, f"export RRFP_COORDINATOR={Address('127.0.0.1', where.port)} on all ranks"
-    if not _is_loopback(found.address):
+    if not Address(found.address, 0).is_loopback:
         said = f"all ranks are on {found.host}, but other machines reach this one at {found.address}"
         return "warn", said, "unset RRFP_BIND"
     return "no other machine reaches the ranks and their coordinator"
@@ -287,13 +286,6 @@ def _nodes(found: Surroundings) -> int:
     if found.meeting is not None and found.meeting.hosts:
         return len({*found.meeting.hosts})
     return 1 if found.step is None else len(found.step.tasks_per_node)
-
-
-def _is_loopback(address: str) -> bool:
-    try:
-        return ip_address(address).is_loopback
-    except ValueError:
-        return False
 
 
 def check_open_files(found: Surroundings) -> Answer:

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from rrfp_jax.commands.preflight import nixl_probe
@@ -191,14 +190,10 @@ def found_devices(environment: Mapping[str, str], step: SlurmStep | None) -> tup
 
 def found_nixl(environment: Mapping[str, str]) -> Nixl:
     """NIXL, tried between two processes in host memory."""
-    for name in NIXL_PACKAGES:
-        try:
-            installed = f"{name} {version(name)}"
-            break
-        except PackageNotFoundError:
-            continue
-    else:
+    found = found_versions(NIXL_PACKAGES)
+    if not found:
         return Nixl()
+    installed = " ".join(next(iter(found.items())))
     try:
         done = subprocess.run(
             [sys.executable, "-m", nixl_probe.__name__],
