@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product, starmap
 from math import inf
@@ -23,7 +23,7 @@ from rrfp_jax.runtime.engine.engine import agreement_of, remote_of
 from rrfp_jax.runtime.engine.loop import Driver
 from rrfp_jax.runtime.engine.pacing import Delays
 from rrfp_jax.runtime.mesh.topology import Layout, Mesh
-from rrfp_jax.runtime.run.consensus import KINDS, Carrier, CarrierName, Plain
+from rrfp_jax.runtime.run.consensus import KINDS, Carrier, CarrierName, Plain, StoreCarrier
 from rrfp_jax.runtime.run.join import join
 from rrfp_jax.runtime.run.world import START_SECONDS
 from rrfp_jax.runtime.transport.protocol import Transport
@@ -82,11 +82,23 @@ def _arrivals(rules: StepRules, members: Sequence[MemberStep]) -> dict[Input, fl
 
 
 class Watched:
-    """A carrier that notes when (s) this process has heard of each place in the order from its leader."""
+    """A carrier that notes when (s) this process has heard of each place in the order from its leader.
+
+    And the calls of the key-value store, if it makes any.
+    """
 
     def __init__(self, inner: Carrier) -> None:
         self._inner = inner
         self._heard: dict[int, float] = {}
+        self.calls: list[Any] = []  # from several threads
+        if isinstance(inner, StoreCarrier):
+            call = inner._call
+
+            def noted(who: int, seconds: float, function: Callable[..., Any], *arguments: Any) -> Any:
+                self.calls.append(function)
+                return call(who, seconds, function, *arguments)
+
+            inner._call = noted  # type: ignore[method-assign]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -155,13 +167,13 @@ def run(case: Case, layout: Layout, remote: Transport | None) -> dict[str, Any]:
     world.gather("everybody to be ready", None, START_SECONDS)
     steps, leads, calls, busy_seconds = [], [], 0, []
     for step in range(STEPS):
-        before, busy = agreement.carrier.calls, thread_time()
+        before, busy = len(watched.calls), thread_time()
         records = driver.run(rules, step, parts)
         busy = thread_time() - busy
         offset = world.clock[0]
         known = [at + offset for at in watched.known(records)]
         part = Part.of(records, *world.clock)
-        calls_here = agreement.carrier.calls - before
+        calls_here = len(watched.calls) - before
         told = [part, known, calls_here, busy / len(records)]
         gathered = driver.gather(f"the end of step {step}", told, records, step)
         if step:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.harness import LAUNCH, Aim, Found, bench, output_of, percent_longer, say, table
+from benchmarks.lateness import LateReadiness
 from benchmarks.steps import held_microbatches, simulated
 from rrfp_jax.core.admission import SPARE_GRADIENTS, Accumulation
 from rrfp_jax.core.orders import FixedOrder
@@ -26,7 +27,6 @@ from rrfp_jax.core.tasks import FORWARD, INPUT, WEIGHT, Kind
 from rrfp_jax.report.explanation import TimedStep
 from rrfp_jax.report.run_folder import read_run
 from rrfp_jax.runtime.engine.device import LEAD_SECONDS
-from rrfp_jax.sim.disturbances import LateReadiness
 from rrfp_jax.trace.costs import Workload, WorkloadCosts, log_normal
 from rrfp_jax.trace.idleness import Cause, shares, stage_times
 from rrfp_jax.trace.records import StepTrace

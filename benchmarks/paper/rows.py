@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.harness import Aim, Found, bench, say, table
+from benchmarks.lateness import LateReadiness
 from benchmarks.paper.model import (
     FITTED,
     ROWS,
@@ -28,7 +29,7 @@ from benchmarks.paper.model import (
 )
 from benchmarks.pictures import bars, simulated_against
 from benchmarks.steps import held_bytes, simulated
-from rrfp_jax.sim.disturbances import Jittered, LateReadiness
+from rrfp_jax.sim.disturbances import Jittered
 from rrfp_jax.sim.engine import Links
 from rrfp_jax.trace.costs import StepCosts, Workload
 from rrfp_jax.trace.jitter import LEVELS

@@ -10,10 +10,10 @@ from statistics import fmean
 from tempfile import TemporaryDirectory
 
 from benchmarks.harness import Aim, Found, bench, percent_longer, say, table
+from benchmarks.orders import write_csv
 from benchmarks.paced import STEPS, run_paced
 from benchmarks.rivals.common import Timed, require_torch, timed, torch_finds
 from benchmarks.rivals.slow_link import adapted, means
-from rrfp_jax.core.schedules import write_csv
 from rrfp_jax.trace.costs import Workload, log_normal
 
 THEIRS = ("1f1b", "interleaved-1f1b", "interleaved-zb", "zb-v", "dualpipe-v")

@@ -276,13 +276,6 @@ def member(scheduler: StageScheduler, rank: int, ranks: int, protocol: GroupProt
     return Follower(scheduler, rank) if rank else Leader(scheduler, ranks)
 
 
-def recipients(message: GroupMessage, ranks: int) -> Sequence[int]:
-    """The ranks of a group of so many that a message is for."""
-    if isinstance(message, ArrivalReport):
-        return (0,)
-    return partners(message.rank if isinstance(message, Proposal) else 0, ranks, "unanimous")
-
-
 def partners(rank: int, ranks: int, protocol: GroupProtocol) -> Sequence[int]:
     """The ranks of a group of so many that hear all messages of one of them, and that it hears itself."""
     if protocol == "leader" and rank:

@@ -107,18 +107,6 @@ class ReadyQueue:
     `successor` those that these make ready, if they do.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "by",
-        "lowest",
-        "mixed",
-        "predecessor",
-        "ready",
-        "states",
-        "successor",
-        "tasks",
-    )
-
     def __init__(
         self, tasks: Sequence[Task], by: ReadyBy, mixed: bool, predecessor: ReadyQueue | None
     ) -> None:

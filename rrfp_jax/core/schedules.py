@@ -101,19 +101,6 @@ def read_csv(text: str) -> ListedOrder:
     return ListedOrder(placement, microbatches, rows)
 
 
-def write_csv(schedule: FixedOrder, placement: Placement, microbatches: int) -> str:
-    """A fixed order as CSV, without idle slots."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    for stage in range(placement.stages):
-        tasks = schedule.order(stage, placement, microbatches)
-        writer.writerow(
-            f"{placement.virtual_stage(stage, chunk)}{kind.letter}{microbatch}"
-            for kind, chunk, microbatch in tasks
-        )
-    return out.getvalue()
-
-
 def _cells(text: str) -> list[list[tuple[str, str]]]:
     """The cells of each row that are not empty, with their places."""
     reader, rows = csv.reader(io.StringIO(text)), []

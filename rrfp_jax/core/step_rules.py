@@ -114,10 +114,9 @@ class StepRules:
 
     def of_stage(self, stage: int) -> StageRules:
         """What they say of a stage; ValueError for a fixed order that does not hold every task once."""
-        found = self._known.get(stage)
-        if found is None:
-            found = self._known[stage] = StageRules(self, stage)
-        return found
+        if stage not in self._known:
+            self._known[stage] = StageRules(self, stage)
+        return self._known[stage]
 
 
 class StageRules:

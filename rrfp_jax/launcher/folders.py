@@ -7,8 +7,7 @@ import glob
 import itertools
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from rrfp_jax.errors import UsageError
@@ -54,7 +53,7 @@ class RunFolder:
             directory = self.final.parent
             self._made = [parent for parent in (directory, *directory.parents) if not parent.exists()]
             directory.mkdir(parents=True, exist_ok=True)
-            with _alone_in(directory):
+            with used_folder(directory, fcntl.LOCK_EX):  # no other launcher makes or removes folders there
                 for left in directory.glob(f"{glob.escape(f'.{name}.starting-')}*"):
                     if is_used(left) is False:
                         shutil.rmtree(left, ignore_errors=True)
@@ -96,18 +95,6 @@ class RunFolder:
         for directory in self._made:
             with suppress(OSError):
                 directory.rmdir()
-
-
-@contextmanager
-def _alone_in(directory: Path) -> Iterator[None]:
-    """Inside, no other launcher makes or removes folders there, as far as the file system has locks."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _made_anew(directory: Path, name: str) -> Path:

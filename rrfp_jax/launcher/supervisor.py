@@ -7,10 +7,9 @@ others give it up.
 
 from __future__ import annotations
 
-import os
 import selectors
+import shutil
 import signal
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -26,7 +25,7 @@ from rrfp_jax.launcher.hang import HangReport, judge, render_report
 from rrfp_jax.launcher.rank_process import RankProcess
 from rrfp_jax.launcher.restarts import BACK_OFF_SECONDS
 from rrfp_jax.launcher.snapshot import Look, recorded, recorder_in
-from rrfp_jax.printing import CANNOT_PRINT, is_terminal, write_bytes
+from rrfp_jax.printing import is_terminal, write_bytes
 from rrfp_jax.progress import LIVE, MARK
 from rrfp_jax.runtime.run.place import SILENCE_SECONDS, silence_seconds
 from rrfp_jax.runtime.run.recorder import (
@@ -217,18 +216,11 @@ class Screen:
     def live(self, text: bytes = b"") -> None:
         """Another live line, cut to the width of the terminal; without a text there is none any more."""
         if text or self._live:
-            before, self._live = self._cleared(), text[: _columns() - 1]
+            before, self._live = self._cleared(), text[: shutil.get_terminal_size().columns - 1]
             write_bytes(before + self._live)
 
     def _cleared(self) -> bytes:
         return CLEAR if self._live else b""
-
-
-def _columns() -> int:
-    try:
-        return os.get_terminal_size(sys.stdout.fileno()).columns or 80  # 0 if nobody has told it
-    except CANNOT_PRINT:  # no terminal, or no file at all
-        return 80
 
 
 LOOK_SECONDS = 0.5

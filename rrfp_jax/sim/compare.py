@@ -110,16 +110,14 @@ def _simulated(schedule: Schedule | Auto | None, steps: Sequence[Step], given: C
         trace = simulate(rules, costs, links=given.links, budgets=budgets)
         buckets = [str(j) for j in range(rules.microbatches)]  # each has times of its own
         recorded.append(RecordedStep(trace=trace, rules=rules, budgets=budgets, buckets=buckets))
-    return _outcome(recorded, [step.actual for step in steps], chosen)  # changes only add to the costs
+    return outcome_of(recorded, [step.actual for step in steps], chosen)  # changes only add to the costs
 
 
-def outcome_of(ran: Sequence[RecordedStep]) -> Outcome:
-    """The outcome of steps that have run, at least one; nothing is simulated."""
-    return _outcome(ran, list(map(workload_of, ran)), ())
-
-
-def _outcome(ran: Sequence[RecordedStep], workloads: Sequence[Workload], chosen: Sequence[str]) -> Outcome:
-    both = [*zip(ran, workloads, strict=True)]
+def outcome_of(
+    ran: Sequence[RecordedStep], workloads: Sequence[Workload] | None = None, chosen: Sequence[str] = ()
+) -> Outcome:
+    """The outcome of steps, at least one, that have run, or were simulated for these workloads."""
+    both = [*zip(ran, workloads or map(workload_of, ran), strict=True)]
     held = [
         max(peak_bytes(step.trace, workload.activation_bytes))
         for step, workload in both

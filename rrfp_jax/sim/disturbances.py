@@ -1,6 +1,4 @@
-"""Costs with a disturbance, such as jitter, added to other costs. They wrap one another:
-
-    LateReadiness(Jittered(costs, LEVELS["J2"], seed=0), seconds=1e-3)
+"""Costs with a disturbance, such as jitter, added to other costs. They wrap one another.
 
 Random numbers are drawn per (seed, task), never in the order of the calls. So two schedules that are compared
 under one seed meet the same disturbances.
@@ -8,7 +6,6 @@ under one seed meet the same disturbances.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 from rrfp_jax.core.tasks import Task
@@ -51,17 +48,3 @@ class Jittered(Disturbed):
         own = self.inner.duration(stage, task)
         jitter: Jitter = self._jitter  # type: ignore[attr-defined]
         return own + jitter.delay(self.step, stage, task, own)
-
-
-@dataclass(frozen=True)
-class LateReadiness(Disturbed):
-    """Every arrival is noticed so many seconds later; the link is free by then."""
-
-    seconds: float
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.seconds < math.inf:
-            raise ValueError(f"late readiness={self.seconds}: give seconds, finite and at least 0")
-
-    def transfer(self, stage: int, task: Task) -> float:
-        return self.inner.transfer(stage, task) + self.seconds

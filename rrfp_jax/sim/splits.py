@@ -171,11 +171,6 @@ Repeatable: TypeAlias = tuple[RecordedStep, ReplayInputs]
 """A step that ran, and what to run it again with."""
 
 
-def repeatable(steps: Sequence[RecordedStep]) -> list[Repeatable]:
-    """Each of these."""
-    return [(step, replay_of(step.trace)) for step in steps]
-
-
 def tried(layers: Layers) -> Iterator[Split]:
     """The split whose busiest virtual stage has least, those beside it, one layer moved; the best first."""
     best = layers.least
@@ -394,7 +389,7 @@ class Balance:
         halves = steps[:middle], steps[middle:]
         affordable = MOST_TASKS // len(steps[-1].trace.records)  # steps of that size
         each = SIMULATED if affordable > LARGE else 1
-        shown = [repeatable(own[-each:]) for own in halves]
+        shown = [[(step, replay_of(step.trace)) for step in own[-each:]] for own in halves]
         sample = [one for own in shown for one in own]
         now, measured = simulated(sample, layers, present), sum(step.trace.makespan for step, _ in sample)
         if (error := abs(now / measured - 1)) > UNTRUSTED:

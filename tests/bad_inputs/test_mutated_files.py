@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from msgspec import msgpack, to_builtins
 
 import rrfp_jax as rrfp
-from rrfp_jax.core.schedules import by_name, write_csv
+from benchmarks.orders import write_csv
+from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import FORWARD, Placement, Task
 from rrfp_jax.json_files import Unreadable

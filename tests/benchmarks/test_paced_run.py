@@ -6,10 +6,10 @@ import json
 import pytest
 
 import rrfp_jax as rrfp
+from benchmarks.orders import write_csv
 from benchmarks.paced_run import Pace, PacedReport, PacedRun
 from rrfp_jax.core.hints import BF
 from rrfp_jax.core.orders import GPipe
-from rrfp_jax.core.schedules import write_csv
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.core.v_orders import ZBV

@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.families import LMSYS
 from benchmarks.harness import REPOSITORY
+from benchmarks.lateness import LateReadiness
 from benchmarks.rivals import common
 from benchmarks.rivals.balanced import WINDOWS, as_they_come, evenly, step_of, work
 from benchmarks.rivals.common import Timed, require_torch, timed, torch_finds
@@ -20,7 +21,6 @@ from benchmarks.rivals.null_step import aims_of as null_aims
 from benchmarks.rivals.slow_link import adapted, means, warm_ups
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import StepRules
-from rrfp_jax.sim.disturbances import LateReadiness
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.sim.families import ACTIVATION_BYTES, FORWARD_SECONDS
 from rrfp_jax.trace.costs import WorkloadCosts, constant, log_normal

@@ -3,13 +3,14 @@
 import pytest
 
 from rrfp_jax.core.events import ROOM, Arrived, Chosen, IllegalEvent, Room
-from rrfp_jax.core.group import Alone, ArrivalReport, Decision, Proposal, member, partners, recipients
+from rrfp_jax.core.group import Alone, ArrivalReport, Decision, Proposal, member, partners
 from rrfp_jax.core.hints import BF, BPriority
 from rrfp_jax.core.orders import OneFOneB
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import INPUT, Placement, Task
 from tests.support.small_step import B, Dispatch, F
+from tests.verification.exploration.space import recipients
 
 
 def rank(number, ranks=2, protocol="leader", stage=1, schedule=None, **kwargs):

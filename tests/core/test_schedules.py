@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.orders import write_csv
 from rrfp_jax.core.events import ROOM, Arrived, WaitCause
 from rrfp_jax.core.hints import Ranked
 from rrfp_jax.core.orders import FixedOrder, planned_order
 from rrfp_jax.core.scheduler import StageScheduler, check_can_end
-from rrfp_jax.core.schedules import NAMED, read_csv, write_csv
+from rrfp_jax.core.schedules import NAMED, read_csv
 from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Input, Placement, Task
 from tests.support.interleave import World

@@ -20,6 +20,7 @@ ARROWS = {
     "environment": set(),
     "errors": set(),
     "files": set(),
+    "garbage": set(),
     "json_files": {"fields", "files"},
     "user_code": {"authors", "errors", "printing"},
     "tracebacks": {"authors", "environment", "errors", "printing"},
@@ -29,7 +30,7 @@ ARROWS = {
     "random_keys": set(),
     "core": set(),
     "trace": {"core"},
-    "sim": {"trace"},
+    "sim": {"garbage", "trace"},
     "schedules": {"sim"},
     "data": {"json_files", "trace", "user_code"},
     # The runtime: what one process knows of others ...
@@ -45,7 +46,7 @@ ARROWS = {
     "runtime.programs": {"files", "printing", "progress", "runtime.mesh", "runtime.model"},
     "runtime.stages": {"runtime.programs", "runtime.transport", "trace"},
     # ... and when.
-    "runtime.engine": {"runtime.stages"},
+    "runtime.engine": {"garbage", "runtime.stages"},
     # What is made of it.
     "forecast": {"data", "runtime.engine", "sim"},
     "checkpoint": {"json_files", "printing", "progress", "random_keys", "runtime.run"},

@@ -17,10 +17,11 @@ from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, Placement, Task
 from rrfp_jax.errors import TrainingError
+from rrfp_jax.garbage import no_collections
 from rrfp_jax.progress import Doing
 from rrfp_jax.runtime.engine import loop as driver
 from rrfp_jax.runtime.engine.device import Running
-from rrfp_jax.runtime.engine.loop import EVERY, FIRST, collect_together, no_collections
+from rrfp_jax.runtime.engine.loop import EVERY, FIRST, collect_together
 from rrfp_jax.runtime.engine.pacing import Delays
 from rrfp_jax.runtime.programs.compiler import Counting
 from rrfp_jax.runtime.run.world import World

@@ -286,13 +286,6 @@ class TestStore:
             assert come(made[1], 1) == [["after"]]
             assert len(store.keys) == 3
 
-    def test_calls_are_counted(self):
-        with ExitStack() as stack:
-            made, _ = store_carriers(stack, FakeStore())
-            made[1].post([1])
-            come(made[0], 1)
-            assert made[1].calls >= 2 and made[0].calls >= 3  # a write and a read; two reads and one more
-
     def test_a_silent_store_is_given_up(self):
         store = FakeStore()
         with ExitStack() as stack:

@@ -22,7 +22,6 @@ from rrfp_jax.sim.splits import (
     Layers,
     Move,
     Verdict,
-    repeatable,
     simulated,
 )
 from rrfp_jax.sim.what_if import what_ifs
@@ -141,11 +140,11 @@ def test_nothing_is_decided_where_layers_are_not_known():
 def test_weights_take_their_room_along():
     budgets = [Budget([[10 * size] * MICROBATCHES], 60) for size in (2, 4, 1, 1)]
     step = with_work(ran(blocks(2, 4, 1, 1), limit=None, budgets=budgets), 2, 4, 1, 1)
-    assert simulated(repeatable([step]), Layers.of([step]), (2, 2, 2, 2)) < step.trace.makespan
+    assert simulated([(step, replay_of(step.trace))], Layers.of([step]), (2, 2, 2, 2)) < step.trace.makespan
     heavy = [LayerWork("Block", 1.0, 3, 45)] * 8
     own = Layers.of([step])
     other = Layers(type(own.work)(heavy, own.work.split), own.shares, own.placement)
-    found = simulated(repeatable([step]), other, (2, 2, 2, 2))
+    found = simulated([(step, replay_of(step.trace))], other, (2, 2, 2, 2))
     assert found == float("inf"), "two more blocks leave no room for one"
 
 

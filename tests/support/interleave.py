@@ -6,12 +6,12 @@ import random
 from dataclasses import dataclass, field
 
 from rrfp_jax.core.events import ROOM, Arrived, Dispatch, Room
-from rrfp_jax.core.group import Alone, recipients
+from rrfp_jax.core.group import Alone
 from rrfp_jax.core.progress import DISPATCHED, READY, WAITING, ReadyBy
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import CHARGES, KINDS, Task
-from tests.verification.exploration.space import Case, real
+from tests.verification.exploration.space import Case, real, recipients
 from tests.verification.exploration.visits import Violation
 from tests.verification.exploration.witness import Seen, Witness
 

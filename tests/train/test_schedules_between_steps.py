@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 import rrfp_jax as rrfp
+from benchmarks.orders import write_csv
 from rrfp_jax.core.hints import Ranked
 from rrfp_jax.core.orders import GPipe, OneFOneB
-from rrfp_jax.core.schedules import name_of, write_csv
+from rrfp_jax.core.schedules import name_of
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.core.v_orders import ZBV
 from rrfp_jax.runtime.programs import stage_programs

@@ -136,13 +136,9 @@ class Surroundings:
 def found_place(environment: Mapping[str, str]) -> tuple[Place | None, SlurmStep | None, str]:
     """This process's place in its run, its SLURM step, and why the variables would be refused, if so."""
     try:
-        step = SlurmStep.of(environment)
-        place = Place.of(environment)
+        return Place.of(environment), SlurmStep.of(environment), ""
     except UsageError as error:
         return None, None, str(error)
-    if place is None and step is not None:
-        place = Place.in_step(step)
-    return place, step, ""
 
 
 def code_hash(folder: Path) -> str:

@@ -13,8 +13,8 @@ from __future__ import annotations
 import gc
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
 from math import inf
 from time import perf_counter
 from typing import Any, Protocol, TypeAlias
@@ -27,6 +27,7 @@ from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.step_rules import MOST_QUEUED, Budget, StepRules
 from rrfp_jax.core.tasks import Direction, Input, Task
 from rrfp_jax.errors import TrainingError
+from rrfp_jax.garbage import no_collections
 from rrfp_jax.runtime.engine.device import DEEPEST, DeviceQueue, Running, precise_timers
 from rrfp_jax.runtime.engine.pacing import ArrivalDelays
 from rrfp_jax.runtime.mesh.topology import taking_turns
@@ -91,19 +92,6 @@ def collect_together(round: int, ranks: int) -> None:
     """Collect all garbage if this is a round for it, on all ranks at once; alone it is left to Python."""
     if ranks > 1 and round % EVERY == FIRST and gc.isenabled():
         gc.collect()
-
-
-@contextmanager
-def no_collections() -> Iterator[None]:
-    """Inside, Python looks for no cycles."""
-    if not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 class EventWakeup:

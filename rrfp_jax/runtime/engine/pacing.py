@@ -59,11 +59,10 @@ class Delays:
         except ValueError as error:
             raise UsageError(str(error)) from None
         for name in ("late_readiness", "skew", "link_delay", "link_bandwidth"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise UsageError(f"{name}={getattr(self, name)}: give a finite number, at least 0")
-        for name in ("late_readiness", "skew", "link_delay"):
-            if getattr(self, name) > LONGEST_SECONDS:
-                raise UsageError(f"{name}={getattr(self, name)}: in seconds; give at most {LONGEST_SECONDS}")
+            if not 0 <= (value := getattr(self, name)) < float("inf"):
+                raise UsageError(f"{name}={value}: give a finite number, at least 0")
+            if value > LONGEST_SECONDS and name != "link_bandwidth":
+                raise UsageError(f"{name}={value}: in seconds; give at most {LONGEST_SECONDS}")
         if 0 < self.link_bandwidth < 1:
             raise UsageError(
                 f"link_bandwidth={self.link_bandwidth}: in bytes per second; give at least 1, or 0 for "

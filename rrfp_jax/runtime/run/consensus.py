@@ -44,11 +44,6 @@ Ring: TypeAlias = Callable[[], None]
 class Carrier(Protocol):
     """Carries messages to a process's partners and back; entered for a step, and idle outside."""
 
-    @property
-    def calls(self) -> int:
-        """Calls of the key-value store so far."""
-        return 0
-
     def post(self, message: Plain) -> None:
         """Tell all partners; returns at once."""
 
@@ -126,19 +121,14 @@ class StoreCarrier(Carrier):
         self._come: deque[bytes] = deque()
         self._heard = dict.fromkeys(partners, 0)
         self._forgotten = 0  # blocks
-        # By the partner that a thread serves, this process's own rank for writing:
-        self._calls = dict.fromkeys([rank, *partners], 0)
-        self._overdue = dict.fromkeys([rank, *partners], inf)  # when the call under way will be
+        # When the call under way will be, by the partner that a thread serves; for writing by the own rank.
+        self._overdue = dict.fromkeys([rank, *partners], inf)
         self._looked, self._excused = perf_counter(), 0.0  # when last; until when silence says nothing
         self._failure: RuntimeError | None = None
         self._open, self._closed = threading.Event(), False
         bodies = [self._write, *(partial(self._read, partner) for partner in partners)]
         make = partial(threading.Thread, target=_until_failure, name="rrfp-group", daemon=True)
         self._threads = [make(args=[body]) for body in bodies]
-
-    @property
-    def calls(self) -> int:
-        return sum(self._calls.values())
 
     def post(self, message: Plain) -> None:
         self._outbox.put(message)
@@ -230,7 +220,6 @@ class StoreCarrier(Carrier):
 
         TimeoutError says that it is out of time, for which it must have been given some.
         """
-        self._calls[who] += 1
         self._overdue[who] = perf_counter() + seconds + self._silence
         try:
             return function(*arguments)

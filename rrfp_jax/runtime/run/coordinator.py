@@ -247,15 +247,14 @@ class RollCallDoor(Door):
     """Where the ranks of a run say that they are there. Nobody proves anything: they do so once all have met.
 
     Attributes:
-        cards: what ranks say of themselves besides.
+        cards: what ranks say of themselves besides, of all that ever came.
     """
 
     def __init__(self, listener: socket.socket, processes: int) -> None:
         super().__init__(listener)
         self._processes = processes
         self._here: dict[int, socket.socket] = {}
-        # How often a rank of those that ever came has called in its own place.
-        self._replaced = Counter[int]()
+        self._replaced = Counter[int]()  # how often a rank has called in its own place
         self._told = -inf
         self.cards: dict[int, str] = {}
 
@@ -292,9 +291,8 @@ class RollCallDoor(Door):
     def take(self, rank: int, caller: socket.socket) -> None:
         """A rank is there, maybe once more."""
         retry_often(caller)
-        before = self._here.get(rank)
-        self._replaced[rank] += before is not None
-        if before is not None:
+        if (before := self._here.get(rank)) is not None:
+            self._replaced[rank] += 1
             if rank in self._twice():
                 with suppress(OSError):
                     before.send(_line(TWICE, [rank]))
@@ -312,7 +310,7 @@ class RollCallDoor(Door):
     def _missing(self) -> Collection[int]:
         """Those that never came; if all have, those that have gone again."""
         ranks = {*range(self._processes)}
-        return sorted((ranks - self._replaced.keys()) or (ranks - self._here.keys()))
+        return sorted((ranks - self.cards.keys()) or (ranks - self._here.keys()))
 
     def _twice(self) -> Collection[int]:
         return sorted(rank for rank, times in self._replaced.items() if times > MOST_REPLACED)

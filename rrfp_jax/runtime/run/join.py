@@ -30,7 +30,6 @@ from rrfp_jax.runtime.run.mailbox import Mailbox
 from rrfp_jax.runtime.run.place import (
     NO_PORT,
     Place,
-    SlurmStep,
     directly,
     exit_seconds,
     join_seconds,
@@ -148,9 +147,9 @@ def in_company() -> bool:
 def _joined() -> World:
     """Like `join`, without a limit on what follows the work."""
     place = Place.of(ENVIRONMENT)
-    if place is None and (step := SlurmStep.of(ENVIRONMENT)) is not None:
+    step = None if place is None else place.step
+    if step is not None:
         ENVIRONMENT.update(step_gpus(ENVIRONMENT, step))  # this task's share, if `srun` shows it those of all
-        place = Place.in_step(step)
     silence, limit = silence_seconds(ENVIRONMENT), join_seconds(ENVIRONMENT)
     folder = None if place is None else place.folder
     rank, size = (place.rank, place.processes) if place is not None else (0, 1)
@@ -175,8 +174,8 @@ def _joined() -> World:
             return world
         rank, size = found
         joining.waits_for("the run's token", CONNECT_SECONDS)
-        shared = SharedToken(place.step) if place is not None and place.step and token is None else None
-        if shared is not None:
+        if step is not None and token is None:
+            shared = SharedToken(step.name)
             token = shared.exchange(_jax.key_value_store(), rank, size, CONNECT_SECONDS)
         if token is None:
             raise UsageError(

@@ -384,20 +384,21 @@ EXAMPLE = f"{COORDINATOR}=host0:9876 {PROCESSES}=4 {RANK}=0"
 
 @dataclass(frozen=True)
 class Place:
-    """What the environment says about this process's place in a run; `step` names that of SLURM."""
+    """What the environment says about this process's place in a run, perhaps in a step of SLURM."""
 
     coordinator: Address
     processes: int
     rank: int
     folder: Path | None
-    step: str | None = None
+    step: SlurmStep | None = None
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Place | None:
-        """Read RRFP_COORDINATOR, RRFP_PROCESSES and RRFP_RANK, which are set together or not at all."""
+        """Read RRFP_COORDINATOR, RRFP_PROCESSES and RRFP_RANK, set together or not at all; else SLURM's."""
         given = [name for name in NAMES if environment.get(name)]
         if not given:
-            return None
+            step = SlurmStep.of(environment)
+            return None if step is None else cls(step.coordinator, step.processes, step.rank, None, step)
         if len(given) < len(NAMES):
             missing = " and ".join(name for name in NAMES if name not in given)
             raise UsageError(f"{given[0]} is set but not {missing}: start every rank with {EXAMPLE}")
@@ -416,11 +417,6 @@ class Place:
                 f"started by hand need none: unset RRFP_FOLDER"
             )
         return cls(coordinator, int(processes), int(rank), Path(folder) if folder else None)
-
-    @classmethod
-    def in_step(cls, step: SlurmStep) -> Place:
-        """That of a task of a SLURM step."""
-        return cls(step.coordinator, step.processes, step.rank, None, step.name)
 
 
 def named_place(environment: Mapping[str, str]) -> str:

@@ -26,12 +26,27 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from rrfp_jax.core.events import ROOM, Arrived, Room
-from rrfp_jax.core.group import GroupMessage, GroupProtocol, Member, member, recipients
+from rrfp_jax.core.group import (
+    ArrivalReport,
+    GroupMessage,
+    GroupProtocol,
+    Member,
+    Proposal,
+    member,
+    partners,
+)
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import Direction, Input, Task
 from tests.verification.exploration.visits import Enough, Reach, Violation, never
 from tests.verification.exploration.witness import Broken, Seen, Witness, require
+
+
+def recipients(message: GroupMessage, ranks: int) -> Sequence[int]:
+    """The ranks of a group of so many that a message is for."""
+    if isinstance(message, ArrivalReport):
+        return (0,)
+    return partners(message.rank if isinstance(message, Proposal) else 0, ranks, "unanimous")
 
 
 class StateCheck(Protocol):
