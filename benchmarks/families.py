@@ -288,9 +288,7 @@ def measure(cell: MeasuredCell, seed: int) -> dict[str, Figures]:
         best = min(plans.values(), key=attrgetter("makespan"))
         found[RANKED_PLAN] = figures_of(Ranked(best.order), step, limit)
     placements = Placement(cell.stages), Placement(cell.stages, 2), Placement(cell.stages, 2, "v")
-    bound = min(
-        lower_bound(_rules(step, at), WorkloadCosts(step.actual, at), any_split=True) for at in placements
-    )
+    bound = min(lower_bound(_rules(step, at), WorkloadCosts(step.actual, at)) for at in placements)
     found[BOUND] = bound, unit
     return {name: (seconds, held / unit) for name, (seconds, held) in found.items()}
 

@@ -1,9 +1,9 @@
 """A time that no order of a step's tasks can beat, whether it is planned or decides as it goes.
 
-Two bounds are taken for every stage; the largest of all counts. They use only that a stage runs one task
-at a time, what each task needs, and the limits in flight, so that transfers, uneven durations, several
-chunks and split backwards are nothing special. Heads and tails of operations are explained
-below.
+A bound is taken for every stage; the largest counts. It uses only that a stage runs one task at a time, and
+what each task needs, so that transfers, uneven durations, several chunks and split backwards are nothing
+special. `tests/support/limits.py` has a bound by what is in flight, too. Heads and tails of operations are
+explained below.
 
 **One machine.** Every order runs the stage's operations one at a time, each no earlier than its head, and
 the step lasts at least for its tail afterwards. No schedule of such jobs on one machine, even of
@@ -11,13 +11,6 @@ interruptible ones, is shorter than Jackson's, which always runs the job with th
 "The one-machine sequencing problem", European Journal of Operational Research 11, 1982). It is at least
 as long as the stage's work (the bound of arXiv:2605.18750, section 6) with the shortest head before and
 the shortest tail after it.
-
-**Places.** Under a limit a chunk of a microbatch holds its share from the start of its F to the end of its
-B or W (it is given back at that one's start, but nothing else can begin on the stage until its end), so at
-least as long as its tree demands. Share times time held, summed over chunks and microbatches, fits into limit
-times the span from the first of these starts to the last of these ends, before which lies the shortest head
-and after which the shortest tail. Of the limit only a multiple of the shares' greatest common divisor can be
-held.
 
 A step as scheduling theory sees it: operations on machines (the stages), each after at most one other.
 
@@ -30,13 +23,12 @@ microbatches.
 from __future__ import annotations
 
 import heapq
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from rrfp_jax.core.hints import BF
 from rrfp_jax.core.scheduler import StageScheduler
-from rrfp_jax.core.step_rules import Budget, StepRules, charges_of
+from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import FORWARD, KINDS, Direction, Placement, Task
 from rrfp_jax.trace.costs import StepCosts
 
@@ -94,33 +86,17 @@ class _SplitEverywhere(BF):
         return {(c, j) for c in range(placement.chunks) for j in range(microbatches)}
 
 
-def lower_bound(
-    rules: StepRules,
-    costs: StepCosts,
-    *,
-    budgets: Sequence[Budget | None] | None = None,
-    any_split: bool = False,
-) -> float:
-    """A makespan (s) that no order can beat which splits the same backwards and keeps to the same limits.
+def lower_bound(rules: StepRules, costs: StepCosts) -> float:
+    """A makespan (s) that no order can beat, whatever it splits and holds, up to the rounding of sums.
 
-    As in the core, the limits are those of admission, which holds back hints only. The bound is exact up to
-    the rounding of sums. Costs must not depend on the order, budgets are in bytes. With `any_split` every
-    order is bounded, without limits, whatever it splits: a fused B is I and then W, with the gradient leaving
-    late, so no order beats the bound of those that split all backwards.
+    A fused B is I and then W, with the gradient leaving late, so no order beats the bound of those that split
+    all backwards. Costs must not depend on the order.
     """
-    if any_split:
-        rules, budgets = replace(rules, schedule=_SplitEverywhere(), limit=None), None
+    every = replace(rules, schedule=_SplitEverywhere(), limit=None)
     by_stage: list[list[Operation]] = [[] for _ in range(rules.placement.stages)]
-    for operation in operations(rules, costs):
+    for operation in operations(every, costs):
         by_stage[operation.stage].append(operation)
-    bounds = [one_machine((o.head, o.duration, o.tail) for o in stage) for stage in by_stage]
-    for stage, budget in zip(by_stage, budgets or [None] * len(by_stage), strict=True):
-        bounds += [
-            _places(stage, costs_held, limit)
-            for costs_held, limit in charges_of(rules, budget)
-            if limit is not None
-        ]
-    return max(bounds)
+    return max(one_machine((o.head, o.duration, o.tail) for o in stage) for stage in by_stage)
 
 
 def one_machine(jobs: Iterable[tuple[float, float, float]]) -> float:
@@ -143,19 +119,3 @@ def one_machine(jobs: Iterable[tuple[float, float, float]]) -> float:
             now = end
             length = max(length, end - tail)
     return length
-
-
-def _places(stage: Sequence[Operation], costs: Sequence[Sequence[int]], limit: int) -> float:
-    """The bound by what the chunks of microbatches hold of a stage's limit."""
-    begins: dict[tuple[int, int], float] = {}
-    ends: dict[tuple[int, int], float] = {}
-    for o in stage:
-        place = o.task.chunk, o.task.microbatch
-        begins[place] = min(begins.get(place, math.inf), o.head)
-        ends[place] = max(ends.get(place, 0.0), o.head + o.duration)
-    held = sum(costs[chunk][j] * (ends[chunk, j] - begins[chunk, j]) for chunk, j in begins)
-    span = 0.0
-    if held > 0:
-        unit = math.gcd(*(cost for own in costs for cost in own))
-        span = held / (limit // unit * unit)
-    return min(begins.values()) + span + min(o.tail for o in stage)

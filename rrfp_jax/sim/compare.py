@@ -126,8 +126,7 @@ def outcome_of(
     return Outcome(
         makespans=[step.trace.makespan for step in ran],
         bounds=[
-            lower_bound(step.rules, WorkloadCosts(workload, step.rules.placement), any_split=True)
-            for step, workload in both
+            lower_bound(step.rules, WorkloadCosts(workload, step.rules.placement)) for step, workload in both
         ],
         idle=[_idle_shares(stage_times(step.trace, step.fixed_order, step.grouped)) for step in ran],
         in_flight=max(max(peak_in_flight(step.trace)) for step in ran),

@@ -17,6 +17,7 @@ from rrfp_jax.sim.bounds import lower_bound, one_machine, operations
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.trace.costs import Workload, WorkloadCosts, constant
 from tests.support.drain import Drain
+from tests.support.limits import bound_within
 from tests.support.optimum import optimum
 from tests.support.steps import Drawn, peak, steps
 
@@ -85,8 +86,8 @@ def test_theorem_6_1_needs_its_corrections():
 def test_nothing_beats_the_lower_bound(step, links):
     rules, costs = step
     makespan = simulate(rules, costs, links=links).makespan
-    bound = lower_bound(rules, costs)
-    assert lower_bound(rules, costs, any_split=True) <= bound * ROUNDING
+    bound = bound_within(rules, costs)
+    assert lower_bound(rules, costs) <= bound * ROUNDING
     assert bound <= makespan * ROUNDING
 
 
@@ -99,7 +100,7 @@ def test_nothing_beats_the_bound_of_a_budget(step, costs_in_bytes, room):
     limit = round(max(in_bytes) * chunks * room)
     budgets = [Budget([in_bytes] * chunks, limit)] * rules.placement.stages
     makespan = simulate(rules, costs, budgets=budgets).makespan
-    assert lower_bound(rules, costs, budgets=budgets) <= makespan * ROUNDING
+    assert bound_within(rules, costs, budgets=budgets) <= makespan * ROUNDING
 
 
 def late_weights(rules, costs):
@@ -114,7 +115,7 @@ def late_weights(rules, costs):
 
 def test_a_wrong_bound_is_beaten():
     step = one_chunk(constant(4, 8, 1.0), ZBH1())
-    assert lower_bound(*step) == simulate(*step).makespan < late_weights(*step)
+    assert bound_within(*step) == simulate(*step).makespan < late_weights(*step)
 
 
 def work(workload):
@@ -137,31 +138,31 @@ def work(workload):
 )
 def test_the_bound_is_reached(workload, schedule):
     step = one_chunk(workload, schedule)
-    assert lower_bound(*step) == pytest.approx(simulate(*step).makespan)
-    assert lower_bound(*step) >= work(workload)
+    assert bound_within(*step) == pytest.approx(simulate(*step).makespan)
+    assert bound_within(*step) >= work(workload)
 
 
 def test_the_bound_of_one_microbatch_at_a_time_is_reached():
     rules, costs = one_chunk(constant(4, 5, 1.0, transfer=0.25), BF(), limit=1)
     assert (
-        lower_bound(rules, costs) == pytest.approx(simulate(rules, costs).makespan) == 5 * (4 * 3 + 6 * 0.25)
+        bound_within(rules, costs) == pytest.approx(simulate(rules, costs).makespan) == 5 * (4 * 3 + 6 * 0.25)
     )
     budgets = [Budget([[7] * 5], 13)] * 4
     unlimited = dataclasses.replace(rules, limit=None)
-    assert lower_bound(unlimited, costs, budgets=budgets) == pytest.approx(lower_bound(rules, costs))
-    assert lower_bound(unlimited, costs) < lower_bound(rules, costs)
+    assert bound_within(unlimited, costs, budgets=budgets) == pytest.approx(bound_within(rules, costs))
+    assert bound_within(unlimited, costs) < bound_within(rules, costs)
 
 
 def test_limits_are_not_those_of_fixed_orders():
     rules, costs = one_chunk(constant(4, 8, 1.0), OneFOneB(), limit=1)
-    assert lower_bound(rules, costs, budgets=[Budget([[1] * 8], 1)] * 4) == simulate(rules, costs).makespan
+    assert bound_within(rules, costs, budgets=[Budget([[1] * 8], 1)] * 4) == simulate(rules, costs).makespan
 
 
 def test_the_drain_may_exceed_its_limit_so_that_bounds_nothing():
     rules, costs = one_chunk(constant(3, 6, 1.0), BFW(), limit=1)
     drains = dataclasses.replace(rules, schedule=Drain(BFW(), 1), limit=None)
     unlimited = dataclasses.replace(rules, limit=None)
-    assert lower_bound(drains, costs) == lower_bound(unlimited, costs) < lower_bound(rules, costs)
+    assert bound_within(drains, costs) == bound_within(unlimited, costs) < bound_within(rules, costs)
 
 
 @given(st.lists(st.tuples(*[st.integers(0, 9)] * 3), min_size=1, max_size=6))
@@ -283,7 +284,7 @@ def test_split_as_by_brute_force(stages, limit, seed):
 def test_between_the_bound_and_all_policies(step):
     rules, costs = step
     best = optimum(rules, costs).makespan
-    assert lower_bound(rules, costs) <= best * ROUNDING
+    assert bound_within(rules, costs) <= best * ROUNDING
     assert best <= simulate(rules, costs).makespan * ROUNDING
 
 
@@ -301,7 +302,7 @@ def test_its_order_takes_as_long_as_it_says(schedule, limit):
 def test_1f1b_is_optimal_if_all_tasks_are_alike():
     step = rules(3, 4, OneFOneB())
     costs = WorkloadCosts(constant(3, 4, 1.0), step.placement)
-    assert optimum(step, costs).makespan == simulate(step, costs).makespan == lower_bound(step, costs)
+    assert optimum(step, costs).makespan == simulate(step, costs).makespan == bound_within(step, costs)
 
 
 def test_gives_up():

@@ -315,7 +315,7 @@ def test_a_plan_is_followed_as_predicted(step):
     trace = followed(rules, costs, planned)
     assert [trace.order(stage) for stage in range(trace.stages)] == list(map(list, planned.order.rows))
     assert trace.makespan == planned.makespan
-    assert lower_bound(rules, costs, any_split=True) <= planned.makespan * (1 + 1e-9)
+    assert lower_bound(rules, costs) <= planned.makespan * (1 + 1e-9)
     assert planned.makespan <= best_candidate(planned)
     assert plan(rules, costs, evaluations=30) == planned
 
@@ -377,4 +377,4 @@ def test_other_seeds_other_plans():
 def test_one_microbatch():
     rules, costs = varied_step(2, 1)
     planned = plan(rules, costs, evaluations=30)
-    assert planned.makespan == pytest.approx(lower_bound(rules, costs, any_split=True))
+    assert planned.makespan == pytest.approx(lower_bound(rules, costs))
