@@ -101,11 +101,11 @@ class Hint(ABC):
 
 
 @dataclass(frozen=True)
-class _Rounds(Hint):
-    """Rounds of one runnable task of each of two directions; with one of them runnable, that one."""
+class BF(Hint):
+    """Rounds of one runnable B, then one F; with one direction runnable, that one (paper, section 5)."""
 
-    first: Direction
-    second: Direction
+    first: Direction = Direction.BACKWARD
+    second: Direction = Direction.FORWARD
 
     def start(self, stage: int, placement: Placement, microbatches: int) -> Direction:
         """The direction whose turn it is."""
@@ -122,15 +122,7 @@ class _Rounds(Hint):
 
 
 @dataclass(frozen=True)
-class BF(_Rounds):
-    """Rounds of one runnable B, then one F; with one direction runnable, that one (paper, section 5)."""
-
-    first: Direction = Direction.BACKWARD
-    second: Direction = Direction.FORWARD
-
-
-@dataclass(frozen=True)
-class FB(_Rounds):
+class FB(BF):
     """Rounds of one runnable F, then one runnable B (paper, Table 7)."""
 
     first: Direction = Direction.FORWARD
@@ -157,12 +149,13 @@ class BFW(BF):
 
 
 @dataclass(frozen=True)
-class _Priority(Hint):
-    """Always the first direction of a list that has a runnable task."""
+class BPriority(Hint):
+    """A runnable B before any F (paper, Table 7)."""
 
-    directions: tuple[Direction, ...]
+    directions: tuple[Direction, ...] = (Direction.BACKWARD, Direction.FORWARD)
 
     def choose(self, state: None, ready: HintView) -> tuple[Task, None] | None:
+        """Always the first of the directions that has a runnable task."""
         for direction in self.directions:
             if (task := ready.first(direction)) is not None:
                 return task, None
@@ -170,14 +163,7 @@ class _Priority(Hint):
 
 
 @dataclass(frozen=True)
-class BPriority(_Priority):
-    """A runnable B before any F (paper, Table 7)."""
-
-    directions: tuple[Direction, ...] = (Direction.BACKWARD, Direction.FORWARD)
-
-
-@dataclass(frozen=True)
-class FPriority(_Priority):
+class FPriority(BPriority):
     """A runnable F before any B (paper, Table 7)."""
 
     directions: tuple[Direction, ...] = (Direction.FORWARD, Direction.BACKWARD)

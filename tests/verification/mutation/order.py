@@ -67,7 +67,7 @@ def orders_that_wait_for_each_other(original: Any) -> Any:
     return lambda rules: None
 
 
-@changes("core.hints:_Rounds.choose")
+@changes("core.hints:BF.choose")
 def waits_for_its_turn(original: Any) -> Any:
     def choose(self: Any, state: Any, ready: Any) -> Any:
         choice = original(self, state, ready)
