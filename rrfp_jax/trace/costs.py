@@ -406,38 +406,31 @@ class CostTable:
 def measured(steps: Iterable[RecordedStep]) -> CostTable | None:
     """The medians of what steps with backwards took; None without any. Halves of a fused one are alike."""
     stages = 0
-    # By bucket and part of a workload, of each stage.
-    samples: dict[str, dict[str, dict[int, list[float]]]] = defaultdict(
-        lambda: defaultdict(lambda: defaultdict(list))
-    )
+    samples: dict[tuple[str, str, int], list[float]] = defaultdict(
+        list
+    )  # by bucket, part of a workload, stage
     for step in steps:
         trace, stages = step.trace, step.trace.stages
-        sums: dict[tuple[int, Kind, int], float] = defaultdict(float)
+        sums: dict[tuple[int, str, int], float] = defaultdict(float)
         for record in trace.records:
             parts = KINDS[record.task.kind].parts
             for own in parts:
-                place = record.task.microbatch, own, record.stage
+                place = record.task.microbatch, KINDS[own].seconds, record.stage
                 sums[place] += (record.end - record.start) / len(parts)
-        found = [((j, KINDS[own].seconds, stage), seconds) for (j, own, stage), seconds in sums.items()]
+        found = [*sums.items()]
         for message in trace.transfers():
             kind, _, j = message.sender.task
             row = link_row(trace.placement, message.sender.stage, message.receiver.stage, kind)
             found.append(((j, _transfers(kind), row), message.seconds))
         for (j, part, stage), seconds in found:
-            samples[step.buckets[j]][part][stage].append(seconds)
-    if not samples:
-        return None
-    return CostTable(
-        {
-            name: Workload(
-                **{
-                    part: tuple((median(own[part][stage] or [0.0]),) for stage in range(stages))
-                    for part in _NAMES
-                }
-            )
-            for name, own in sorted(samples.items())
-        }
-    )
+            samples[step.buckets[j], part, stage].append(seconds)
+
+    def table(bucket: str, part: str) -> Table:
+        return tuple((median(samples.get((bucket, part, stage), [0.0])),) for stage in range(stages))
+
+    buckets = sorted({bucket for bucket, _, _ in samples})
+    tables = {bucket: {part: table(bucket, part) for part in _NAMES} for bucket in buckets}
+    return CostTable({bucket: Workload(**own) for bucket, own in tables.items()}) if tables else None
 
 
 def workload_of(step: RecordedStep) -> Workload:
