@@ -406,9 +406,7 @@ class CostTable:
 def measured(steps: Iterable[RecordedStep]) -> CostTable | None:
     """The medians of what steps with backwards took; None without any. Halves of a fused one are alike."""
     stages = 0
-    samples: dict[tuple[str, str, int], list[float]] = defaultdict(
-        list
-    )  # by bucket, part of a workload, stage
+    samples: dict[tuple[str, str, int], list[float]] = defaultdict(list)  # by bucket, part, stage
     for step in steps:
         trace, stages = step.trace, step.trace.stages
         sums: dict[tuple[int, str, int], float] = defaultdict(float)

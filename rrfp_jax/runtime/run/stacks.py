@@ -10,7 +10,9 @@ import threading
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from importlib.machinery import ModuleSpec
-from types import FrameType, ModuleType
+from itertools import islice
+from traceback import walk_stack
+from types import ModuleType
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from rrfp_jax.authors import author_of, is_of
@@ -74,11 +76,8 @@ def own_threads() -> list[Thread]:
     found = []
     for number, innermost in sys._current_frames().items():
         if number != me:
-            frames: list[StackFrame] = []
-            at: FrameType | None = innermost
-            while at is not None and len(frames) < MOST_FRAMES:
-                frames.append(StackFrame(at.f_code.co_filename, at.f_lineno, at.f_code.co_name))
-                at = at.f_back
+            stack = islice(walk_stack(innermost), MOST_FRAMES)
+            frames = (StackFrame(at.f_code.co_filename, line, at.f_code.co_name) for at, line in stack)
             found.append(Thread(names.get(number, str(number)), number == main, tuple(frames)))
     return sorted(found, key=lambda thread: (not thread.is_main, thread.name))
 
