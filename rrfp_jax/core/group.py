@@ -265,10 +265,6 @@ GroupProtocol: TypeAlias = Literal["leader", "unanimous"]
 
 def member(scheduler: StageScheduler, rank: int, ranks: int, protocol: GroupProtocol) -> Member:
     """The machine of one rank of a group."""
-    if protocol not in ("leader", "unanimous"):
-        raise ValueError(f"protocol={protocol!r}: choose 'leader' or 'unanimous'")
-    if not 0 <= rank < ranks:
-        raise ValueError(f"rank={rank}: the group has ranks 0 to {ranks - 1}")
     if ranks == 1 or scheduler.rules.hint is None:
         return Alone(scheduler)
     if protocol == "unanimous":

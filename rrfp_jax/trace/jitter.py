@@ -28,10 +28,6 @@ class Level:
     base: float
     alpha: float
 
-    def __post_init__(self) -> None:
-        if not (0 <= self.probability <= 1 and self.base >= 0 and self.alpha >= 0):
-            raise ValueError(f"{self}: give a probability from 0 to 1, a base and an alpha of at least 0")
-
 
 LEVELS: Mapping[str, Level] = {
     level.name: level

@@ -213,15 +213,6 @@ def test_where_there_is_nothing_to_agree_on_there_is_no_machine():
             alone.handle(Decision(0, F(0)))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [((0, 2, "dictator"), "protocol='dictator'"), ((2, 2, "leader"), "rank=2: .* 0 to 1")],
-)
-def test_refused(arguments, said):
-    with pytest.raises(ValueError, match=said):
-        rank(*arguments)
-
-
 def test_recipients():
     assert list(recipients(ArrivalReport(2, F(0).input), 4)) == [0]
     assert list(recipients(Decision(0, F(0)), 4)) == [1, 2, 3]
