@@ -18,6 +18,7 @@ Tried on jaxlib 0.10.2 and 0.12.0.
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import os
 import resource
@@ -47,9 +48,6 @@ HEARTBEAT_SECONDS = 10**6
 even if it was the whole run that stood still, the service with it."""
 
 SHUTDOWN_SECONDS, POLL_SECONDS, TELL_SECONDS, TEND_SECONDS = 5, 0.2, 1.0, 1.0
-
-GO, MISSING, TWICE = b"go", b"missing", b"twice"
-"""What ranks are told, a line each: that all have come; numbers of those who have not, or that two use."""
 
 MOST_REPLACED = 3
 """A rank may call again. If it takes its own place more often, two processes take each other's."""
@@ -267,16 +265,14 @@ class RollCallDoor(Door):
         super().turn(seconds)
         if time.monotonic() - self._told > TELL_SECONDS and not self.complete:
             self._told = time.monotonic()
-            self._tell(_line(MISSING, self._missing()))
-            if twice := self._twice():
-                self._tell(_line(TWICE, twice))
+            self._tell(missing=self._missing(), twice=self._twice())
 
     def go(self, said: str = "") -> None:
         """Tell all that they are complete, and this, and hang up."""
         for caller in self._here.values():
             with suppress(OSError), caller:  # it has just gone, or does not read
                 caller.settimeout(CLOSE_SECONDS)
-                caller.sendall(b"%s %s\n" % (GO, said.encode()))
+                caller.sendall(_line(go=said))
 
     def greet(self, caller: socket.socket) -> Conversation:
         said = b""
@@ -295,7 +291,7 @@ class RollCallDoor(Door):
             self._replaced[rank] += 1
             if rank in self._twice():
                 with suppress(OSError):
-                    before.send(_line(TWICE, [rank]))
+                    before.send(_line(twice=[rank]))
             self._leave(rank, before)
         self._here[rank] = caller
         self._selector.register(caller, selectors.EVENT_READ, partial(self._leave, rank, caller))
@@ -315,14 +311,15 @@ class RollCallDoor(Door):
     def _twice(self) -> Collection[int]:
         return sorted(rank for rank, times in self._replaced.items() if times > MOST_REPLACED)
 
-    def _tell(self, line: bytes) -> None:
+    def _tell(self, **ranks: Collection[int]) -> None:
         for caller in self._here.values():
             with suppress(OSError):  # it has just gone, or has not read for long
-                caller.send(line)
+                caller.send(_line(**ranks))
 
 
-def _line(word: bytes, ranks: Collection[int]) -> bytes:
-    return b" ".join([word, *(str(rank).encode() for rank in ranks)]) + b"\n"
+def _line(**told: Collection[int] | str) -> bytes:
+    """What ranks are told, as `roll_call.Told` reads it."""
+    return json.dumps(told).encode() + b"\n"
 
 
 def listening(address: str, seconds: float = LINGER_SECONDS + CLOSE_SECONDS) -> socket.socket:

@@ -17,6 +17,8 @@ from math import inf
 from pathlib import Path
 from time import monotonic
 
+from msgspec import msgpack
+
 from rrfp_jax.environment import ENVIRONMENT
 from rrfp_jax.errors import FAILED, TrainingError, UsageError
 from rrfp_jax.printing import warn
@@ -254,15 +256,15 @@ def _connect(rank: int, size: int, token: bytes, store: SealedStore, silence: fl
     listener = _listen(rank)
     host, port = listener.getsockname()[:2]
     datagrams = bound(host, socket.SOCK_DGRAM)
-    node = "".join(socket.gethostname().split())
-    own = Card(host, port, datagrams.getsockname()[1], secrets.token_hex(NUMBER), node or host)
+    node = socket.gethostname() or host
+    own = Card(host, port, datagrams.getsockname()[1], secrets.token_hex(NUMBER), node)
     cards: list[Card] = []
     try:
-        store.key_value_set_bytes(f"rrfp/address/{rank}", own.encoded())
+        store.key_value_set_bytes(f"rrfp/address/{rank}", msgpack.encode(own))
         for other in range(size):
             left = int(1000 * max(deadline - monotonic(), 0.0))
             value = store.blocking_key_value_get_bytes(f"rrfp/address/{other}", left)
-            cards.append(Card.parse(value))
+            cards.append(msgpack.decode(value, type=Card))
     except RuntimeError as error:
         raise TrainingError(
             f"rank {rank}: rank {len(cards) % size} has not said within {CONNECT_SECONDS:.0f} s where it "

@@ -104,14 +104,6 @@ class Card(NamedTuple):
     number: str  # hexadecimal digits that were never used before
     node: str  # its machine's name
 
-    def encoded(self) -> bytes:
-        return " ".join(map(str, self)).encode()
-
-    @classmethod
-    def parse(cls, text: bytes) -> Card:
-        host, port, datagrams, number, node = text.decode().split()
-        return cls(host, int(port), int(datagrams), number, node)
-
 
 def require_reachable(nodes: Sequence[str], hosts: Sequence[str]) -> None:
     """UsageError for a rank that other machines cannot reach, given every rank's machine and IP address."""

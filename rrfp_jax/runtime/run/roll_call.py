@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from time import monotonic, sleep
 
+from msgspec import MsgspecError, Struct, json
+
 from rrfp_jax.runtime.run.alike import enumerated
-from rrfp_jax.runtime.run.coordinator import GO, MISSING, TWICE, retry_often
+from rrfp_jax.runtime.run.coordinator import retry_often
 from rrfp_jax.runtime.run.place import RANK, Address, join_seconds
 
 CALL_SECONDS, PAUSE_SECONDS = 5.0, 0.1
@@ -21,6 +23,14 @@ SETTINGS = b"\x04\0\0\0\0\0"
 
 LONGEST_SAID = 2**20
 """Bytes without an end of line, after which it is no coordinator of ours that speaks."""
+
+
+class Told(Struct):
+    """A line of the coordinator's: who is missing, whose number several have; or that all have come."""
+
+    missing: list[int] = []
+    twice: list[int] = []
+    go: str | None = None
 
 
 class RollCall:
@@ -50,7 +60,7 @@ class RollCall:
         deadline = monotonic() + seconds
         while (left := deadline - monotonic()) > 0:
             # Nobody may serve yet, or still another run, for the seconds by which it outlives its rank 0.
-            with suppress(OSError, ValueError):
+            with suppress(OSError, MsgspecError, RecursionError):
                 self.missing = None
                 where = self._where.host, self._where.port
                 with socket.create_connection(where, min(left, CALL_SECONDS)) as line:
@@ -72,7 +82,7 @@ class RollCall:
         return f"{named} missing: started, and alive? {more}"
 
     def _heard(self, line: socket.socket, deadline: float) -> bool:
-        """Hear who is missing until nobody is, for True, or the other end closes; ValueError for nonsense."""
+        """Hear who is missing until nobody is, for True, or the other end closes; raises for nonsense."""
         retry_often(line)
         line.sendall(self._call)
         said = b""
@@ -84,14 +94,9 @@ class RollCall:
                 return True
             *lines, said = (said + data).split(b"\n")
             for each in lines:
-                word, _, more = each.partition(b" ")
-                if word == GO:
-                    self.told = more.decode()
+                told = json.decode(each, type=Told)
+                if told.go is not None:
+                    self.told = told.go
                     return True
-                if word == MISSING:
-                    self.missing, self._is_counted = [int(rank) for rank in more.split()], True
-                elif word == TWICE:
-                    self.twice = [int(rank) for rank in more.split()]
-                else:
-                    raise ValueError(each)
+                self.missing, self.twice, self._is_counted = told.missing, told.twice, True
         return False
