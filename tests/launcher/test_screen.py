@@ -33,6 +33,7 @@ class Terminal:
 
 
 def test_lines_go_above_the_live_one(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(sys, "stdout", terminal := Terminal())
     screen = Screen()
     screen.show(0, b"first\n")
