@@ -224,6 +224,13 @@ def words_of(hint: Any) -> list[str]:
     return [known.get(hint, getattr(hint, "__name__", str(hint)))]
 
 
+def near(text: str, words: Iterable[str]) -> str | None:
+    """The word that is meant by one that is misspelt."""
+    from difflib import get_close_matches  # which nobody needs who writes well
+
+    return next(iter(get_close_matches(text.lower(), words, 1)), None)
+
+
 def says_its_arguments(elsewhere: Mapping[str, str] | None = None) -> Callable[[type[T]], type[T]]:
     """A decorator for a class: calling it with arguments that it does not take is a UsageError.
 
@@ -258,20 +265,13 @@ def misfit_of(
     elsewhere: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
     """Why a class cannot be called so, and how it is called."""
-    from difflib import get_close_matches  # which nobody needs who writes well
-
     parameters = [*inspect.signature(made).parameters.values()][1:]
     names = [parameter.name for parameter in parameters]
-    for given, value in kwargs.items():
-        if given in names:
-            continue
-        near = get_close_matches(given.lower(), names, 1)
-        if given in elsewhere:
-            remedy = elsewhere[given]
-        else:
-            remedy = f"did you mean {near[0]}=?" if near else f"it takes {', '.join(names)}"
-        text = getattr(value, "__name__", None) or shown(value)
-        return f"{name}({given}={text}): no such argument; {remedy}"
+    if (given := next((own for own in kwargs if own not in names), None)) is not None:
+        meant = near(given, names)
+        remedy = f"did you mean {meant}=?" if meant else f"it takes {', '.join(names)}"
+        text = getattr(kwargs[given], "__name__", None) or shown(kwargs[given])
+        return f"{name}({given}={text}): no such argument; {elsewhere.get(given, remedy)}"
     places = [parameter.name for parameter in parameters if parameter.kind is not parameter.KEYWORD_ONLY]
     if len(args) > len(places):
         them = ", ".join(f"{own}=..." for own in names[len(places) : len(args)])

@@ -250,14 +250,13 @@ class Checkpoints:
                 found.setdefault(name_of(own.leaf.key), []).append((rank, own))
         merged = {}
         for name, stored in found.items():
-            try:
-                merged[name] = joined([own for _, own in stored])
-            except ValueError:
+            if (leaf := joined([own for _, own in stored])) is None:
                 ranks = " and ".join(self._world.describe(rank) for rank, _ in stored[:2])
                 raise TrainingError(
                     f"{name} belongs to no layer, yet differs between {ranks}, so it cannot be saved: this "
                     f"optimizer does more than to treat each parameter alone"
-                ) from None
+                )
+            merged[name] = leaf
         return merged
 
     def _give_up(self, step: int, states: Sequence[str]) -> None:

@@ -15,10 +15,10 @@ from typing import NoReturn
 
 from rrfp_jax.commands.command_line import ending_at_once, exit_status, leave, print_whole
 from rrfp_jax.commands.config_line import FLAG, joined, read_config_line
-from rrfp_jax.commands.flags import Flag, Verb, near
+from rrfp_jax.commands.flags import Flag, Verb
 from rrfp_jax.commands.verbs import LAUNCH, VERBS
 from rrfp_jax.errors import DONE, REFUSED, UsageError
-from rrfp_jax.fields import check_not_read, output_of, path_of, printable
+from rrfp_jax.fields import check_not_read, near, output_of, path_of, printable
 from rrfp_jax.printing import occupy_streams, settle_streams
 
 HELP = frozenset({"help", "--help", "-h"})

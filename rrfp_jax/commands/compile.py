@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rrfp_jax.commands.command_line import print_whole
-from rrfp_jax.commands.plan import GIB, MIB, table_text
+from rrfp_jax.commands.plan import GIB, MIB
 from rrfp_jax.commands.verbs import COMPILE
 from rrfp_jax.core.tasks import KINDS
 from rrfp_jax.environment import ENVIRONMENT
@@ -17,6 +17,7 @@ from rrfp_jax.errors import DONE, FAILED, UsageError
 from rrfp_jax.forecast.devices import ACCELERATORS, LINKS, Accelerator, target_text
 from rrfp_jax.json_files import write_json, write_output
 from rrfp_jax.printing import warn
+from rrfp_jax.report.explanation import as_text
 
 if TYPE_CHECKING:
     from rrfp_jax.forecast.forecast import RunSpec
@@ -118,7 +119,8 @@ class RunCompiled:
         stages = self.run.stages
         rows = [self._row(own, i, name) for own in stages for i, name in enumerate(own.ledger.buckets)]
         names = dict.fromkeys(name for own in stages for name in own.ledger.buckets)
-        return "\n".join([table_text(head, rows), *(f"bucket {i}: {name}" for i, name in enumerate(names))])
+        _, _, table = as_text(160, [head, *rows]).partition("\n")  # the first line is blank
+        return "\n".join([table, *(f"bucket {i}: {name}" for i, name in enumerate(names))])
 
     def _row(self, own: CompiledStage, number: int, bucket: str) -> list[str]:
         ledger, known = own.ledger, self.predicted.get(own.number)

@@ -6,13 +6,13 @@ Named tuples, as importing `dataclasses` takes a third of the time that help may
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from keyword import iskeyword
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rrfp_jax.errors import UsageError
-from rrfp_jax.fields import LONGEST_VALUE, path_of, printable
+from rrfp_jax.fields import LONGEST_VALUE, near, path_of, printable
 
 
 class Flag(NamedTuple):
@@ -106,13 +106,6 @@ def number(
 def folder_of(name: str, text: str) -> Path:
     """A folder that is written to; what is read has `path_of`, a file that is written `output_of`."""
     return path_of(name, text)
-
-
-def near(text: str, words: Iterable[str]) -> str | None:
-    """The word that is meant by one that is misspelt."""
-    from difflib import get_close_matches  # which nobody needs who writes well
-
-    return next(iter(get_close_matches(text.lower(), words, 1)), None)
 
 
 def given(name: str, text: str) -> str:

@@ -74,21 +74,16 @@ def _mutable(config: Any) -> dict[str, Any]:
     types_of = typing.get_type_hints(type(config))
     out: dict[str, Any] = {}
     for item in dataclasses.fields(config):
-        value = getattr(config, item.name)
+        value, choices = getattr(config, item.name), typing.get_args(types_of[item.name])
         if dataclasses.is_dataclass(value):
             out[item.name] = _mutable(value)
         elif value is None:
             out[item.name] = config_dict.placeholder(_optional(types_of[item.name]))
-        elif isinstance(value, int) and _may_be_tuple(types_of[item.name]):
+        elif isinstance(value, int) and any(typing.get_origin(choice) is tuple for choice in choices):
             out[item.name] = (value,)  # one number or several
         else:
             out[item.name] = plain(value)
     return out
-
-
-def _may_be_tuple(hint: Any) -> bool:
-    """Of `int | tuple[int, ...]`."""
-    return any(typing.get_origin(choice) is tuple for choice in typing.get_args(hint))
 
 
 def _optional(hint: Any) -> type:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -17,6 +16,7 @@ from rrfp_jax.errors import DONE, UsageError
 from rrfp_jax.forecast.devices import ACCELERATORS, LINKS, MEASURED, Accelerator, Link, accelerator_of_kind
 from rrfp_jax.forecast.partition import TooLarge
 from rrfp_jax.json_files import write_json
+from rrfp_jax.report.explanation import as_text
 from rrfp_jax.runtime.run.place import MEMORY, OLD_MEMORY
 
 if TYPE_CHECKING:
@@ -158,23 +158,8 @@ class RunPlan:
         ]
         head = ["stage", "layers", "parameters", *numbers, "compute", "idle", "fixed", "held", "peak"]
         names = [f"GFLOP {i}: {name}" for i, name in enumerate(buckets)] if len(buckets) > 1 else []
-        return "\n".join([table_text(head, rows), *names])
-
-
-def table_text(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table, its columns flush right."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in head:
-        table.add_column(column, justify="right")
-    for row in rows:
-        table.add_row(*row)
-    text = io.StringIO()
-    Console(file=text, width=160).print(table)
-    return "\n".join(line.rstrip() for line in text.getvalue().splitlines() if line.strip())
+        _, _, table = as_text(160, [head, *rows]).partition("\n")  # the first line is blank
+        return "\n".join([table, *names])
 
 
 def plan_run(config: RunConfig, accelerator: Accelerator, link: Link, memory: int | None) -> RunPlan:

@@ -245,15 +245,12 @@ def ordered(costs: Sequence[float], order: Order) -> list[int]:
     """Indices of a step's microbatches in the order asked for; ties as drawn."""
     drawn = range(len(costs))
     falling = sorted(drawn, key=lambda j: -costs[j])
-    match order:
-        case "drawn":
-            return list(drawn)
-        case "longest":
-            return falling
-        case "shortest":
-            return sorted(drawn, key=lambda j: costs[j])
-        case _:
-            return [falling[i // 2] if i % 2 == 0 else falling[-1 - i // 2] for i in drawn]
+    return {
+        "drawn": list(drawn),
+        "longest": falling,
+        "shortest": sorted(drawn, key=lambda j: costs[j]),
+        "zigzag": [falling[i // 2] if i % 2 == 0 else falling[-1 - i // 2] for i in drawn],
+    }[order]
 
 
 # Permutations of any length: they cost no memory, and are the same in every version of every library.

@@ -106,15 +106,13 @@ def _operations(closed: ClosedJaxpr) -> tuple[float, Counter[str]]:
     return flops, products
 
 
-def _lowered(closed: ClosedJaxpr, specs: Sequence[Any]) -> jax.stages.Lowered:
+def _lowered(closed: ClosedJaxpr, specs: Sequence[Any]) -> Any:
     """For this process's devices; with kernels of cuDNN, which only GPUs have, for those."""
     traced: Any = jax.jit(jaxpr_as_fun(closed)).trace(*specs)
-    lowered: jax.stages.Lowered
     try:
-        lowered = traced.lower()
+        return traced.lower()
     except NotImplementedError:
-        lowered = traced.lower(lowering_platforms=("cuda",))
-    return lowered
+        return traced.lower(lowering_platforms=("cuda",))
 
 
 def _flat(closed: ClosedJaxpr, added: int = 0) -> Jaxpr:

@@ -91,9 +91,8 @@ def lines_as(kind: type[Line], path: Path, latest: int | None = None) -> tuple[l
         latest: bytes that are read from its end; None for all.
     """
     try:
-        is_all = True
         if latest is None:
-            content = read_whole(path, LARGEST_LINES)
+            content, is_all = read_whole(path, LARGEST_LINES), True
         else:
             content, is_all = read_end(path, latest)
     except OSError as error:
