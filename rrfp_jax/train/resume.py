@@ -122,7 +122,7 @@ class CheckpointWriter:
 
     def require_shared(self, folder: Path) -> None:
         """UsageError if not all processes see the same in a folder, which is looked at once."""
-        if folder not in self._shared:
+        if self._world.size > 1 and folder not in self._shared:
             require_shared(self._world, folder)
             self._shared.add(folder)
 
