@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import orbax.checkpoint as ocp
 import pytest
 from safetensors.numpy import load_file, save_file
 
@@ -82,6 +81,8 @@ def stored(folder, step=2):
 
 
 def test_only_what_is_trained_is_kept(saved, base):
+    import orbax.checkpoint as ocp  # takes long, and every worker imports this file
+
     folder, _ = saved
     names = stored(folder)
     assert {name for name in names if name.startswith("params")} == {f"params.{i}.own" for i in range(LAYERS)}

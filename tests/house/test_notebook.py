@@ -5,7 +5,6 @@ import sys
 import time
 from pathlib import Path
 
-import nbformat
 import numpy as np
 import pytest
 
@@ -82,11 +81,15 @@ def results(cell, kind):
 
 def stored():
     """The code cells as they are in the repository."""
+    import nbformat
+
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
 def test_is_stored_with_outputs_and_nothing_of_a_machine():
+    import nbformat
+
     nbformat.validate(nbformat.read(NOTEBOOK, as_version=4))
     for cell in stored():
         assert (cell.metadata, cell.execution_count) == ({}, None)

@@ -13,7 +13,7 @@ draw = np.random.default_rng(0)
 
 
 def normal(*shape, dtype=np.float32):
-    return jnp.asarray(draw.standard_normal(shape), np.float32).astype(dtype)
+    return draw.standard_normal(shape).astype(np.float32).astype(dtype)
 
 
 def scattered(rows, values):
@@ -62,7 +62,7 @@ def gives_equal_bits(name):
     gradient, *arguments = GRADIENTS[name]
     stored = np.asarray(jax.jit(gradient)(*arguments))
     wide = np.complex64 if np.iscomplexobj(stored) else np.float32
-    totals = normal(*stored.shape) * (1 + 1j if wide is np.complex64 else 1)
+    totals = jnp.asarray(normal(*stored.shape)) * (1 + 1j if wide is np.complex64 else 1)
     program = jax.jit(adding(lambda *given: [gradient(*given)], 1), donate_argnums=0)
     expected = np.asarray(totals) + stored.astype(wide)
     parked = np.asarray(program(jnp.zeros(stored.shape, wide), *arguments)[0])

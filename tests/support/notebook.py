@@ -6,11 +6,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-import nbformat
-from jupyter_client.kernelspec import KernelSpecManager
-from jupyter_client.manager import KernelManager
-from nbclient import NotebookClient
-
 REPOSITORY = Path(__file__).parents[2]
 NOTEBOOK = REPOSITORY / "notebooks" / "quickstart.ipynb"
 
@@ -20,6 +15,11 @@ NUMBER = re.compile(r"-?\d+\.\d+(?:e[+-]\d+)?|\d+%")
 
 def client_of(folder, limit):
     """Of a copy of the notebook that runs in the folder, in a kernel of this interpreter."""
+    import nbformat  # which takes long, as the others do, and every worker imports this file
+    from jupyter_client.kernelspec import KernelSpecManager
+    from jupyter_client.manager import KernelManager
+    from nbclient import NotebookClient
+
     # With no folder to look for kernels in, `python3` is the running interpreter.
     manager = KernelManager(kernel_name="python3", kernel_spec_manager=KernelSpecManager(kernel_dirs=[]))
     return NotebookClient(
@@ -68,6 +68,8 @@ def timeless(text):
 
 def main():
     """Run it and store it."""
+    import nbformat
+
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         executed = client_of(folder, lambda cell: 300).execute(env=environment(folder))

@@ -12,10 +12,7 @@ import zlib
 from urllib.request import urlopen
 
 import pytest
-import wandb
 from prometheus_client.parser import text_string_to_metric_families
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from wandb.proto import wandb_internal_pb2
 
 import rrfp_jax as rrfp
 from examples import prometheus
@@ -70,6 +67,8 @@ def log(logger, steps):
 
 
 def test_tensorboard(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     log(rrfp.loggers.tensorboard(tmp_path), range(4))
     again = {"filename_suffix": ".again"}  # names of files have whole seconds
     log(rrfp.loggers.tensorboard(tmp_path, **again), range(2, 5))  # from a checkpoint of step 2 on
@@ -87,6 +86,8 @@ def test_tensorboard(tmp_path):
 
 def records(path):
     """The records of a W&B file: LevelDB's log format, the first block with a header of its own."""
+    from wandb.proto import wandb_internal_pb2
+
     content, at, record = path.read_bytes(), 7, b""
     while at + 7 <= len(content):
         if (left := -at % 2**15) in range(1, 7):  # too little for a header: the block ends
@@ -101,6 +102,8 @@ def records(path):
 
 
 def test_wandb_offline(tmp_path, monkeypatch):
+    import wandb  # takes long, and every worker imports this file
+
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "config"))
     logger = rrfp.loggers.wandb("tests", dir=tmp_path, mode="offline", config={"depth": 3})

@@ -5,7 +5,6 @@ import json
 import jax
 import numpy as np
 import optax
-import orbax.checkpoint as ocp
 import pytest
 from flax import nnx
 from flax.training.train_state import TrainState
@@ -132,6 +131,8 @@ class TestInit:
             init("1.Dense_0.bias", jax.ShapeDtypeStruct((zoo.WIDTH,), np.float32))
 
     def test_orbax_reads_lists_scalars_and_bfloat16(self, tmp_path):
+        import orbax.checkpoint as ocp  # takes long, and every worker imports this file
+
         tree = {"a": [np.float32(3.0), {"b": np.ones(2, "bfloat16")}], "x.y": np.zeros(1)}
         ocp.Checkpointer(ocp.PyTreeCheckpointHandler()).save(tmp_path / "theirs", tree)
         init = rrfp.weights.orbax(tmp_path / "theirs")
@@ -141,6 +142,8 @@ class TestInit:
 
     def test_what_flax_models_leave_with_orbax(self, tmp_path):
         """An `nnx.State`, Linen's variables, a TrainState: each array by the keys that lead to it."""
+        import orbax.checkpoint as ocp
+
         dense = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
         kernel, spec = dense.kernel[...], jax.ShapeDtypeStruct((2, 3), np.float32)
         module = nnx.Module()
@@ -194,6 +197,8 @@ def test_a_checkpoint_that_tells_of_other_layers_than_it_has(monkeypatch, tmp_pa
 @pytest.mark.slow(reason="two runs of two processes")
 def test_two_processes(saved, tmp_path):
     """Both get the whole model, also of a stage that they share, and each reads what its stages own."""
+    import orbax.checkpoint as ocp
+
     states, _ = saved
     tree = {"model": {str(i): jax.device_get(own) for i, own in enumerate(plain_trees(states))}}
     ocp.Checkpointer(ocp.PyTreeCheckpointHandler()).save(tmp_path / "theirs", tree)
