@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from rrfp_jax.commands.command_line import print_whole
-from rrfp_jax.commands.simulation import POLICIES, simulate, simulation_inputs
+from rrfp_jax.commands.simulation import SCHEDULES, simulate, simulation_inputs
 from rrfp_jax.core.schedules import RANKED
 from rrfp_jax.errors import DONE, UsageError
 from rrfp_jax.fields import check_not_read
@@ -22,12 +22,12 @@ def sim(options: argparse.Namespace) -> int:
     """Run the command; its exit status."""
     if (options.workload is None) == (options.family is None):
         raise UsageError("give one of --workload=FILE.json and --family=NAME (see --help)")
-    policies = list(dict.fromkeys(options.policy or POLICIES))
+    schedules = list(dict.fromkeys(options.schedule or SCHEDULES))
     outputs = [path for path in (options.out, options.trace, options.plot) if path is not None]
     if options.workload is not None and options.stages is not None:
         raise UsageError(f"--stages is for --family: the workload of {options.workload} has its own")
     source = options.family if options.workload is None else options.workload
-    read = [Path(policy.removeprefix(RANKED).removeprefix(CSV)) for policy in policies]
+    read = [Path(schedule.removeprefix(RANKED).removeprefix(CSV)) for schedule in schedules]
     if options.workload is not None:
         read.append(options.workload / STEPS)
     for file in outputs:
@@ -37,10 +37,10 @@ def sim(options: argparse.Namespace) -> int:
         if options.workload is not None:
             given = simulation_inputs(source, stages, options.microbatches, 1, 1)
             stages = given[0].actual.stages
-        check_picture(options.plot, stages * len(policies))
+        check_picture(options.plot, stages * len(schedules))
     comparison = simulate(
         source,
-        policies,
+        schedules,
         stages=STAGES if options.stages is None else options.stages,
         microbatches=options.microbatches,
         seeds=options.seeds,

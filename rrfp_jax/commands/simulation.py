@@ -106,7 +106,7 @@ def _refuse(path: Path, microbatches: int | None) -> None:
 
 PLANNED, AS_IT_RAN = "planned", "as it ran"
 BASELINE = "1f1b"
-POLICIES = (BASELINE, "bf")
+SCHEDULES = (BASELINE, "bf")
 
 MOST_FORWARDS, MOST_SEEDS = 1_000_000, 10_000
 """Stages x microbatches x chunks of one simulated step, and how many of them."""
@@ -211,7 +211,7 @@ def _figures(outcome: Outcome, speedup: float) -> dict[str, Any]:
 
 def simulate(
     workload: Source,
-    policies: Sequence[str | Schedule | Auto] = POLICIES,
+    schedules: Sequence[str | Schedule | Auto] = SCHEDULES,
     *,
     stages: int = 8,
     microbatches: int | None = None,
@@ -231,7 +231,7 @@ def simulate(
         workload: tables of seconds (`benchmarks/paced.md`): as a file, or as what `json.load` makes of one; a
             run's steps.msgpack, whose latest steps are taken, or its costs.json; or the name of a family of
             workloads (`rrfp_jax/sim/families.py`).
-        policies: names of schedules, "ranked:ORDER", "auto", "planned", "csv:FILE", or schedules.
+        schedules: names of schedules, "ranked:ORDER", "auto", "planned", "csv:FILE", or schedules.
         stages: of a family's steps.
         microbatches: of a family's steps, and of a costs.json, whose buckets take turns; None for 32.
         seeds: how many steps are drawn, or taken of a run; all schedules get the same.
@@ -257,7 +257,7 @@ def simulate(
     _check_sizes(stages=stages, microbatches=count, chunks=chunks)
     if seeds > MOST_SEEDS:
         raise UsageError(f"seeds={shown(seeds)}: give at most {MOST_SEEDS}")
-    policies = _policies(policies)
+    schedules = _schedules(schedules)
     try:
         times = seeds if jitter != "J0" else 1  # of a workload, whose steps differ by jitter only
         steps = simulation_inputs(workload, stages, microbatches, seeds, times)
@@ -273,7 +273,7 @@ def simulate(
             evaluations=evaluations,
             change=None if jitter == "J0" else partial(_jittered, jitter_by_name(jitter)),
         )
-        named = {_name(policy): _schedule(policy) for policy in policies}
+        named = {_name(schedule): _schedule(schedule) for schedule in schedules}
         outcomes = compare(named, steps, given)
         baseline = outcomes.get(BASELINE) or compare({BASELINE: by_name(BASELINE)}, steps, given)[BASELINE]
     except ValueError as error:
@@ -283,14 +283,14 @@ def simulate(
     return Comparison(as_it_ran | outcomes, baseline)
 
 
-def _policies(policies: Any) -> Sequence[str | Schedule | Auto]:
-    if isinstance(policies, str | Hint | FixedOrder | Planned | Auto):
-        policies = [policies]
-    if not isinstance(policies, Sequence | NoneType):
-        raise UsageError(f"policies={shown(policies)}: give a list of schedules, such as {list(POLICIES)}")
-    if not policies:
-        raise UsageError(f"no policies given: name some, such as {', '.join(POLICIES)}")
-    return policies
+def _schedules(schedules: Any) -> Sequence[str | Schedule | Auto]:
+    if isinstance(schedules, str | Hint | FixedOrder | Planned | Auto):
+        schedules = [schedules]
+    if not isinstance(schedules, Sequence | NoneType):
+        raise UsageError(f"schedules={shown(schedules)}: give a list of schedules, such as {list(SCHEDULES)}")
+    if not schedules:
+        raise UsageError(f"no schedules given: name some, such as {', '.join(SCHEDULES)}")
+    return schedules
 
 
 def _check_counts(least: int, **counts: int) -> None:
@@ -305,21 +305,21 @@ def _check_sizes(**sizes: int) -> None:
         raise UsageError(f"{given}: a simulated step has at most {MOST_FORWARDS:,} forwards")
 
 
-def _name(policy: str | Schedule | Auto) -> str:
-    if isinstance(policy, str):
-        return policy
-    return AUTO if isinstance(policy, Auto) else name_of(policy)
+def _name(schedule: str | Schedule | Auto) -> str:
+    if isinstance(schedule, str):
+        return schedule
+    return AUTO if isinstance(schedule, Auto) else name_of(schedule)
 
 
-def _schedule(policy: str | Schedule | Auto) -> Schedule | Auto | None:
+def _schedule(schedule: str | Schedule | Auto) -> Schedule | Auto | None:
     """None for an order that is planned."""
-    if policy == PLANNED:
+    if schedule == PLANNED:
         return None
-    if policy == AUTO:
+    if schedule == AUTO:
         return Auto()
-    if isinstance(policy, Auto):
-        return policy
-    return schedule_of(policy, (AUTO, PLANNED))
+    if isinstance(schedule, Auto):
+        return schedule
+    return schedule_of(schedule, (AUTO, PLANNED))
 
 
 def _jittered(level: Level, costs: StepCosts, number: int) -> StepCosts:

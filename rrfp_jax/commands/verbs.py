@@ -120,9 +120,9 @@ rrfp.simulate() takes more: kinds of links, orders of accumulation, how long a p
 {STATUS}
 
 examples:
-  rrfp sim --family=log-normal --policy=1f1b --policy=bf --policy=planned --seeds=20
-  rrfp sim --workload=runs/quickstart --policy=bf --policy=bfw
-  rrfp sim --workload=W.json --policy=zb-h1 --limit=8 --out=result.json --plot=picture.svg""",
+  rrfp sim --family=log-normal --schedule=1f1b --schedule=bf --schedule=planned --seeds=20
+  rrfp sim --workload=runs/quickstart --schedule=bf --schedule=bfw
+  rrfp sim --workload=W.json --schedule=zb-h1 --limit=8 --out=result.json --plot=picture.svg""",
     flags=(
         Flag(
             "--workload",
@@ -149,7 +149,7 @@ examples:
         Flag("--seeds", "N", "steps to draw, or the latest of a run", number(int), 1, group=STEP),
         Flag("--jitter", "J", "injected delays", default="J0", choices=["J0", "J1", "J2", "J3"], group=STEP),
         Flag(
-            "--policy",
+            "--schedule",
             "NAME",
             "give it again for each (default: 1f1b and bf); ranked:ORDER, auto, planned, csv:FILE, or",
             choices=SCHEDULE_NAMES.split(),

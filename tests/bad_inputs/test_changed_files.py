@@ -256,7 +256,7 @@ def order(folder):
     path = folder / "order.csv"
     path.write_text("0F0,0F1,0B0,0B1\n")
     return path, lambda output: sim(
-        ["--family=constant", "--stages=1", f"--policy=csv:{path}", f"--trace={output}"]
+        ["--family=constant", "--stages=1", f"--schedule=csv:{path}", f"--trace={output}"]
     )
 
 

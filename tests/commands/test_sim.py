@@ -41,13 +41,13 @@ def out(*arguments):
 def test_by_hand(folder):
     """Two stages, two microbatches, F = 1, B = 2, transfers of a half: drawn on paper."""
     (folder / "two.json").write_text(json.dumps(constant(2, 2, 1.0, transfer=0.5).as_json_object()))
-    found = out("--workload=two.json", "--policy=1f1b")
+    found = out("--workload=two.json", "--schedule=1f1b")
     assert found["order"] == [["F0", "F1", "B0", "B1"], ["F0", "B0", "F1", "B1"]]
     assert found["makespan"] == 10.0
-    found = out("--workload=two.json", "--policy=gpipe")
+    found = out("--workload=two.json", "--schedule=gpipe")
     assert found["order"][1] == ["F0", "F1", "B0", "B1"]
     assert found["makespan"] == 10.0
-    found = out("--workload=two.json", "--policy=bfw")
+    found = out("--workload=two.json", "--schedule=bfw")
     assert found["order"][1] == ["F0", "I0", "F1", "I1", "W0", "W1"]
     assert found["makespan"] == 8.0
 
@@ -59,7 +59,7 @@ def test_a_runs_own_files(folder, capsys):
     trace = simulate(own, WorkloadCosts(STEP, placed))
     run = [replace(ran(trace, own), trace=replace(trace, step=number)) for number in range(2)]
     write_steps(folder / "steps.msgpack", {"run": run})
-    found = out("--workload=steps.msgpack", "--policy=bf", "--policy=1f1b", "--seeds=2")
+    found = out("--workload=steps.msgpack", "--schedule=bf", "--schedule=1f1b", "--seeds=2")
     assert list(found) == ["as it ran", "bf", "1f1b"]
     assert found["as it ran"]["makespan"] == pytest.approx(found["bf"]["makespan"])
     assert found["as it ran"]["order"] == found["bf"]["order"]
@@ -68,7 +68,7 @@ def test_a_runs_own_files(folder, capsys):
     assert "it has 2 steps that trained; give --seeds=2 or less" in capsys.readouterr().err
     costs = measured(run)
     (folder / "costs.json").write_text(json.dumps(costs.as_json_object()))
-    assert len(out("--workload=costs.json", "--policy=bf", "--microbatches=7")["order"][0]) == 14
+    assert len(out("--workload=costs.json", "--schedule=bf", "--microbatches=7")["order"][0]) == 14
 
 
 def ran(trace, own, budgets=None):
@@ -83,18 +83,20 @@ def test_a_trace_is_simulated_within_the_limits_of_its_run(folder, limit):
     budgets = None if limit else [Budget([[10] * 6], room) for room in (30, 20, 10)]
     trace = simulate(own, WorkloadCosts(STEP, placed), budgets=budgets)
     write_steps(folder / "steps.msgpack", {"run": [ran(trace, own, budgets)]})
-    found = out("--workload=steps.msgpack", "--policy=bf")
+    found = out("--workload=steps.msgpack", "--schedule=bf")
     assert found["as it ran"]["order"] == found["bf"]["order"]
     assert found["bf"]["peak_in_flight"] == (limit or 3)
-    chunked = out("--workload=steps.msgpack", "--policy=bf", "--chunks=2")["bf"]  # half of a microbatch each
+    chunked = out("--workload=steps.msgpack", "--schedule=bf", "--chunks=2")[
+        "bf"
+    ]  # half of a microbatch each
     assert chunked["peak_in_flight"] <= limit if limit else chunked["peak_bytes"] <= 30
-    free = out("--workload=steps.msgpack", "--policy=bf", "--limit=0")["bf"]
+    free = out("--workload=steps.msgpack", "--schedule=bf", "--limit=0")["bf"]
     assert free["peak_in_flight"] == 6 and free["makespan"] < found["bf"]["makespan"]
 
 
 def test_several_schedules_by_name(folder, capsys):
     names = ["1f1b", "bf", "bfw", "zb-v", "planned"]
-    found = out("--workload=w.json", *(f"--policy={name}" for name in names))
+    found = out("--workload=w.json", *(f"--schedule={name}" for name in names))
     assert list(found) == names
     for one in found.values():
         assert one["makespan"] >= one["lower_bounds"][0] * (1 - 1e-12)
@@ -107,7 +109,7 @@ def test_several_schedules_by_name(folder, capsys):
 
 def test_auto_says_what_it_chose(folder, capsys):
     found = out(
-        "--family=log-normal", "--policy=auto", "--policy=1f1b", "--seeds=3", "--stages=3", "--limit=3"
+        "--family=log-normal", "--schedule=auto", "--schedule=1f1b", "--seeds=3", "--stages=3", "--limit=3"
     )
     chosen = found["auto"]["chosen"]
     assert len(chosen) == 3 and all(name in CANDIDATES for name in chosen)
@@ -120,44 +122,44 @@ def test_auto_says_what_it_chose(folder, capsys):
 
 def test_the_limit_counts_until_the_last_releasing_task(folder):
     for limit in (1, 2, 6):
-        found = out("--workload=w.json", "--policy=bfw", f"--limit={limit}")
+        found = out("--workload=w.json", "--schedule=bfw", f"--limit={limit}")
         assert found["peak_in_flight"] == limit
         for order in found["order"]:
             held = 0
             for task in order:
                 held += (task[0] == "F") - (task[0] in "BW")
                 assert held <= limit
-    assert out("--workload=w.json", "--policy=bf", "--limit=0")["peak_in_flight"] == 6
+    assert out("--workload=w.json", "--schedule=bf", "--limit=0")["peak_in_flight"] == 6
 
 
 def test_seeds_are_paired_and_median(folder):
-    found = out("--family=log-normal", "--policy=bf", "--seeds=3", "--stages=3", "--microbatches=6")
+    found = out("--family=log-normal", "--schedule=bf", "--seeds=3", "--stages=3", "--microbatches=6")
     assert len(found["makespans"]) == 3 and found["makespan"] == sorted(found["makespans"])[1]
-    again = out("--family=log-normal", "--policy=bf", "--seeds=2", "--stages=3", "--microbatches=6")
+    again = out("--family=log-normal", "--schedule=bf", "--seeds=2", "--stages=3", "--microbatches=6")
     assert again["makespans"] == found["makespans"][:2]
-    jittered = out("--workload=w.json", "--policy=bf", "--seeds=2", "--jitter=J3")
+    jittered = out("--workload=w.json", "--schedule=bf", "--seeds=2", "--jitter=J3")
     assert jittered["makespans"][0] != jittered["makespans"][1]
-    assert min(jittered["makespans"]) > out("--workload=w.json", "--policy=bf")["makespan"]
+    assert min(jittered["makespans"]) > out("--workload=w.json", "--schedule=bf")["makespan"]
 
 
 def test_a_limit_in_bytes(folder):
     held = ((100.0,) * 6,) * 3
     (folder / "bytes.json").write_text(json.dumps(replace(STEP, activation_bytes=held).as_json_object()))
-    found = out("--workload=bytes.json", "--policy=bf", "--byte-limit=250")
+    found = out("--workload=bytes.json", "--schedule=bf", "--byte-limit=250")
     assert (found["peak_in_flight"], found["peak_bytes"]) == (2, 200.0)
-    assert out("--workload=w.json", "--policy=bf")["peak_bytes"] is None
+    assert out("--workload=w.json", "--schedule=bf")["peak_bytes"] is None
 
 
 def test_an_order_from_a_file(folder):
     (folder / "order.csv").write_text("0F0,0F1,0B0,0B1\n1F0,,1B0,1F1,1B1\n")
     (folder / "two.json").write_text(json.dumps(constant(2, 2, 1.0).as_json_object()))
-    found = out("--workload=two.json", "--policy=csv:order.csv")
+    found = out("--workload=two.json", "--schedule=csv:order.csv")
     assert found["order"] == [["F0", "F1", "B0", "B1"], ["F0", "B0", "F1", "B1"]]
 
 
 def test_pictures_and_traces(folder):
     outputs = ["--plot=p.png", "--trace=t.json"]
-    assert main(["--workload=w.json", "--policy=bf", "--policy=zb-v", *outputs]) == 0
+    assert main(["--workload=w.json", "--schedule=bf", "--schedule=zb-v", *outputs]) == 0
     picture = (folder / "p.png").read_bytes()
     assert picture.startswith(b"\x89PNG") and struct.unpack(">I", picture[16:20])[0] > 1000
     events = json.loads((folder / "t.json").read_text())["traceEvents"]
@@ -165,7 +167,7 @@ def test_pictures_and_traces(folder):
     tasks = [e for e in events if e.get("cat") == "task" and e["name"] != "idle"]
     assert len([e for e in tasks if e["pid"] == 0]) == 3 * 6 * 2
     assert len([e for e in tasks if e["pid"] == 1]) == 3 * 6 * 2 * 3
-    assert main(["--workload=w.json", "--policy=bf", "--plot=p.svg"]) == 0
+    assert main(["--workload=w.json", "--schedule=bf", "--plot=p.svg"]) == 0
     assert "<svg" in (folder / "p.svg").read_text()
 
 
@@ -190,15 +192,15 @@ def test_pictures_and_traces(folder):
         (["--family=constant", f"--microbatches={10**30}"], "at most 1,000,000 forwards"),
         (["--family=constant", "--out=a\x1b.json"], "has the character '\\x1b', which cannot be printed"),
         (["--family=constant", "--seeds=0"], "seeds=0: give a whole number, at least 1"),
-        (["--workload=w.json", "--policy=fastest"], "or planned"),
-        (["--workload=w.json", "--policy=bf", "--limit=-1"], "limit=-1: give a whole number"),
-        (["--workload=w.json", "--policy=1f1b", "--byte-limit=-1"], "byte_limit=-1: give"),
-        (["--workload=w.json", "--policy=csv:absent.csv"], "csv:absent.csv: cannot be read"),
-        (["--workload=w.json", "--policy=ranked:csv:absent.csv"], "No such file or directory\n"),
-        (["--workload=w.json", "--policy=csv:w.json"], "csv:w.json: line 1, cell 1"),
-        (["--workload=w.json", "--policy=csv:stuck.csv"], "the order must deadlock: stage 0 waits for"),
+        (["--workload=w.json", "--schedule=fastest"], "or planned"),
+        (["--workload=w.json", "--schedule=bf", "--limit=-1"], "limit=-1: give a whole number"),
+        (["--workload=w.json", "--schedule=1f1b", "--byte-limit=-1"], "byte_limit=-1: give"),
+        (["--workload=w.json", "--schedule=csv:absent.csv"], "csv:absent.csv: cannot be read"),
+        (["--workload=w.json", "--schedule=ranked:csv:absent.csv"], "No such file or directory\n"),
+        (["--workload=w.json", "--schedule=csv:w.json"], "csv:w.json: line 1, cell 1"),
+        (["--workload=w.json", "--schedule=csv:stuck.csv"], "the order must deadlock: stage 0 waits for"),
         (
-            ["--workload=w.json", "--policy=interleaved-1f1b", "--chunks=0"],
+            ["--workload=w.json", "--schedule=interleaved-1f1b", "--chunks=0"],
             "chunks=0: give a whole number, at least 1",
         ),
         (["--workload=w.json", "--jitter=J9"], "--jitter=J9: choose one of J0, J1"),
@@ -228,7 +230,7 @@ def test_refusals_are_one_line(folder, arguments, reason, capsys):
     assert reason in printed.err
 
 
-def test_help_names_every_policy(capsys):
+def test_help_names_every_schedule(capsys):
     assert main(["--help"]) == 0
     told = " ".join(capsys.readouterr().out.split())
     assert all(f" {name}" in told for name in [*NAMED, "ranked:ORDER", "auto", "planned", "csv:FILE"])
@@ -245,24 +247,24 @@ def test_a_reader_that_leaves_costs_nothing(folder):
 
 def test_a_step_that_takes_no_time(folder):
     (folder / "none.json").write_text(json.dumps(constant(2, 2, 0.0).as_json_object()))
-    assert out("--workload=none.json", "--policy=bf", "--plot=p.png")["makespan"] == 0.0
+    assert out("--workload=none.json", "--schedule=bf", "--plot=p.png")["makespan"] == 0.0
 
 
 @pytest.mark.parametrize(
-    ("workload", "policies", "options", "reason"),
+    ("workload", "schedules", "options", "reason"),
     [
         (None, ["bf"], {}, "NoneType"),
         (5, ["bf"], {}, "int"),
-        ("constant", [], {}, "no policies"),
+        ("constant", [], {}, "no schedules"),
         ("constant", ["bf"], {"limit": float("nan")}, "limit=nan"),
         ("constant", ["bf"], {"stages": 2.0}, "stages=2.0"),
         ("constant", ["bf"], {"seeds": "2"}, "seeds='2'"),
         ("constant", [3], {}, "schedule=3"),
     ],
 )
-def test_nonsense_from_a_notebook_is_refused(workload, policies, options, reason):
+def test_nonsense_from_a_notebook_is_refused(workload, schedules, options, reason):
     with pytest.raises(rrfp.UsageError, match=reason):
-        rrfp.simulate(workload, policies, **options)
+        rrfp.simulate(workload, schedules, **options)
 
 
 def test_the_command_helps(capsys):

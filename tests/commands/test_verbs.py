@@ -8,7 +8,7 @@ import pytest
 
 from rrfp_jax.commands.cli import _split_at_script, main, parse
 from rrfp_jax.commands.sim import STAGES
-from rrfp_jax.commands.simulation import MICROBATCHES, POLICIES
+from rrfp_jax.commands.simulation import MICROBATCHES, SCHEDULES
 from rrfp_jax.commands.verbs import VERBS
 from rrfp_jax.core.schedules import NAMED
 from rrfp_jax.errors import UsageError
@@ -33,7 +33,7 @@ def flag_of(verb, name):
     [
         ("sim", "--family", FAMILIES),
         ("sim", "--jitter", LEVELS),
-        ("sim", "--policy", NAMED),
+        ("sim", "--schedule", NAMED),
         ("plan", "--card", CARDS),
         ("plan", "--link", LINKS),
         ("compile", "--card", TARGETS),
@@ -47,7 +47,7 @@ def test_choices_are_those_that_there_are(verb, name, words):
 def test_defaults_that_stand_in_the_help():
     assert f"(default: {STAGES})" in flag_of("sim", "--stages").help
     assert f"(default: {MICROBATCHES})" in flag_of("sim", "--microbatches").help
-    assert f"(default: {' and '.join(POLICIES)})" in flag_of("sim", "--policy").help
+    assert f"(default: {' and '.join(SCHEDULES)})" in flag_of("sim", "--schedule").help
 
 
 def test_what_cannot_be_written_is_told():
