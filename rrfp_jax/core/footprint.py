@@ -53,11 +53,6 @@ class Footprint:
     temporary_bytes: Mapping[str, int] = field(default_factory=dict)  # by kind's letter
     dropped_bytes: Mapping[str, int] = field(default_factory=dict)  # of arguments that are not held after it
 
-    @property
-    def largest_arrival(self) -> int:
-        """Bytes of the larger of the two messages that arrive."""
-        return max(self.activation_in_bytes, self.gradient_in_bytes)
-
     def transient_bytes(self, kind: Kind) -> int:
         """What the program of this kind needs only while it runs."""
         return self.temporary_bytes.get(kind.letter, 0) + self.dropped_bytes.get(kind.letter, 0)

@@ -348,7 +348,8 @@ class Estimate:
         )
 
     def _slot_bytes(self, buckets: Iterable[BucketLedger]) -> int:
-        largest = max(chunk.largest_arrival for bucket in buckets for chunk in bucket.chunks)
+        chunks = [chunk for bucket in buckets for chunk in bucket.chunks]
+        largest = max(max(chunk.activation_in_bytes, chunk.gradient_in_bytes) for chunk in chunks)
         transport = self.devices.transport
         return 0 if transport is None else reserved_bytes(transport, largest)
 

@@ -78,7 +78,9 @@ class Compiling:
     def __init__(self, engine: Engine, split: Sequence[int], rules: Sequence[StepRules]) -> None:
         self._end: Future[Ready | str] = Future()
         dropped = threading.Event()
-        self._drop = weakref.finalize(self, dropped.set)
+        self.drop = weakref.finalize(
+            self, dropped.set
+        )  # nobody wants it any more; it ends with what it is at
         # Before it waits for the threads of pools, which would do all that they have been given.
         threading._register_atexit(dropped.set)  # type: ignore[attr-defined]  # nothing public comes as early
         threading.Thread(
@@ -86,10 +88,6 @@ class Compiling:
             target=_compile_all,
             args=(self._end, dropped.is_set, settings_here(), engine, split, rules),
         ).start()
-
-    def drop(self) -> None:
-        """Nobody wants it any more; it ends with what it is at."""
-        self._drop()
 
     @property
     def over(self) -> bool:

@@ -22,6 +22,7 @@ import json
 import logging
 import os
 import resource
+import select
 import selectors
 import signal
 import socket
@@ -357,15 +358,12 @@ def _serve(address: str, processes: int, linger_seconds: float) -> None:
     print("serving", flush=True)
     from jaxlib import _jax  # type: ignore[attr-defined]
 
-    ended = selectors.DefaultSelector()
-    ended.register(0, selectors.EVENT_READ)
-    service, tended = None, -inf
+    heard, service, tended = [0], None, -inf
     while time.monotonic() < ends:
-        if ended.select(0 if service is None else POLL_SECONDS):
+        if select.select(heard, [], [], 0.0 if service is None else POLL_SECONDS)[0]:
             if os.read(0, 1):
                 break
-            ended.unregister(0)  # nobody is there to say more
-            parent = 0
+            heard, parent = [], 0  # nobody is there to say more
         if os.getppid() != parent:
             ends = min(ends, time.monotonic() + linger_seconds)
         if service is None:
