@@ -317,11 +317,12 @@ class StepExecution(TransferObserver):
         self._foresees = driver.dispatch == "foreseen" and real and not (shared or self._delays)
         self._coming: dict[int, dict[Input, tuple[Running, Arrays]]] = {s: {} for s in parts}
         self._taken = set[Key]()  # inputs of tasks that have been dispatched before they came
-        self._soonest = dict.fromkeys(parts, inf)  # when an input of an idle stage will be foreseen
         if self._foresees:
             for queue in self._queues:
                 queue.foresee(MOST_QUEUED if any(budgets) else DEEPEST)
-        self._idle = dict.fromkeys(parts, False)  # had nothing to run when last asked, and nothing came since
+        # When a stage is to be asked what to run: not before something comes if it has just had nothing, nor
+        # before an input is foreseen.
+        self._ask_at = dict.fromkeys(parts, -inf)
         self._held: dict[int, WaitCause] = {}  # what it waited for when last asked, since its last dispatch
         self._records: list[TaskRecord] = []
 
@@ -377,9 +378,9 @@ class StepExecution(TransferObserver):
             self._ready[key.stage][task] = perf_counter()
             if late:
                 self._late[key.stage, task] = late
-            self._idle[key.stage] = False
+            self._ask_at[key.stage] = -inf
         if self._agreement is not None and self._agreement.hear():
-            self._idle = dict.fromkeys(self._idle, False)
+            self._ask_at = dict.fromkeys(self._ask_at, -inf)
         return moved
 
     def _came(self, key: Key, produced: float) -> bool:
@@ -392,37 +393,34 @@ class StepExecution(TransferObserver):
         self._taken.discard(key)
         return found
 
-    def _room(self, queue: DeviceQueue, stage: int, now: float) -> Room:
-        """Room on a device, with the inputs that are expected in time."""
-        self._soonest[stage] = inf
+    def _room(self, queue: DeviceQueue, stage: int, now: float) -> tuple[Room, float]:
+        """Room on a device, with the inputs that are expected in time; when the next one will be."""
         if not (coming := self._coming[stage]):
-            return ROOM
+            return ROOM, inf
         if self._rules.hint is None:
-            return Room(foreseen=frozenset(coming))
-        end, found = expected_end(queue, now), []
+            return Room(foreseen=frozenset(coming)), inf
+        end, found, soonest = expected_end(queue, now), [], inf
         for one, (running, _) in coming.items():
             copy = self._driver.copies.get((stage, one.direction), inf)
             at = foreseen_from(arrival_of(running, copy, now), end)
             if at <= now:
                 found.append(one)
             else:
-                self._soonest[stage] = min(self._soonest[stage], at)
-        return Room(foreseen=frozenset(found)) if found else ROOM
+                soonest = min(soonest, at)
+        return Room(foreseen=frozenset(found)) if found else ROOM, soonest
 
     def _fill(self) -> bool:
         """Give every device that has room the best task of its stages."""
         moved = False
         for queue, stages in zip(self._queues, self._driver._sharing, strict=True):
             for stage in stages:  # the first goes first as long as it has anything to run
-                while (not self._idle[stage] or self._soonest[stage] <= perf_counter()) and queue.room_at(
-                    now := perf_counter()
-                ) <= now:
-                    dispatch = self._machines[stage].handle(self._room(queue, stage, now))
-                    if dispatch is not None:
+                while self._ask_at[stage] <= (now := perf_counter()) and queue.room_at(now) <= now:
+                    room, soonest = self._room(queue, stage, now)
+                    if (dispatch := self._machines[stage].handle(room)) is not None:
                         self._dispatch(queue, stage, dispatch, now)
-                        moved, self._idle[stage] = True, False
+                        moved, self._ask_at[stage] = True, -inf
                     else:
-                        self._idle[stage] = True
+                        self._ask_at[stage] = soonest
                         self._held[stage] = self._machines[stage].awaited(named=False).cause
         return moved
 
@@ -456,7 +454,7 @@ class StepExecution(TransferObserver):
             (self._local if key.stage in self._parts else self._remote).offer(key, outputs)
             if self._foresees and (copies := self._driver.local.coming(key)) is not None:
                 self._coming[key.stage][key.input] = running, copies
-                self._idle[key.stage] = False
+                self._ask_at[key.stage] = -inf
         for later in dispatch.ready:
             self._ready[stage][later] = perf_counter()
         for microbatch in dispatch.additions[1:]:
@@ -490,8 +488,8 @@ class StepExecution(TransferObserver):
         if self._delays is not None:
             until = min(until, self._delays.next_release())
         for queue, stages in zip(self._queues, self._driver._sharing, strict=True) if self._foresees else ():
-            if (soonest := min(map(self._soonest.__getitem__, stages))) < inf:
-                until = min(until, max(soonest, queue.room_at(now), now + SHORTEST_PAUSE))
+            soonest = min(map(self._ask_at.__getitem__, stages))
+            until = min(until, max(soonest, queue.room_at(now), now + SHORTEST_PAUSE))
         self._driver._bell.sleep(max(0.0, until - now))
 
     def _waiting(self) -> list[AnyAwaited]:
