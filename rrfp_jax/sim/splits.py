@@ -167,10 +167,6 @@ NEAR = 1.05
 """Splits whose busiest stage has no more than so many times the least to do are tried."""
 
 
-Repeatable: TypeAlias = tuple[RecordedStep, ReplayInputs]
-"""A step that ran, and what to run it again with."""
-
-
 def tried(layers: Layers) -> Iterator[Split]:
     """The split whose busiest virtual stage has least, those beside it, one layer moved; the best first."""
     best = layers.least
@@ -186,8 +182,8 @@ def tried(layers: Layers) -> Iterator[Split]:
     yield from sorted(found, key=layers.busiest)
 
 
-def simulated(steps: Sequence[Repeatable], layers: Layers, split: Split) -> float:
-    """What these steps would take in all with a split; infinite if one cannot run with it."""
+def simulated(steps: Sequence[tuple[RecordedStep, ReplayInputs]], layers: Layers, split: Split) -> float:
+    """What these steps, each with what it takes to run it again, would take in all; inf if one cannot run."""
     whole = 0.0
     for step, replay in steps:
         costs, other = layers.recut(step, replay.costs, split)

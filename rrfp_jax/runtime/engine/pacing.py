@@ -7,6 +7,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from time import perf_counter
 from typing import Any, TypeAlias
 
@@ -102,12 +103,9 @@ class Delays:
     def queue(self) -> QueueFactory:
         """Makes the queue of a device."""
         model = jitter.Jitter(jitter.by_name(self.jitter), self.seed)
-
-        def delay(running: Running, seconds: float) -> float:
-            return model.delay(running.step, running.stage, running.task, seconds)
-
-        jitters = model.level.probability
-        return (lambda name, wake: JitteredQueue(name, wake, delay)) if jitters else DeviceQueue
+        if not model.level.probability:
+            return DeviceQueue
+        return partial(JitteredQueue, delay=lambda r, seconds: model.delay(r.step, r.stage, r.task, seconds))
 
     def arrivals(
         self, placement: Placement, costs: StepCosts | None = None, rank: int = 0

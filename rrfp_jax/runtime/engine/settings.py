@@ -323,12 +323,8 @@ def is_positive(value: Any) -> bool:
     return bool(number and value > 0)
 
 
-GUARDS = (
-    "jax_transfer_guard",
-    "jax_transfer_guard_host_to_device",
-    "jax_transfer_guard_device_to_device",
-    "jax_transfer_guard_device_to_host",
-)
+GUARDED = ("", "_host_to_device", "_device_to_device", "_device_to_host")
+"""Ways of transfers that JAX has a guard each for, as its settings end."""
 
 
 def check_jax_settings() -> None:
@@ -338,7 +334,7 @@ def check_jax_settings() -> None:
             "jax_disable_jit=True: stages are programs that are compiled before they run, so nothing could "
             "run; unset it (JAX_DISABLE_JIT), and to step through a layer call it in plain JAX"
         )
-    for name in GUARDS:
+    for name in (f"jax_transfer_guard{way}" for way in GUARDED):
         if getattr(jax.config, name) == "disallow_explicit":
             raise UsageError(
                 f"{name}='disallow_explicit': data and messages must get to devices; use 'disallow', under "
