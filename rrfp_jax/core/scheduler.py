@@ -45,25 +45,8 @@ QUOTED = 12
 """How many of the latest events a message quotes."""
 
 
-class EventLog:
-    """A ring of events and the tasks dispatched on them; an arrival is followed by none."""
-
-    __slots__ = ("entries",)
-
-    def __init__(self, kept: int | None = KEPT) -> None:
-        self.entries: deque[Event | Task] = deque(maxlen=kept)
-
-    def __iter__(self) -> Iterator[tuple[Event, Task | None]]:
-        """Events with what was dispatched on them."""
-        event: Event = ROOM
-        for entry in self.entries:
-            if isinstance(entry, Arrived):
-                yield entry, None
-            elif isinstance(entry, Task):
-                yield event, entry
-                event = ROOM
-            else:
-                event = entry
+class EventLog(deque[tuple[Event, Task | None]]):
+    """A ring of events, each with the task that was dispatched on it; with none for an arrival."""
 
     def recently(self) -> str:
         """The latest events in words."""
@@ -224,8 +207,8 @@ class StageScheduler:
         self._forward_only = rules.forward_only
         self._to_run = [chunks] * rules.microbatches  # in a forward-only pass
         self.tasks = self._remaining = own.tasks.count
-        self.log = EventLog(self.kept)
-        self._note = self.log.entries.append
+        self.log = EventLog(maxlen=self.kept)
+        self._note = self.log.append
 
     @property
     def finished(self) -> bool:
@@ -285,7 +268,7 @@ class StageScheduler:
         expected = self._progress.arrive(event.input)
         if expected is not None:
             raise self.illegal(event, expected)
-        self._note(event)
+        self._note((event, None))
         return None
 
     def choice(self) -> Task | None:
@@ -380,9 +363,7 @@ class StageScheduler:
             for admission in self._admissions:
                 admission.release(chunk, microbatch)
             additions = self._accumulator.add(chunk, microbatch)
-        if event is not ROOM:
-            self._note(event)
-        self._note(task)
+        self._note((event, task))
         return _new(Dispatch, (task, additions, ready))
 
     def _leave(self, microbatch: int) -> None:

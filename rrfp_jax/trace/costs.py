@@ -30,7 +30,8 @@ import sys
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from hashlib import sha256
 from itertools import chain
 from statistics import median
@@ -245,8 +246,6 @@ class WorkloadCosts(StepCosts):
 
     workload: Workload
     placement: Placement
-    _durations: Mapping[Kind, Sequence[Row]] = field(init=False, repr=False)
-    _links: Mapping[Kind, Sequence[Sequence[Row | None]]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.workload.stages != self.placement.stages:
@@ -254,16 +253,19 @@ class WorkloadCosts(StepCosts):
                 f"the workload has {self.workload.stages} stages, the placement {self.placement.stages}: "
                 "they must be equal"
             )
-        workload, stages, chunks = self.workload, self.placement.stages, self.placement.chunks
-        durations = {
-            kind: _added([getattr(workload, KINDS[part].seconds) for part in KINDS[kind].parts], chunks)
-            for kind in Kind
-        }
-        links = {
-            k: [[self._link(i, Task(k, c, 0)) for c in range(chunks)] for i in range(stages)] for k in Kind
-        }
-        object.__setattr__(self, "_durations", durations)
-        object.__setattr__(self, "_links", links)
+
+    @cached_property
+    def _durations(self) -> Mapping[Kind, Sequence[Row]]:
+        def added(kind: Kind) -> Table:
+            tables = [getattr(self.workload, KINDS[part].seconds) for part in KINDS[kind].parts]
+            return _added(tables, self.placement.chunks)
+
+        return {kind: added(kind) for kind in Kind}
+
+    @cached_property
+    def _links(self) -> Mapping[Kind, Sequence[Sequence[Row | None]]]:
+        stages, chunks = range(self.placement.stages), range(self.placement.chunks)
+        return {kind: [[self._link(i, Task(kind, c, 0)) for c in chunks] for i in stages] for kind in Kind}
 
     def duration(self, stage: int, task: Task) -> float:
         kind, _, microbatch = task

@@ -7,6 +7,7 @@ Times are seconds on one clock. A record's `ready` is when the scheduler learned
 from __future__ import annotations
 
 import struct
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from rrfp_jax.core.events import WaitCause
 from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.step_rules import Budget, StepRules
-from rrfp_jax.core.tasks import KINDS, Direction, Kind, Placement, Task
+from rrfp_jax.core.tasks import KINDS, Input, Kind, Output, Placement, Task
 
 if TYPE_CHECKING:
     from rrfp_jax.trace.layers import Work
@@ -143,30 +144,27 @@ class StepTrace:
         return sorted((r for part in self.parts for r in part.records()), key=lambda r: r.end)
 
     @cached_property
-    def _extent(self) -> tuple[float, float, Mapping[int, float]]:
-        """Dispatch of the first task and end of the last (s), and by stage the time in which it computed."""
-        start, end, busy = inf, -inf, dict[int, float]()
-        for part in self.parts:
-            start, end = min(start, part.start), max(end, part.end)
-            for stage, seconds in part.busy.items():
-                busy[stage] = busy.get(stage, 0.0) + seconds
-        return start, end, busy
-
-    @property
     def start(self) -> float:
         """Dispatch of the first task (s)."""
-        return self._extent[0]
+        return min((part.start for part in self.parts), default=inf)
 
-    @property
+    @cached_property
     def end(self) -> float:
         """End of the last task (s)."""
-        return self._extent[1]
+        return max((part.end for part in self.parts), default=-inf)
 
     @property
     def makespan(self) -> float:
         """From the first task's dispatch to the end of the last, over all stages (s)."""
-        start, end, _ = self._extent
-        return end - start
+        return self.end - self.start
+
+    @cached_property
+    def _busy(self) -> Mapping[int, float]:
+        """By stage the time in which it computed (s)."""
+        found: Counter[int] = Counter()
+        for part in self.parts:
+            found.update(part.busy)
+        return found
 
     @cached_property
     def _by_task(self) -> Mapping[tuple[int, Task], TaskRecord]:
@@ -174,11 +172,7 @@ class StepTrace:
 
     def receiver(self, sender: TaskRecord) -> TaskRecord | None:
         """The task on another virtual stage that this one's output made ready; None if there is none."""
-        destination = self.placement.destination(sender.stage, sender.task)
-        if destination is None:
-            return None
-        stage, wanted = destination
-        return self._record_of(stage, *wanted)
+        return self._record_of(self.placement.destination(sender.stage, sender.task))
 
     def transfers(self) -> Iterator[Transfer]:
         """The messages between stages, in order of their senders' ends."""
@@ -189,14 +183,13 @@ class StepTrace:
 
     def sender(self, receiver: TaskRecord) -> TaskRecord | None:
         """The task on another virtual stage whose output made this one ready; None if it needs none."""
-        source = self.placement.source(receiver.stage, receiver.task.input)
-        if source is None:
-            return None
-        stage, (direction, chunk, microbatch) = source
-        return self._record_of(stage, direction, chunk, microbatch)
+        return self._record_of(self.placement.source(receiver.stage, receiver.task.input))
 
-    def _record_of(self, stage: int, direction: Direction, chunk: int, microbatch: int) -> TaskRecord | None:
+    def _record_of(self, place: tuple[int, Input | Output] | None) -> TaskRecord | None:
         """A stage's task of a direction, of whichever kind; None if it is not in the trace."""
+        if place is None:
+            return None
+        stage, (direction, chunk, microbatch) = place
         tasks = [(stage, Task(kind, chunk, microbatch)) for kind in Kind if kind.direction is direction]
         return next((self._by_task[task] for task in tasks if task in self._by_task), None)
 
@@ -217,7 +210,7 @@ class StepTrace:
 
     def busy(self, stage: int) -> float:
         """Time in which the stage computed, or was kept busy by injected delays (s)."""
-        return self._extent[2].get(stage, 0.0)
+        return self._busy.get(stage, 0.0)
 
     @property
     def busy_seconds(self) -> Sequence[Sequence[float]]:
@@ -230,9 +223,8 @@ class StepTrace:
 
     def bubble(self) -> list[float]:
         """Per stage, the share of the makespan in which it did not compute."""
-        start, end, busy = self._extent
-        span, stages = end - start, range(self.placement.stages)
-        return [1.0 - busy.get(stage, 0.0) / span if span > 0 else 0.0 for stage in stages]
+        span = self.makespan
+        return [1.0 - self.busy(stage) / span if span > 0 else 0.0 for stage in range(self.stages)]
 
     def gaps(self, stage: int, shortest: float = 0.0) -> list[Gap]:
         """The stage's idle times longer than `shortest` seconds, from the step's start on."""

@@ -82,7 +82,7 @@ def test_replays_to_the_same_state():
     assert (again.key(), again.in_flight, list(again.log)) == (
         scheduler.key(), scheduler.in_flight, list(scheduler.log)
     )  # fmt: skip
-    scheduler.log.entries[-1] = B(2)
+    scheduler.log[-1] = ROOM, B(2)
     with pytest.raises(ReplayError, match="stage 1, event 9, room: B2 before, F4 now"):
         replay(scheduler)
 

@@ -12,7 +12,7 @@ import pytest
 from rrfp_jax.core.events import WaitCause
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.schedules import by_name
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, Task
+from rrfp_jax.core.tasks import BACKWARD, FORWARD
 from rrfp_jax.runtime.transport.protocol import LocalTransport
 from rrfp_jax.trace.records import Part
 from tests.support import toy
@@ -75,9 +75,9 @@ def test_a_real_run_replays_to_the_same_instructions(trainer, schedule, monkeypa
         assert replay(scheduler).finished
         ran = [task for _, task in scheduler.log if task is not None]
         assert ran == trace.order(scheduler.stage)
-    entries = schedulers[2].log.entries
-    at = next(at for at, entry in enumerate(entries) if isinstance(entry, Task))
-    entries[at] = entries[at]._replace(microbatch=99)
+    log = schedulers[2].log
+    at, (event, task) = next((at, entry) for at, entry in enumerate(log) if entry[1] is not None)
+    log[at] = event, task._replace(microbatch=99)
     with pytest.raises(ReplayError, match=rf"stage 2, event {at}, room"):
         replay(schedulers[2])
 

@@ -54,9 +54,9 @@ class ReplayError(RuntimeError):
 
 def replay(logged: StageScheduler) -> StageScheduler:
     """Tell a new scheduler of the same rules the same events, and compare what it dispatches."""
-    if len(logged.log.entries) == logged.log.entries.maxlen:  # some may have been dropped
+    if len(logged.log) == logged.log.maxlen:  # some may have been dropped
         raise ValueError(
-            f"stage {logged.stage}: the log holds only the latest {len(logged.log.entries)} entries, and a "
+            f"stage {logged.stage}: the log holds only the latest {len(logged.log)} entries, and a "
             "replay must begin with the step: give the scheduler a class with `kept = None`"
         )
     scheduler = StageScheduler(logged.stage, logged.rules, logged.budget)
