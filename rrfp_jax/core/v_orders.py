@@ -26,7 +26,7 @@ A chunk's W falls on one of the two units that the others leave free, whichever 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -58,17 +58,16 @@ class _Counters:
     """Hands out a stage's tasks: of each kind and chunk in microbatch order."""
 
     def __init__(self) -> None:
-        self._given: dict[tuple[Direction, int], int] = {}
+        self._given: dict[tuple[Direction, int], int] = defaultdict(int)
 
     def next(self, kind: Kind, chunk: int) -> Task:
         """The next microbatch's task of a kind and chunk; B and I are of one kind here."""
         what = (KINDS[kind].direction, chunk)
-        microbatch = self._given.get(what, 0)
-        self._given[what] = microbatch + 1
-        return Task(kind, chunk, microbatch)
+        self._given[what] += 1
+        return Task(kind, chunk, self._given[what] - 1)
 
     def given(self, kind: Kind, chunk: int) -> int:
-        return self._given.get((KINDS[kind].direction, chunk), 0)
+        return self._given[KINDS[kind].direction, chunk]
 
 
 @dataclass(frozen=True)

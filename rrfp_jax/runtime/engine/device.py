@@ -197,15 +197,12 @@ class DeviceQueue:
         if not self.flights:
             return now
         if len(self.flights) >= self._most:
-            return float("inf")
+            return inf
         if self._foresees:
             return room_from(len(self.flights), expected_end(self, now))
         end = max(self.flights[0].dispatched, self.free)
         for running in self.flights:
-            usual = self._usual.get(running.cost)
-            if usual is None:
-                return float("inf")
-            mean, deviation = usual
+            mean, deviation = self._usual.get(running.cost, (inf, 0.0))
             end += mean - min(2 * deviation, LEAD_SPREAD * mean)
         return end - self._lead - self._ahead
 
@@ -220,7 +217,7 @@ class DeviceQueue:
     def next_event(self, now: float) -> float:
         """When, after `now`, something happens here of which no thread tells; inf if nothing will."""
         room = self.room_at(now)
-        return room if room > now else float("inf")
+        return room if room > now else inf
 
     @property
     def running(self) -> list[Task]:
