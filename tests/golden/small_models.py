@@ -40,6 +40,13 @@ INITS = embed_init, block_init, head_init
 """The toy's initial values of older commits, to which goldens are compared."""
 
 
+def loss(logits, mb):
+    """The toy's of older commits."""
+    nll = optax.softmax_cross_entropy_with_integer_labels(logits, mb["labels"])
+    hits = ((logits.argmax(-1) == mb["labels"]) * mb["mask"]).sum()
+    return rrfp.Loss((nll * mb["mask"]).sum(), weight=mb["mask"].sum(), metrics={"accuracy": hits})
+
+
 @dataclasses.dataclass(frozen=True)
 class Model:
     """A pipeline, and `data(step)` or another `Data`."""
@@ -94,7 +101,7 @@ def dropped_block(params, carry, mb):
 def dropout():
     first, *_, last = toy.layers(INITS)
     block = rrfp.layer(dropped_block, init=block_init, repeat=toy.BLOCKS)
-    return Model(rrfp.Pipeline([first, block, last], toy.loss), batches)
+    return Model(rrfp.Pipeline([first, block, last], loss), batches)
 
 
 def halved_block(params, carry, mb):
@@ -107,7 +114,7 @@ def halved_block(params, carry, mb):
 def half():
     first, *_, last = toy.layers(INITS)
     block = rrfp.layer(halved_block, init=block_init, repeat=toy.BLOCKS)
-    return Model(rrfp.Pipeline([first, block, last], toy.loss), batches)
+    return Model(rrfp.Pipeline([first, block, last], loss), batches)
 
 
 def drawn(number):
@@ -122,10 +129,10 @@ def several_shapes(step):
 
 
 MODELS = {
-    "toy": lambda: Model(toy.pipeline(inits=INITS), batches),
-    "two buckets": lambda: Model(toy.pipeline(inits=INITS), several_shapes),
-    "tied": lambda: Model(toy.tied_pipeline(INITS), batches),
-    "frozen": lambda: Model(toy.pipeline(inits=INITS, frozen=("0.*", "2.up")), batches),
+    "toy": lambda: Model(toy.pipeline(loss, INITS), batches),
+    "two buckets": lambda: Model(toy.pipeline(loss, INITS), several_shapes),
+    "tied": lambda: Model(toy.tied_pipeline(INITS, loss), batches),
+    "frozen": lambda: Model(toy.pipeline(loss, INITS, frozen=("0.*", "2.up")), batches),
     "dropout": dropout,
     "bfloat16": half,
     "zoo": lambda: Model(zoo.pipeline(), lambda step: list(zoo.microbatches(step))),
@@ -147,7 +154,7 @@ MODELS = {
 def spread():
     """The toy, whose stages of two devices share its tensors."""
     split = {"*.up": sharded.P(None, "tp"), "*.down": sharded.P("tp", None), "-1.out": sharded.P("tp", None)}
-    return Model(toy.pipeline(inits=INITS, sharding=split), batches)
+    return Model(toy.pipeline(loss, INITS, sharding=split), batches)
 
 
 def digest(trainer):
