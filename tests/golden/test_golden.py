@@ -82,6 +82,7 @@ def test_a_table_is_produced_and_who_raises_is_told(tmp_path):
     assert list(produce("p", table, Given(tmp_path), ["good"])["seconds"]) == ["p/good"]
 
 
+@pytest.mark.slow(reason="5 s: three starts; the others compare and produce in this process")
 def test_one_producer_is_equal_twice_and_a_changed_golden_is_found(tmp_path, capsys):
     written = tmp_path / "written"
     assert command.main([f"--write={written}", f"--only={ONE}"]) == 0

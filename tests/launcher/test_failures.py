@@ -30,7 +30,7 @@ def check(cell, outcome):
     assert outcome.seconds < limit, outcome.text
 
 
-@pytest.mark.costly(reason="a run of four processes that is broken in one of many ways")
+@pytest.mark.slow(reason="10 s: four processes; train/test_processes.py and test_spawn.py have such ends")
 @pytest.mark.parametrize(
     ("cell", "how"),
     [

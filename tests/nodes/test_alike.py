@@ -51,6 +51,7 @@ def test_a_node_with_other_code_is_refused(nodes, tmp_path, packages, train):
         assert "on rank 1 (n1) layer 1, layer 2 compute something else than on rank 0 (n0). Give all" in said
 
 
+@pytest.mark.slow(reason="a start on two nodes; runtime/test_alike.py has the versions")
 def test_a_node_with_another_jaxlib_is_refused(nodes, tmp_path, packages):
     about = "Metadata-Version: 2.1\nName: jaxlib\nVersion: 0.10.99\n"
     write(nodes, "n1", packages / "jaxlib-0.10.99.dist-info" / "METADATA", about)

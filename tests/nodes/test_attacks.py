@@ -5,6 +5,8 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from tests.nodes import ranks
 
 LIMIT_SECONDS = 240.0
@@ -16,6 +18,7 @@ for one in psutil.net_connections("tcp"):
 """
 
 
+@pytest.mark.slow(reason="4 s: a run on two nodes; attacks/test_run.py has strangers on this one")
 def test_strangers_on_another_node_do_not_disturb_a_run_that_has_met(nodes, tmp_path):
     started = ranks.start(
         nodes, ["n0", "n1"], [sys.executable, "-m", "tests.attacks.victim", tmp_path / "go"], tmp_path

@@ -96,7 +96,7 @@ def test_an_outage_below_the_limit_ends_nothing_and_one_above_it_blames_the_node
     assert said == {"rank 1 (host n1) has not been heard from for 6 s: frozen or cut off"}
 
 
-@pytest.mark.costly(reason="a run over three nodes")
+@pytest.mark.slow(reason="a run over three nodes; runtime/test_blame.py and test_mailbox.py have the verdict")
 def test_a_link_that_is_dead_is_blamed_and_neither_of_its_ends(meeting):
     for node, other in (("n1", "n2"), ("n2", "n1")):
         done = meeting.nodes.run(node, "ip", "route", "add", "blackhole", meeting.nodes.addresses[other])

@@ -27,6 +27,7 @@ def test_like_plain_flax(name):
     differs(Modules.of(CASES[name]), (2, 1)[number % 2], schedules=("bf", "bfw")[number % 2 :][:1])
 
 
+@pytest.mark.slow(reason="7 s each; test_like_plain_flax has the modules one by one")
 @pytest.mark.parametrize("number", range(COUNT) if ALL else range(0, COUNT, 100))
 def test_compositions_like_plain_flax(number):
     schedules = ("bf", "bfw")[number % 2 :][:1]

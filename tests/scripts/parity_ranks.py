@@ -49,7 +49,7 @@ def main(folder: Path, cases: str) -> None:
             )
     losses = [report.loss for report in trainer.steps(3)]
     evaluated = trainer.evaluate(batch).loss
-    checked = trainer.check().ok
+    checked = trainer.check().ok if cases == "all" else None
     swapped = toy.trainer(stages, pipe=toy.pipeline(mean_loss, additive=False))
     wrong = abs(swapped.value_and_grad(batch)[0] - float(expected[0])) / float(expected[0])
     # Last, so that every process ends right after an update whose tied values others wait for.

@@ -121,6 +121,7 @@ class TestParity:
     def test_a_wrong_loss_would_be_caught(self, parity):
         assert parity[0]["wrong"] > 1e-3
 
+    @pytest.mark.slow(reason="2 s of each rank; tied parameters are checked before the first step")
     def test_the_check_agrees_also_after_steps(self, parity):
         assert all(rank["checked"] for rank in parity)
 

@@ -11,6 +11,7 @@ import pytest
 from flax import nnx
 
 import rrfp_jax as rrfp
+from rrfp_jax.core.orders import GPipe
 from rrfp_jax.data.contract import InMemory
 from tests.support import toy
 from tests.support.refusals import BATCH, copied, make, refused, same
@@ -536,3 +537,16 @@ class TestArguments:
 
         with pytest.raises(TypeError, match="has no len"):
             Odd()
+
+
+class OnlyTwo(GPipe):
+    """An order that lacks a task unless there are two microbatches."""
+
+    def order(self, stage, placement, microbatches):
+        return super().order(stage, placement, microbatches)[microbatches != 2 :]
+
+
+def test_an_order_that_misses_tasks_of_an_evaluation_is_refused_at_the_start():
+    trainer = toy.trainer(2, schedule=OnlyTwo(), data=toy.microbatches(2))
+    with pytest.raises(rrfp.UsageError, match="F0"):
+        trainer.start(toy.microbatches(3))
