@@ -23,7 +23,7 @@ the same, since their schedulers have equal states.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 from rrfp_jax.core.events import ROOM, Arrived, Chosen, Dispatch, Event, Room, Wait, WaitCause
@@ -89,9 +89,6 @@ class Member:
     def awaited(self, named: bool = True) -> Wait:
         return self.scheduler.awaited(named)
 
-    def key(self) -> Hashable:
-        return self.scheduler.key()
-
 
 class Alone(Member):
     """A rank that has nothing to agree on: the only one of its stage, or one with a fixed order."""
@@ -124,9 +121,6 @@ class Leader(Member):
             self._count(event.input)
             return NOTHING
         raise self.scheduler.illegal(event, "arrivals, room and reports, on the leader")
-
-    def key(self) -> Hashable:  # the position follows from what was dispatched
-        return self.scheduler.key(), frozenset(self._lacking.items())
 
     def _count(self, arrived: Input) -> None:
         lacking = self._lacking.pop(arrived, self.ranks) - 1
@@ -170,9 +164,6 @@ class Follower(Member):
             return super().awaited()
         task = self._decided.get(self._position)
         return Wait(WaitCause.LEADER) if task is None else Wait(WaitCause.CHOSEN, (task,))
-
-    def key(self) -> Hashable:
-        return self.scheduler.key(), frozenset(self._decided.items())
 
     def _obey(self) -> Answer:
         task = self._decided.get(self._position)
@@ -219,10 +210,6 @@ class Unanimous(Member):
             return super().awaited(named)
         silent = sorted(set(range(self.ranks)) - set(self._proposals[self._round]))
         return Wait(WaitCause.PROPOSALS, members=tuple(silent))
-
-    def key(self) -> Hashable:
-        proposals = tuple(frozenset(of_round.items()) for of_round in self._proposals)
-        return self.scheduler.key(), self._round, proposals, frozenset(self._later), self._in_vain
 
     @property
     def _pending(self) -> bool:

@@ -33,7 +33,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain, compress
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from rrfp_jax.core.orders import FixedOrder, split_of
 from rrfp_jax.core.tasks import CHARGES, KINDS, Direction, Placement, Task
@@ -193,19 +193,8 @@ class _Line:
         )
 
 
-class _Place(tuple[int, _Line]):
-    """How many tasks of an order are past, and the order, which alone tells states apart."""
-
-    __slots__ = ()
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Place) and self[1] == other[1]
-
-    def __hash__(self) -> int:
-        return hash(self[1])
-
-
-_new = tuple.__new__  # a class's own takes longer, and there is one a task
+_Place: TypeAlias = tuple[int, _Line]
+"""How many tasks of an order are known to be past, and the order."""
 
 
 @dataclass(frozen=True)
@@ -244,7 +233,7 @@ class Ranked(Hint):
         return split_of(self.order.order(stage, placement, microbatches))
 
     def start(self, stage: int, placement: Placement, microbatches: int) -> _Place:
-        return _Place((0, _Line.of(self.order.order(stage, placement, microbatches))))
+        return 0, _Line.of(self.order.order(stage, placement, microbatches))
 
     def choose(self, state: _Place, ready: HintView) -> tuple[Task, _Place] | None:
         """The runnable task that comes first in the order, unless it takes what the order needs before it."""
@@ -252,7 +241,7 @@ class Ranked(Hint):
         order, rank = line.order, line.rank
         at = ready.past(order, at)
         if at < len(order) and (task := order[at]) in ready:
-            return task, _new(_Place, (at + 1, line))
+            return task, (at + 1, line)
         if line.ascending:
             heads: Iterable[Task] = ready.heads(rank)
         else:  # where a kind does not go by microbatch, the lowest need not come first
@@ -262,7 +251,7 @@ class Ranked(Hint):
                 before, stop = line.before, max(rank[task], line.full)
                 if not ready.leaves_room(task, line.charges, before[at], before[stop]):
                     continue
-            return task, _new(_Place, (at, line))
+            return task, (at, line)
         return None
 
 

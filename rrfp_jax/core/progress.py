@@ -169,10 +169,6 @@ class Progress:
         known = 0 <= task.chunk < self._chunks and 0 <= task.microbatch < self._microbatches
         return known and self.rows[task.kind][task.chunk].tasks[task.microbatch] == task
 
-    def key(self) -> bytes:
-        """The states of all tasks; two stages that differ in nothing else are as far as each other."""
-        return b"".join(row.states for row in self.all_rows)
-
     def arrive(self, arrived: Input) -> str | None:
         """File the arrival of an input; what was expected instead, if it cannot happen now."""
         expected = self.refusal(arrived)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, ClassVar
 
@@ -289,10 +289,6 @@ class StageScheduler:
             story = self.log.story(about.microbatch)
             history = f"of microbatch {about.microbatch} so far: {story}; {history}"
         return IllegalEvent(self.stage, event, expected, history)
-
-    def key(self) -> Hashable:
-        """All that its future depends on: with equal keys, schedulers of one stage and step act alike."""
-        return self._progress.key(), self._state
 
     def task_for(self, direction: Direction, chunk: int, microbatch: int) -> Task:
         """The task that runs here for a direction: for BACKWARD, B or I."""

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
-from rrfp_jax.core.group import Unanimous
-from rrfp_jax.core.hints import BF, BFW, Hint, Ranked, _Place
+from rrfp_jax.core.hints import BF, BFW, Hint, Ranked
 from rrfp_jax.core.orders import ZBH1, FixedOrder
 from rrfp_jax.core.progress import ReadyQueue
 from rrfp_jax.core.schedules import NAMED
@@ -17,6 +16,7 @@ from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import Placement
 from tests.support.drain import Drain
 from tests.support.interleave import World
+from tests.verification.exploration import keys
 from tests.verification.exploration.cases import cases, schedules, sizes
 from tests.verification.exploration.faults import faults
 from tests.verification.exploration.space import Case, Space, explore, real
@@ -79,7 +79,7 @@ def test_cases_hold_what_they_say():
 
 
 class TestKeys:
-    """States are told apart by `key()`: it must say all that a machine remembers."""
+    """States are told apart by `key_of`: it must say all that a machine remembers."""
 
     @pytest.mark.parametrize(
         "case",
@@ -96,13 +96,14 @@ class TestKeys:
         known, met, space = {}, 0, Space(case)
         for seed in range(100):
             for node, machine in walk(space, random.Random(seed)):
-                key, memories = (node, machine.key()), memory(machine)
+                key, memories = (node, keys.key_of(machine)), memory(machine)
                 met += key in known
                 assert known.setdefault(key, memories) == memories
         assert met > 300
 
     def test_a_key_that_says_too_little_is_noticed(self, monkeypatch):
-        monkeypatch.setattr(Unanimous, "key", lambda self: self.scheduler.key())
+        key_of = keys.key_of
+        monkeypatch.setattr(keys, "key_of", lambda machine: key_of(getattr(machine, "scheduler", machine)))
         with pytest.raises(AssertionError):
             self.test_equal_keys_mean_equal_memories(Case(rules=step(), ranks=2, protocol="unanimous"))
 
@@ -122,7 +123,7 @@ def walk(space, rng):
 
 def memory(value):
     """Everything in a machine as it is now, but what is only told to users or found faster for."""
-    if isinstance(value, _Place):
+    if keys.is_ranking(value):
         return memory(value[1])
     if isinstance(value, (list, tuple)):
         return [memory(each) for each in value]

@@ -24,6 +24,7 @@ from rrfp_jax.core.tasks import (
     Placement,
     Task,
 )
+from tests.verification.exploration.keys import key_of
 
 README = Path(rrfp_jax.core.__file__).with_name("README.md")
 FUSED, SPLIT = (FORWARD, BACKWARD), (FORWARD, INPUT, WEIGHT)
@@ -133,10 +134,10 @@ def test_each_refusal(refusal, stage, events, forward_only):
     scheduler = StageScheduler(stage, rules)
     for event in events[:-1]:
         scheduler.handle(event)
-    before = scheduler.key(), list(scheduler.log)
+    before = key_of(scheduler), list(scheduler.log)
     with pytest.raises(IllegalEvent, match=f"expected {refusal.value};"):
         scheduler.handle(events[-1])
-    assert (scheduler.key(), list(scheduler.log)) == before
+    assert (key_of(scheduler), list(scheduler.log)) == before
 
 
 def test_a_fixed_order_is_told_no_choice():

@@ -20,6 +20,7 @@ from tests.support.interleave import ReplayError, replay
 from tests.support.small_step import B, F
 from tests.support.spoilt import rules
 from tests.support.steps import steps
+from tests.verification.exploration.keys import key_of
 
 
 def stage(number=1, schedule=None, budget=None, kind=StageScheduler, microbatches=30):
@@ -79,8 +80,8 @@ def test_replays_to_the_same_state():
     told(scheduler, *[Arrived(F(j).input) for j in (2, 0, 1)], Room({F(0)}), ROOM, Chosen(F(2)), ROOM)
     told(scheduler, Room(foreseen=frozenset([F(3).input, F(4).input])), Arrived(F(4).input), ROOM)
     again = replay(scheduler)
-    assert (again.key(), again.in_flight, list(again.log)) == (
-        scheduler.key(), scheduler.in_flight, list(scheduler.log)
+    assert (key_of(again), again.in_flight, list(again.log)) == (
+        key_of(scheduler), scheduler.in_flight, list(scheduler.log)
     )  # fmt: skip
     scheduler.log[-1] = ROOM, B(2)
     with pytest.raises(ReplayError, match="stage 1, event 9, room: B2 before, F4 now"):

@@ -29,6 +29,7 @@ from rrfp_jax.runtime.stages.step import ModelStep
 from rrfp_jax.runtime.transport.protocol import Arrival, Key
 from rrfp_jax.trace.costs import TableCosts, WorkloadCosts, constant
 from tests.support import refusals, toy
+from tests.verification.exploration.keys import key_of
 
 
 @pytest.mark.parametrize("enabled", [True, False])
@@ -120,9 +121,9 @@ def test_a_question_of_another_thread_changes_nothing():
     """The watchdog asks what a stage waits for; what it finds is not remembered for the main thread."""
     rules = StepRules(placement=Placement(1), microbatches=2, schedule=BF())
     scheduler = StageScheduler(0, rules)
-    key = scheduler.key()
+    key = key_of(scheduler)
     assert str(scheduler.awaited()) == "nothing: F0 can run"
-    assert scheduler.view.cached is None and scheduler.key() == key
+    assert scheduler.view.cached is None and key_of(scheduler) == key
 
 
 LATE = 0.3

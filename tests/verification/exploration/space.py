@@ -3,7 +3,7 @@
 Theory of operation. The real machines of the core are driven: a `StageScheduler` or a group's machine for
 each rank. Whatever has been sent and has not arrived may arrive next, in any order; each device may be given
 room at any moment, also with inputs foreseen that are under way. So a step's behaviour is a graph whose nodes
-are what all ranks know and what is under way. A machine's state is told by its `key()`: two ways that lead to
+are what all ranks know and what is under way. A machine's state is told by `key_of`: two ways that lead to
 equal keys go on alike and are merged. Breadth first, so that what is found wrong is shown by the shortest way
 to it.
 
@@ -38,6 +38,7 @@ from rrfp_jax.core.group import (
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import Direction, Input, Task
+from tests.verification.exploration.keys import key_of
 from tests.verification.exploration.visits import Enough, Reach, Violation, never
 from tests.verification.exploration.witness import Broken, Seen, Witness, require
 
@@ -105,7 +106,7 @@ class Table:
         self._make: Callable[[], Any] = partial(make, case, stage, rank)
         self._witness = Witness(stage, case.rules, case.budget(stage))
         machine, seen = self._make(), self._witness.start()
-        self._rows: dict[Hashable, int] = {(machine.key(), seen): 0}
+        self._rows: dict[Hashable, int] = {(key_of(machine), seen): 0}
         self._seen = [seen]
         self._ways: list[tuple[int, object]] = [(0, None)]  # the row before, and the event that led on
         self._unused: dict[int, Any] = {}  # machines that happen to be in a row's state
@@ -132,7 +133,7 @@ class Table:
         machine = self._machine(row)
         dispatch, message = machine.handle(event)
         seen = self._witness.after(self._seen[row], event, dispatch)
-        to = self._rows.setdefault((machine.key(), seen), len(self._ways))
+        to = self._rows.setdefault((key_of(machine), seen), len(self._ways))
         if to == len(self._ways):
             self._ways.append((row, event))
             self._seen.append(seen)
