@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate, chain, compress
 from typing import Any, Protocol, TypeAlias
 
@@ -169,28 +169,18 @@ class FPriority(BPriority):
     directions: tuple[Direction, ...] = (Direction.FORWARD, Direction.BACKWARD)
 
 
-@dataclass(frozen=True)
 class _Line:
-    """A stage's order, and what follows from it (`_Line.of`)."""
+    """A stage's order, and what follows from it."""
 
-    order: tuple[Task, ...]
-    rank: Mapping[Task, int] = field(compare=False, repr=False)
-    ascending: bool = field(compare=False)
-    charges: Sequence[Task] = field(compare=False, repr=False)
-    before: Sequence[int] = field(compare=False, repr=False)  # by place, how many of the charges before it
-    full: int = field(compare=False, repr=False)  # the place of the first task that frees: the warm-up ends
-
-    @classmethod
-    def of(cls, order: Sequence[Task]) -> _Line:
+    def __init__(self, order: Sequence[Task]) -> None:
         counted = [CHARGES[task.kind] != 0 for task in order]
-        return cls(
-            order=tuple(order),
-            rank={task: at for at, task in enumerate(order)},
-            ascending=_ascends(order),
-            charges=list(compress(order, counted)),
-            before=list(accumulate(counted, initial=0)),
-            full=next((at for at, task in enumerate(order) if CHARGES[task.kind] < 0), len(order)),
-        )
+        self.order = tuple(order)
+        self.rank = {task: at for at, task in enumerate(order)}
+        self.ascending = _ascends(order)
+        self.charges = list(compress(order, counted))
+        self.before = list(accumulate(counted, initial=0))  # by place, how many of the charges before it
+        # The place of the first task that frees: the warm-up ends.
+        self.full = next((at for at, task in enumerate(order) if CHARGES[task.kind] < 0), len(order))
 
 
 _Place: TypeAlias = tuple[int, _Line]
@@ -233,7 +223,7 @@ class Ranked(Hint):
         return split_of(self.order.order(stage, placement, microbatches))
 
     def start(self, stage: int, placement: Placement, microbatches: int) -> _Place:
-        return 0, _Line.of(self.order.order(stage, placement, microbatches))
+        return 0, _Line(self.order.order(stage, placement, microbatches))
 
     def choose(self, state: _Place, ready: HintView) -> tuple[Task, _Place] | None:
         """The runnable task that comes first in the order, unless it takes what the order needs before it."""

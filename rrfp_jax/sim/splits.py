@@ -18,7 +18,7 @@ process and no device: a run's rank 0 has one, and so has whoever simulates a ru
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence, Set
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
@@ -273,19 +273,14 @@ class RebalanceDecision(NamedTuple):
     distrusted: float | None = None  # the error of the replay, if for that nothing is predicted
 
 
-class _Ran(NamedTuple):
+class _Ran:
     """What steps took (s): the median, and how far from it they usually were; and what they consisted of."""
 
-    seconds: float
-    spread: float
-    kinds: Set[Hashable]
-
-    @classmethod
-    def of(cls, steps: Sequence[RecordedStep]) -> _Ran:
+    def __init__(self, steps: Sequence[RecordedStep]) -> None:
         found = [step.trace.makespan for step in steps]
-        middle = median(found)
-        kinds = {(_order(step), len(step.buckets), bucket) for step in steps for bucket in step.buckets}
-        return cls(middle, median(abs(one - middle) for one in found), kinds)
+        self.seconds = median(found)
+        self.spread = median(abs(one - self.seconds) for one in found)
+        self.kinds = {(_order(step), len(step.buckets), bucket) for step in steps for bucket in step.buckets}
 
     def slower(self, before: _Ran) -> bool:
         """Whether they are by more than noise."""
@@ -308,7 +303,7 @@ class Balance:
 
     def look(self, steps: Sequence[RecordedStep], left: int) -> RebalanceDecision:
         """What is to be done before the next step."""
-        now = self._looked = _Ran.of(steps)
+        now = self._looked = _Ran(steps)
         own = _sample(steps)
         if own is None:
             return RebalanceDecision(MOST)
