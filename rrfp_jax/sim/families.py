@@ -27,7 +27,6 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 from rrfp_jax.trace.costs import Workload, constant, log_normal
 from rrfp_jax.trace.records import RecordedStep
@@ -120,16 +119,14 @@ def _straggler(stages: int, microbatches: int, seed: int) -> Step:
     return Step(known, noisy(known.scaled(factors, factors), draw))
 
 
-FAMILIES: Mapping[str, Family] = MappingProxyType(
-    {
-        "constant": _constant,
-        "log-normal": varied,
-        "length-imbalanced": _length_imbalanced,
-        "multimodal": _multimodal,
-        "slow-link": _slow_link,
-        "straggler": _straggler,
-    }
-)
+FAMILIES: Mapping[str, Family] = {
+    "constant": _constant,
+    "log-normal": varied,
+    "length-imbalanced": _length_imbalanced,
+    "multimodal": _multimodal,
+    "slow-link": _slow_link,
+    "straggler": _straggler,
+}
 
 
 def by_name(name: str) -> Family:
