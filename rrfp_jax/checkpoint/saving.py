@@ -268,7 +268,7 @@ class Checkpoints:
         self.trouble = rank, f"{self._world.describe(rank)}: {states[rank]}"
         reason = f"the checkpoint of step {step} cannot be written by {self.trouble[1]}; {latest}"
         if self._on_error == "stop":
-            remedy = "free the disk, or let training continue without (on_error='continue')"
+            remedy = "free the disk, save elsewhere, or let training continue without (on_error='continue')"
             raise caused_by(rank, self._world.rank, f"{reason}; {remedy}")
         self._say(reason)
 

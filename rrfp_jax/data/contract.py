@@ -177,7 +177,7 @@ def as_data(data: Any) -> Data:
     if isinstance(data, Data):
         return data
     if callable(data) or isinstance(data, Sequence):
-        if callable(data) and not _takes_a_step(data):
+        if callable(data) and not takes_one(data):
             if inspect.isgeneratorfunction(data):
                 raise UsageError(
                     f"data={data.__name__}: a generator function of no step; give data(step), which returns "
@@ -197,8 +197,8 @@ def as_data(data: Any) -> Data:
     )
 
 
-def _takes_a_step(function: Callable[..., Any]) -> bool:
-    """Whether a function can be called with one number, as far as Python knows."""
+def takes_one(function: Callable[..., Any]) -> bool:
+    """Whether a function can be called with one argument, as far as Python knows."""
     try:
         inspect.signature(function).bind(0)
     except (TypeError, ValueError) as error:  # ValueError: a builtin without a signature
@@ -383,6 +383,8 @@ def _arrays_of_all(what: str, given: Any, copied: bool = False) -> list[Arrays]:
 def _arrays(who: str, mb: Any, copied: bool) -> Arrays:
     if not isinstance(mb, Mapping) or not mb:
         raise UsageError(f"{who} must be a dict of arrays with at least one field, got {type(mb).__name__}")
+    if odd := [name for name in mb if not isinstance(name, str)]:
+        raise UsageError(f"{who}: the name of a field is text, such as 'tokens', not {shown(odd[0])}")
     arrays = {name: _array(who, name, value) for name, value in mb.items()}
     return {name: _kept(array) for name, array in arrays.items()} if copied else arrays
 
@@ -399,12 +401,18 @@ def _array(who: str, name: str, value: Any) -> np.ndarray[Any, np.dtype[Any]]:
     """A field as an array; 64-bit numbers as the 32-bit ones that JAX computes with by default."""
     try:
         array = np.asarray(value)
-    except ValueError as error:
-        raise UsageError(f"field {name!r} of {who} is ragged: pad it to one shape ({error})") from None
+    except (TypeError, ValueError) as error:
+        cause = "is ragged: pad it to one shape" if isinstance(error, ValueError) else "is no array"
+        raise UsageError(f"field {name!r} of {who} {cause} ({error})") from None
     if array.dtype.kind in "USO":
         raise UsageError(f"field {name!r} of {who} has dtype {array.dtype}: give arrays of numbers")
-    wanted = jax.dtypes.canonicalize_dtype(array.dtype)
-    return array if array.dtype == wanted else array.astype(wanted)
+    found = array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
+    if found.dtype.kind in "iu" and (changed := array[found != array]).size:
+        raise UsageError(
+            f"field {name!r} of {who} has {changed[0]}, beyond the {found.dtype} that JAX computes with: "
+            f"give smaller numbers, or set jax_enable_x64"
+        )
+    return found
 
 
 def _digest(arrays: Arrays) -> str:

@@ -17,6 +17,7 @@ from rrfp_jax.checkpoint.saving import FILES_AT_ONCE, needs_base
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.model.roles import Roles
 from rrfp_jax.runtime.programs.initial import InitFunction, ModelCheckedInit, SourcedInit
+from rrfp_jax.user_code import called
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 """In which a run may have read a base before."""
@@ -33,7 +34,8 @@ class FrozenBase:
 
     def __call__(self, path: str, spec: jax.ShapeDtypeStruct) -> Any:
         """What the function gives."""
-        return self.init(path, spec)
+        with called(f"init({path!r}, spec)", UsageError):
+            return self.init(path, spec)
 
     def source_of(self, path: str) -> str | None:
         """See `SourcedInit`."""

@@ -16,7 +16,7 @@ import optax
 
 from rrfp_jax.checkpoint.leaves import keyed
 from rrfp_jax.core.step_rules import Bucket
-from rrfp_jax.data.contract import Data, Microbatch, buckets_of, load_repeatedly, words_of_bucket
+from rrfp_jax.data.contract import Data, Microbatch, buckets_of, load_repeatedly, takes_one, words_of_bucket
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.fields import LARGEST, shown
 from rrfp_jax.printing import warn
@@ -99,7 +99,7 @@ def check_types(
         )
     if init is not None and not callable(init):
         raise UsageError(f"init={shown(init)}: give a function init(path, spec) -> array, or leave it out")
-    if on_step is not None and not callable(on_step):
+    if on_step is not None and not (callable(on_step) and takes_one(on_step)):
         raise UsageError(f"on_step={on_step!r}: give a function of a step's report, or leave it out")
 
 

@@ -18,7 +18,7 @@ from rrfp_jax.checkpoint.saving import OnError
 from rrfp_jax.core.schedules import Schedule, name_of
 from rrfp_jax.data.contract import Data, InMemory, Microbatch, as_data, load_step, plan_step
 from rrfp_jax.errors import UsageError
-from rrfp_jax.fields import output_of, says_its_arguments
+from rrfp_jax.fields import output_of, says_its_arguments, shown
 from rrfp_jax.forecast.forecast import RunSpec
 from rrfp_jax.json_files import write_json
 from rrfp_jax.printing import say
@@ -192,6 +192,12 @@ class Trainer:
             "process: write it with trainer.save(folder), or copy trainer.params()"
         )
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not name.startswith("_") and not hasattr(type(self), name):
+            remedy = ELSEWHERE.get(name, "what it is to be is given when it is made")
+            raise UsageError(f"trainer.{name}={shown(value)}: a Trainer has no {name} to set; {remedy}")
+        super().__setattr__(name, value)
+
     def __repr__(self) -> str:
         engine = self._engine
         layers = " + ".join(map(str, engine.split))
@@ -261,6 +267,8 @@ class Trainer:
         if isinstance(progress, bool):
             progress = shown_progress() if progress and self.is_main else silent
         if progress is not None:
+            if not callable(progress):
+                raise UsageError(f"Trainer.start(progress={shown(progress)}): give True, False or a listener")
             self._engine.library.progress = progress
         self._start(self._own_data("start"), None if evaluate is None else as_data(evaluate))
         return self._engine.memory.ledgers()
