@@ -80,17 +80,14 @@ class Logger:
 
 def figures_of(report: Report) -> dict[str, float]:
     """A report's metrics as loggers name them: "train/loss", "hyperparams/learning_rate", "idle/stage_0"."""
+    others = ("gradient_norm", "parameter_norm", "loss_scale", "skipped")
+    speeds = ("tokens_per_second", "step_seconds", "load_seconds")
     return {
         "train/loss": report.loss,
         **{f"train/{name}": value for name, value in report.metrics.items()},
-        "train/gradient_norm": report.gradient_norm,
-        "train/parameter_norm": report.parameter_norm,
-        "train/loss_scale": report.loss_scale,
-        "train/skipped": report.skipped,
+        **{f"train/{name}": getattr(report, name) for name in others},
         **{f"hyperparams/{name}": value for name, value in report.hyperparams.items()},
-        "speed/tokens_per_second": report.tokens_per_second,
-        "speed/step_seconds": report.step_seconds,
-        "speed/load_seconds": report.load_seconds,
+        **{f"speed/{name}": getattr(report, name) for name in speeds},
         **{f"idle/stage_{stage}": share for stage, share in enumerate(report.bubble)},
         **{f"memory/stage_{stage}_peak_bytes": size for stage, size in enumerate(report.peak_bytes)},
     }

@@ -35,8 +35,7 @@ def read_config_line(arguments: Sequence[str]) -> ConfigLine:
             f"{'no' if not files else len(files)} {FLAG} given: name one run, such as "
             f"{FLAG}=configs/quickstart.py (see --help)"
         )
-    file = str(config_path(files[0]))
-    return ConfigLine(file, rest)
+    return ConfigLine(str(config_path(files[0])), rest)
 
 
 def joined(argv: Sequence[str]) -> list[str]:

@@ -19,6 +19,9 @@ LINE = (
 )
 """Of a report, what every line of `metrics.jsonl` has."""
 
+SAME = ("weight", "hyperparams", "load_seconds", "peak_bytes", "budget_bytes", "recorded")
+"""Of a report, what is so called in the sums of its step, too."""
+
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Report:
@@ -83,16 +86,11 @@ class Report:
         return cls(
             step=trace.step,
             loss=sums.total / sums.weight,
-            weight=sums.weight,
             metrics=figures(sums.metrics, sums.weight),
-            hyperparams=sums.hyperparams,
             step_seconds=trace.makespan,
-            load_seconds=sums.load_seconds,
             bubble=trace.bubble(),
             parameter_norm=math.sqrt(sums.norms.squared_of_parameters),
-            peak_bytes=sums.peak_bytes,
-            budget_bytes=sums.budget_bytes,
-            recorded=sums.recorded,
+            **{name: getattr(sums, name) for name in SAME},
             **known,
         )
 
