@@ -252,7 +252,10 @@ def check_dtypes(step: int, buckets: Sequence[Bucket], known: Mapping[str, tuple
 
 
 def _check_rows(where: str, mb: Microbatch) -> None:
-    """Refuse a microbatch in which every array is empty; some of several arrays may be."""
+    """Refuse fields without a dtype, and a microbatch without a row; some of its arrays may be empty."""
+    if odd := [name for name, spec in mb.fields.items() if not hasattr(spec, "dtype")]:
+        given = shown(mb.fields[odd[0]])
+        raise UsageError(f"{where}: its field {odd[0]!r} is {given}: give jax.ShapeDtypeStruct(shape, dtype)")
     arrays = [(name, spec) for name, spec in mb.fields.items() if tuple(spec.shape)]
     if arrays and not any(math.prod(spec.shape) for _, spec in arrays):
         name, spec = arrays[0]

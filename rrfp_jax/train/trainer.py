@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -407,6 +408,10 @@ class Trainer:
             TrainingError: it cannot be written, and `on_error` is "stop".
         """
         check_count("save", "keep", keep, 1)
+        try:
+            json.dumps(config)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"Trainer.save(config={shown(config)}): {error}; give plain data") from None
         if not self._engine.stages:
             raise UsageError("Trainer.save: nothing to save before the first step; call start() first")
         path, state = folder_of("Trainer.save", folder), self._stepper.state(config)
