@@ -43,7 +43,7 @@ def tuned(base):
 def plain(cfg, states):
     """The layers as plain flax, with the values of these states."""
     kinds = [fine_tune.Embed, *[fine_tune.Block] * cfg["num_hidden_layers"], fine_tune.Head]
-    layers = [kind(cfg, nnx.Rngs(7)) for kind in kinds]
+    layers = [nnx.eval_shape(lambda kind=kind: kind(cfg, nnx.Rngs(7))) for kind in kinds]
     for layer, state in zip(layers, states, strict=True):
         nnx.update(layer, state)
     return layers
