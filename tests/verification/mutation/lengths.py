@@ -71,22 +71,22 @@ def the_odd_microbatch_dropped(original: Any) -> Any:
     return plan
 
 
-@changes("data.documents:Documents._fill_row")
+@changes("data.documents:fill_row")
 def padding_counted(original: Any) -> Any:
-    def fill(self: Any, arrays: Any, row: int) -> None:
-        original(self, arrays, row)
-        if "mask" in arrays:
-            arrays["mask"][:] = 1
+    def fill(row: Any, documents: Any) -> None:
+        original(row, documents)
+        if "mask" in row:
+            row["mask"][:] = 1
 
     return fill
 
 
-@changes("data.documents:Documents._fill_row")
+@changes("data.documents:fill_row")
 def documents_not_told_apart(original: Any) -> Any:
-    def fill(self: Any, arrays: Any, row: int) -> None:
-        original(self, arrays, row)
-        if "segments" in arrays:
-            arrays["segments"][:] = 1
+    def fill(row: Any, documents: Any) -> None:
+        original(row, documents)
+        if "segments" in row:
+            row["segments"][:] = 1
 
     return fill
 

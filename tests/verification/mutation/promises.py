@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from tests.verification.mutation.table import changes
@@ -167,18 +168,18 @@ def data_seen_again(original: Any) -> Any:
     return go_on_from
 
 
-@changes("train.resume:put_back")
+@changes("train.resume:CheckpointWriter._put_back")
 def layers_named_by_stage(original: Any) -> Any:
-    def put_back(stages: Any, optimizers: Any, leaves: Any) -> None:
+    def put_back(self: Any, stages: Any, optimizers: Any, restored: Any) -> None:
         for stage in stages:
             first = min(map(int, stage.params))
             local = {name: str(int(name) - first) for name in stage.params}
             found = {
-                key: leaves.get((key[0], local.get(key[1], key[1]), *key[2:]), own)
-                for key, own in leaves.items()
+                key: restored.leaves.get((key[0], local.get(key[1], key[1]), *key[2:]), own)
+                for key, own in restored.leaves.items()
             }
-            original([stage], [], found)
-        original([], optimizers, leaves)
+            original(self, [stage], [], replace(restored, leaves=found))
+        original(self, [], optimizers, restored)
 
     return put_back
 
