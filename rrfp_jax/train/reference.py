@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import jaxpr_as_fun
 
 from rrfp_jax.runtime.mesh.stage_mesh import tracing_alone
 from rrfp_jax.runtime.model.gradient_flow import told_lost
@@ -44,11 +45,11 @@ class PlainStep:
 
         The gradient has no frozen parameters; tied ones are one argument of what is differentiated.
         """
-        return self._value_and_grad(jax.jit(_pulled_back(self._sums())), self._owned)
+        return self._value_and_grad(self._whole, self._owned)
 
     def in_pieces(self) -> tuple[float, Params]:
         """The same with every layer compiled by itself, and differentiated by itself."""
-        return self._value_and_grad(_pulled_back(self._sums(jax.jit)), self._owned)
+        return self._value_and_grad(_traced_once(_pulled_back(self._sums(jax.jit))), self._owned)
 
     def nearby(self) -> tuple[float, Params]:
         """The same as one program, at parameters that each are larger or smaller by one rounding."""
@@ -59,7 +60,11 @@ class PlainStep:
             signs = draw.choice([-epsilon, epsilon], leaf.shape)
             return (leaf.astype(_wide(leaf)) * (1 + signs)).astype(leaf.dtype)
 
-        return self._value_and_grad(jax.jit(_pulled_back(self._sums())), [*map(moved, self._owned)])
+        return self._value_and_grad(self._whole, [*map(moved, self._owned)])
+
+    @cached_property
+    def _whole(self) -> Callable[..., Any]:
+        return jax.jit(_pulled_back(self._sums()))
 
     @cached_property
     def _roles(self) -> Roles:
@@ -136,6 +141,23 @@ def _pulled_back(sums: Callable[..., Any]) -> Callable[..., Any]:
         return found, pull((ones[0], zeros[1]))[0], pull((zeros[0], ones[1]))[0]
 
     return pulled_back
+
+
+def _traced_once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, traced once for all microbatches of a shape; what is compiled by itself stays so."""
+    known: dict[Any, tuple[Callable[..., Any], Any]] = {}
+
+    def call(*given: Any) -> Any:
+        leaves, structure = jax.tree.flatten(given)
+        leaves = [*map(jnp.asarray, leaves)]
+        kind = structure, tuple(map(jax.typeof, leaves))
+        if kind not in known:
+            closed, found = jax.make_jaxpr(function, return_shape=True)(*given)
+            known[kind] = jaxpr_as_fun(closed), jax.tree.structure(found)
+        run, result = known[kind]
+        return jax.tree.unflatten(result, run(*leaves))
+
+    return call
 
 
 def _sum(values: Sequence[Any]) -> Any:
