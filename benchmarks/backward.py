@@ -24,14 +24,14 @@ from configs.decoders import RandomTokens
 from configs.quickstart import pipeline
 from models.gpt import GPTConfig
 from rrfp_jax.data.contract import load_step
-from rrfp_jax.runtime.autodiff.differentiate import Differentiated, differentiate
+from rrfp_jax.runtime.autodiff.differentiate import Differentiated
 from rrfp_jax.runtime.autodiff.traced import SCALE, Program
 from rrfp_jax.runtime.mesh.stage_mesh import StageMesh
-from rrfp_jax.runtime.model.pipeline import IDS
+from rrfp_jax.runtime.model.pipeline import IDS, INDEX
 from rrfp_jax.runtime.programs.compiler import Compiled, Compiler
 from rrfp_jax.runtime.programs.gradients import adding as adding_program
 from rrfp_jax.runtime.programs.gradients import wide_dtype
-from rrfp_jax.runtime.programs.stage_programs import VirtualStageShape
+from rrfp_jax.runtime.programs.segments import SegmentShape
 from rrfp_jax.runtime.sizes import nbytes
 
 
@@ -126,14 +126,15 @@ def virtual_stage(model: GPTConfig, layers: range, remat: str, batch: int, lengt
     (microbatch,) = load_step(RandomTokens(model.vocab_size, (batch, length), 1, seed=0), 0)
     fields = {name: jax.ShapeDtypeStruct(value.shape, value.dtype) for name, value in microbatch.items()}
     shapes = pipe.shapes(fields)
-    shape = VirtualStageShape(pipe=pipe, layers=layers, fields=fields, shapes=shapes, remat=remat)
+    shape = SegmentShape(pipe=pipe, layers=layers, fields=fields, shapes=shapes, remat=remat)
     draw = np.random.default_rng(0)
     leaves = jax.tree.leaves(shape.params)
     params = [jnp.asarray(draw.normal(size=s.shape) * s.shape[0] ** -0.5, s.dtype) for s in leaves]
+    params.append(jnp.asarray(layers.start, INDEX.dtype))
     carry = [jnp.asarray(draw.normal(size=s.shape), s.dtype) for s in jax.tree.leaves(shape.carry_in)]
     inputs = [jnp.asarray(microbatch[name]) for name in shape.input_names]
     arrived = [*carry, *inputs, jnp.zeros(IDS.shape, IDS.dtype)]
-    return Halved(differentiate(shape.flat, *shape.specs()), params, arrived)
+    return Halved(shape.traced(), params, arrived)
 
 
 def weight_share(halved: Halved, rows: int) -> float:
@@ -183,10 +184,11 @@ Way = Callable[[list[Any]], list[Any]]
 
 def both_ways(halved: Halved, name: str) -> tuple[dict[str, Way], dict[str, float], list[Any]]:
     """A program that gives gradients to another one, and one that adds them; bytes moved; specs of sums."""
-    program, count = halved.programs[name], len(halved.params)
+    params = halved.params[:-1]  # the last one is the layer's index
+    program, count = halved.programs[name], len(params)
     given = [halved.arguments[i] for i in program.reads]
-    specs = [jax.ShapeDtypeStruct(p.shape, wide_dtype(p.dtype)) for p in halved.params]
-    gradients = [jax.ShapeDtypeStruct(p.shape, p.dtype) for p in halved.params]
+    specs = [jax.ShapeDtypeStruct(p.shape, wide_dtype(p.dtype)) for p in params]
+    gradients = [jax.ShapeDtypeStruct(p.shape, p.dtype) for p in params]
 
     def plus(sums: list[Any], more: list[Any]) -> list[Any]:
         return [a + g.astype(a.dtype) for a, g in zip(sums, more, strict=True)]

@@ -121,7 +121,7 @@ def plain_seconds(pipe: Pipeline, specs: library.Library, buckets: Sequence[Any]
     """CPU seconds to trace and compile the loss's value and gradient, the model as one program, by bucket."""
 
     def objective(params: Any, fields: Any, ids: Any) -> Any:
-        _, loss = run_layers(pipe, range(len(pipe)), list(params.values()), None, fields, ids)
+        _, loss = run_layers(pipe, range(len(pipe)), list(params.values()), None, fields, ids, 0)
         assert loss is not None
         return loss.total / loss.weight
 

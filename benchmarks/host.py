@@ -154,12 +154,10 @@ def bare(trainer: rrfp.Trainer, rounds: int = 100) -> list[float]:
     (compiled,) = engine.library.all_programs("train")
     calls = []
     for stage, (programs,) in zip(engine.stages.values(), compiled.values(), strict=True):
-        assert programs.traced is not None
-        for kind, traced in ((FORWARD, programs.traced.forward), (BACKWARD, programs.traced.backward)):
-            zeros = [stage.stage_mesh.put(np.zeros(s.shape, s.dtype)) for s in traced.specs]
-            call = programs.tasks[kind].program
-            assert call is not None
-            calls.append((call, zeros))
+        (segment,) = programs.segments
+        for kind in (FORWARD, BACKWARD):
+            zeros = [stage.stage_mesh.put(np.zeros(s.shape, s.dtype)) for s in segment.program(kind).specs]
+            calls.append((segment.lowered[kind], zeros))
     samples = []
     for _ in range(rounds):
         for s, stage in engine.stages.items():

@@ -21,8 +21,7 @@ from configs.gpt3_large import get_config as gpt3_config
 from configs.quickstart import get_config as quickstart_config
 from rrfp_jax import RunConfig
 from rrfp_jax.forecast.cost_analysis import program_cost
-from rrfp_jax.runtime.autodiff.differentiate import differentiate
-from rrfp_jax.runtime.programs.stage_programs import VirtualStageShape
+from rrfp_jax.runtime.programs.segments import SegmentShape
 from rrfp_jax.runtime.sizes import temporary_bytes
 
 DECODERS = ("gpt3_large", "qwen3_4b", "llama3_70b", "mixtral_8x7b")
@@ -75,8 +74,8 @@ def counted_over_compiled(config: RunConfig) -> dict[str, dict[str, float]]:
     shapes = pipe.shapes(fields)
     ratios = {}
     for i in (0, 1, len(pipe) - 1):
-        shape = VirtualStageShape(pipe=pipe, layers=range(i, i + 1), fields=fields, shapes=shapes)
-        traced = differentiate(shape.flat, *shape.specs())
+        shape = SegmentShape(pipe=pipe, layers=range(i, i + 1), fields=fields, shapes=shapes)
+        traced = shape.traced()
         for name in ("forward", "backward", "weight"):
             program = getattr(traced, name)
             counted = program_cost(program.closed)

@@ -21,12 +21,14 @@ class Doing:
         done: how many of its parts are done. It is told with 0 when it begins, and with `total` when it ends.
         total: how many parts there are; it may grow on the way. 1 for what has no parts.
         detail: more about it, such as "bucket 2 of 3".
+        parts: what is counted, such as "kinds (64 layers)".
     """
 
     what: str
     done: int
     total: int
     detail: str = ""
+    parts: str = ""
 
 
 Progress: TypeAlias = Callable[[Doing], None]

@@ -20,7 +20,8 @@ from rrfp_jax.runtime.model.layers import LayerSpec
 from rrfp_jax.runtime.model.pipeline import IDS
 from rrfp_jax.runtime.programs.compiler import Compiler
 from rrfp_jax.runtime.programs.gradients import wide
-from rrfp_jax.runtime.programs.stage_programs import OnDevices, StagePrograms, VirtualStageShape
+from rrfp_jax.runtime.programs.segments import OnDevices, Segment, SegmentShape
+from rrfp_jax.runtime.programs.stage_programs import StagePrograms
 from rrfp_jax.runtime.sizes import nbytes
 from rrfp_jax.runtime.stages.step import ModelStep, StagePart
 
@@ -36,7 +37,7 @@ class OneStage:
     """
 
     pipe: rrfp.Pipeline
-    shape: VirtualStageShape
+    shape: SegmentShape
     programs: StagePrograms
     carry: jax.ShapeDtypeStruct
 
@@ -46,11 +47,11 @@ class OneStage:
         ends = rrfp.layer(lambda x, mb: mb["x"] if x is None else x)
         pipe = rrfp.Pipeline([ends, layer, ends], lambda x, mb: rrfp.Loss(x.astype(jnp.float32).sum()))
         fields = {"x": carry}
-        shape = VirtualStageShape(
+        shape = SegmentShape(
             pipe=pipe, layers=range(1, 2), fields=fields, shapes=pipe.shapes(fields), remat=remat
         )
-        compiler = Compiler(StageMesh((jax.local_devices()[0],)))
-        programs = StagePrograms.lower(shape, {BACKWARD, INPUT, WEIGHT}, OnDevices(compiler))
+        by, kinds = OnDevices(Compiler(StageMesh((jax.local_devices()[0],)))), {BACKWARD, INPUT, WEIGHT}
+        programs = StagePrograms.of([shape.layers], [Segment.lower(shape, kinds, by)], kinds, by)
         return cls(pipe, shape, programs, carry)
 
     @property
@@ -63,7 +64,8 @@ class OneStage:
         found = {"input": nbytes(self.carry), "held": tasks[FORWARD].held_bytes}
         found["held_after_input"] = tasks[INPUT].held_bytes
         for name, kind in (("forward", FORWARD), ("backward", BACKWARD)):
-            analysis: Any = tasks[kind].program.memory_analysis()  # type: ignore[union-attr]
+            (program,) = tasks[kind].program.programs  # type: ignore[union-attr]
+            analysis: Any = program.memory_analysis()
             found[f"{name}_temporary"] = int(analysis.temp_size_in_bytes)
             new = analysis.output_size_in_bytes - analysis.alias_size_in_bytes  # sums are added to in place
             found[f"{name}_outputs"] = int(new)
@@ -89,7 +91,13 @@ class Run:
         specs = jax.tree.leaves(stage.shape.params)
         leaves = [random_array(spec, 2 + i, spec.shape[0] ** -0.5) for i, spec in enumerate(specs)]
         sums = [jnp.zeros(spec.shape, wide(spec).dtype) for spec in specs]
-        own = _Leaves([leaves], jax.device_put(np.float32(1.0)), StageMesh((jax.local_devices()[0],)), [sums])
+        own = _Leaves(
+            [leaves],
+            jax.device_put(np.float32(1.0)),
+            StageMesh((jax.local_devices()[0],)),
+            [sums],
+            [[jax.device_put(np.uint32(1))]],
+        )
         self._step = ModelStep(own, "train", StagePart([0], [[stage.programs]], [0], [0]), [[]])  # type: ignore[arg-type]
         self._sums = own.sums
         jax.block_until_ready([self._x, self._cotangent, leaves, sums])
@@ -136,6 +144,7 @@ class _Leaves(NamedTuple):
     loss_scale: jax.Array
     stage_mesh: StageMesh
     sums: list[list[jax.Array]]
+    indices: list[list[jax.Array]]
 
     def sums_of(self, chunk: int) -> list[jax.Array]:
         return self.sums[chunk]

@@ -11,13 +11,12 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import compress
 from typing import Any
 
 import jax
 import optax
 
-from rrfp_jax.core.footprint import Footprint, held_fields
+from rrfp_jax.core.footprint import Footprint
 from rrfp_jax.core.step_rules import Bucket, StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, KINDS, Kind, Task
 from rrfp_jax.forecast.cost_analysis import ProgramCost, program_cost
@@ -30,7 +29,8 @@ from rrfp_jax.runtime.model.pipeline import LayerShapes, Pipeline
 from rrfp_jax.runtime.model.roles import Roles, leaf_paths
 from rrfp_jax.runtime.programs.gradients import wide
 from rrfp_jax.runtime.programs.library import specs_of
-from rrfp_jax.runtime.programs.stage_programs import StagePrograms, VirtualStageShape
+from rrfp_jax.runtime.programs.segments import Segment, SegmentShape, segments_of, trainable
+from rrfp_jax.runtime.programs.stage_programs import StagePrograms
 from rrfp_jax.runtime.sizes import nbytes
 from rrfp_jax.runtime.stages.memory import BucketLedger
 from rrfp_jax.runtime.stages.optimizer import WholeOptimizer
@@ -44,18 +44,14 @@ class LayerCost:
 
     Attributes:
         programs: what each kind of task costs; a kind that computes nothing here costs nothing.
+        segment: those programs, on paper.
         footprint: of the layer as a virtual stage by itself.
-        gradient_bytes: of the largest gradient of a parameter.
-        prepared_bytes: made of parameters once a step.
-        inputs: indices of the fields and numbers that it reads.
         carry_bytes: what it gives to the next layer.
     """
 
     programs: Mapping[Kind, ProgramCost]
+    segment: Segment
     footprint: Footprint
-    gradient_bytes: int
-    prepared_bytes: int
-    inputs: frozenset[int]
     carry_bytes: int
 
 
@@ -71,24 +67,20 @@ def layer_costs(
     """All layers of a model for a microbatch of a bucket, in the model's order; inside `tracing_alone`."""
     known: dict[Any, LayerCost] = {}
     costs = []
-    for i, own in enumerate(shapes):
-        trained = set(roles.leaves({str(i): own.params}).trained)
-        shape = VirtualStageShape(
+    for i in range(len(shapes)):
+        shape = SegmentShape(
             pipe=pipe,
             layers=range(i, i + 1),
             fields=specs_of(bucket),
             shapes=shapes,
-            trainable=[place in trained for place in range(len(jax.tree.leaves(own.params)))],
+            trainable=trainable(shapes, roles, range(i, i + 1)),
             carry_gradients=flow[i],
             cotangents=flow[i + 1],
             remat=remat,
         )
-        leaves, structure = jax.tree.flatten(own.carry_in)
-        last = i == len(pipe) - 1  # which has the loss as well
-        alike = id(pipe.layers[i]), structure, *leaves, *sorted(trained), flow[i], flow[i + 1], last
-        if alike not in known:
-            known[alike] = _layer_cost(shape, kinds)
-        costs.append(known[alike])
+        if shape.kind not in known:
+            known[shape.kind] = _layer_cost(shape, kinds)
+        costs.append(known[shape.kind])
     return costs
 
 
@@ -126,51 +118,14 @@ class OnPaper:
         return program.outputs
 
 
-def _layer_cost(shape: VirtualStageShape, kinds: Collection[Kind]) -> LayerCost:
-    params, _, _ = shape.specs()
-    programs = StagePrograms.lower(shape, kinds, OnPaper())
-    traced = programs.traced
+def _layer_cost(shape: SegmentShape, kinds: Collection[Kind]) -> LayerCost:
+    segment = Segment.lower(shape, kinds, OnPaper())
     return LayerCost(
-        programs={kind: own.cost for kind, own in programs.lowered.items()},
-        footprint=programs.footprint,
-        gradient_bytes=max(map(nbytes, compress(params, shape.trainable or ())), default=0),
-        prepared_bytes=programs.prepared_bytes,
-        inputs=programs.inputs,
-        carry_bytes=nbytes(traced.forward.outputs[: traced.out]),
+        programs={kind: own.cost for kind, own in segment.lowered.items()},
+        segment=segment,
+        footprint=StagePrograms.of([shape.layers], [segment], kinds, OnPaper()).footprint,
+        carry_bytes=nbytes(segment.specs.outputs[: segment.traced.out]),
     )
-
-
-def joined(costs: Sequence[LayerCost], kinds: Collection[Kind]) -> Footprint:
-    """What a microbatch takes of layers in a row, between which activations and gradients are temporary."""
-    layers, tasks = [cost.footprint for cost in costs], (FORWARD, *kinds)
-    first, last = layers[0], layers[-1]
-    return Footprint(
-        activation_in_bytes=first.activation_in_bytes,
-        activation_out_bytes=last.activation_out_bytes,
-        gradient_in_bytes=last.gradient_in_bytes,
-        gradient_out_bytes=first.gradient_out_bytes,
-        **held_fields({kind: sum(layer.held_after(kind) for layer in layers) for kind in tasks}),
-        temporary_bytes={kind.letter: _temporary(kind, costs) for kind in tasks},
-        dropped_bytes={kind.letter: _dropped(kind, layers) for kind in tasks},
-    )
-
-
-def _temporary(kind: Kind, costs: Sequence[LayerCost]) -> int:
-    """Of the layer that needs most; a compiler may keep one gradient of another layer beside it."""
-    needed = [cost.programs[kind].temporary_bytes for cost in costs]
-    if len(KINDS[kind].parts) == 1:
-        return max(needed)
-    others = [max((own.gradient_bytes for own in costs if own is not cost), default=0) for cost in costs]
-    return max(own + other for own, other in zip(needed, others, strict=True))
-
-
-def _dropped(kind: Kind, layers: Sequence[Footprint]) -> int:
-    """Arguments of a virtual stage's program that nobody needs after it."""
-    own = [layer.dropped_bytes[kind.letter] for layer in layers]
-    if (flow := KINDS[kind].flow) >= 0:
-        return own[0] if flow else sum(own)
-    inner = zip(own[:-1], layers, strict=False)  # whose gradients do not arrive as arguments
-    return own[-1] + sum(max(size - layer.gradient_in_bytes, 0) for size, layer in inner)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,9 +207,11 @@ class ModelCosts:
         self, bucket: Bucket, chunks: Sequence[range], kinds: Sequence[Collection[Kind]]
     ) -> BucketLedger:
         """What a bucket needs on a stage with these chunks; `kinds` of backward are by chunk."""
-        virtual_stages = [[self.layers[bucket][i] for i in layers] for layers in chunks]
-        footprints = [joined(layers, own) for layers, own in zip(virtual_stages, kinds, strict=True)]
-        return BucketLedger.of(bucket, [layer for own in virtual_stages for layer in own], footprints)
+        programs = []
+        for layers, own in zip(chunks, kinds, strict=True):
+            segments = [self.layers[bucket][i].segment for i in layers]
+            programs.append(StagePrograms.of(segments_of(layers, 1), segments, own, OnPaper()))
+        return BucketLedger.of(bucket, programs)
 
 
 def _state(params: Mapping[str, Any], roles: Roles, whole: WholeOptimizer | None) -> LayerState:

@@ -87,8 +87,9 @@ class Lasting:
 
 
 def text_of(doing: Doing) -> str:
-    """It in words: "compiling 17/56, bucket 2 of 3"."""
-    count = f" {doing.done}/{doing.total}" if doing.total > 1 else ""
+    """It in words: "compiling 5/7 kinds (64 layers), bucket 2 of 3"."""
+    parts = f" {doing.parts}" if doing.parts else ""
+    count = f" {doing.done}/{doing.total}{parts}" if doing.total > 1 else ""
     return f"{doing.what}{count}" + (f", {doing.detail}" if doing.detail else "")
 
 

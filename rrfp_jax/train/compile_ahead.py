@@ -30,6 +30,7 @@ from rrfp_jax.runtime.mesh.stage_mesh import StageMesh
 from rrfp_jax.runtime.programs.compiler import compile_pool, compiled_for
 from rrfp_jax.runtime.programs.executables import COMPILER_VARIABLES, Executables, compiler_of, flags_for
 from rrfp_jax.runtime.programs.gradients import leaves_of, wide
+from rrfp_jax.runtime.programs.stage_programs import StagePrograms
 from rrfp_jax.runtime.sizes import in_words, nbytes, temporary_bytes
 from rrfp_jax.runtime.stages.memory import BucketLedger, StageLedger, memory_of_step
 from rrfp_jax.runtime.stages.staging import LastingPrograms
@@ -43,7 +44,7 @@ class CompiledStage:
 
     Attributes:
         lasting: those that do not depend on microbatches: "accumulate" (of each chunk), "norms", "update".
-        tasks: by bucket and kind of task ("F", "B", "I", "W"), those of each chunk.
+        tasks: by bucket and kind of task ("F", "B", "I", "W"), those of all kinds of segments.
     """
 
     number: int
@@ -61,7 +62,7 @@ class CompiledStage:
         named = {f"{name}-{i}": one for name, own in self.lasting.items() for i, one in enumerate(own)}
         for b, of_bucket in enumerate(self.tasks.values()):
             for letter, own in of_bucket.items():
-                named |= {f"{letter}-bucket-{b}-chunk-{c}": one for c, one in enumerate(own)}
+                named |= {f"{letter}-bucket-{b}-segment-{n}": one for n, one in enumerate(own)}
         return {f"stage-{self.number}-{name}": one.as_text() for name, one in named.items()}
 
 
@@ -210,13 +211,16 @@ def _stage(
             "update": [] if optimizer is None else optimizer.updates,
         },
         tasks={
-            bucket_name(bucket): {
-                kind.letter: [of.lowered[kind] for of in own if of.lowered.get(kind) is not None]
-                for kind in Kind
-            }
+            bucket_name(bucket): {kind.letter: _programs(own, kind) for kind in Kind}
             for bucket, own in programs.items()
         },
     )
+
+
+def _programs(chunks: Sequence[StagePrograms], kind: Kind) -> list[Any]:
+    """Those of a kind of task, each once."""
+    found = [segment.lowered.get(kind) for chunk in chunks for segment in chunk.segments]
+    return [*{id(one): one for one in found if one is not None}.values()]
 
 
 def _refusal(

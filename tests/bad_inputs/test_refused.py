@@ -14,7 +14,7 @@ import rrfp_jax.commands.doctor
 import rrfp_jax.runs.run
 from rrfp_jax.errors import TrainingError
 from rrfp_jax.launcher.spawn import Launch
-from rrfp_jax.runtime.programs.stage_programs import OnDevices
+from rrfp_jax.runtime.programs.segments import OnDevices
 from tests.bad_inputs import namespace
 from tests.support import wrong_metadata
 

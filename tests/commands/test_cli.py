@@ -18,7 +18,7 @@ import pytest
 from rrfp_jax.commands.overrides import override
 from rrfp_jax.runs.config import fields_of, load_config
 from rrfp_jax.runs.display import Display
-from rrfp_jax.runtime.programs.stage_programs import OnDevices
+from rrfp_jax.runtime.programs.segments import OnDevices
 from rrfp_jax.train.report import Report
 from tests.support.commands import train as main
 from tests.support.kept import with_cache

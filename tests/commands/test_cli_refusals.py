@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rrfp_jax.runtime.programs.stage_programs import OnDevices
+from rrfp_jax.runtime.programs.segments import OnDevices
 from tests.support.commands import train as main
 from tests.support.quickstart import CONFIG, arguments, with_texts
 

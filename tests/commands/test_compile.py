@@ -119,6 +119,6 @@ def test_the_quickstart_for_an_h100(tmp_path):
             assert chunk["temporary_bytes"].keys() == {"F", "I", "W"}
             assert chunk["held_after_forward_bytes"] == predicted["held_after_forward_bytes"] > 0
     texts = {path.name for path in (tmp_path / "hlo").iterdir()}
-    assert {f"stage-{s}-{name}.txt" for s in (1, 2) for name in ("F-bucket-0-chunk-0", "update-0")} <= texts
+    assert {f"stage-{s}-{name}.txt" for s in (1, 2) for name in ("F-bucket-0-segment-0", "update-0")} <= texts
     made = json.loads((folder / f"ahead-{quickstart.get_config().name}.json").read_text())
     assert made["device"] == "NVIDIA H100 80GB HBM3" and made["processes"] == 4

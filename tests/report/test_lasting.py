@@ -26,7 +26,8 @@ def shown_of(told, after, every, monkeypatch):
 
 def test_its_text():
     assert text_of(Doing("saving", 0, 1)) == "saving"
-    assert text_of(Doing("compiling", 17, 56, "bucket 2 of 3")) == "compiling 17/56, bucket 2 of 3"
+    doing = Doing("compiling", 5, 7, "bucket 2 of 3", "kinds (64 layers)")
+    assert text_of(doing) == "compiling 5/7 kinds (64 layers), bucket 2 of 3"
 
 
 def test_not_more_often_than_is_useful(monkeypatch):

@@ -208,7 +208,7 @@ def held_bytes(program):
 class TestWhatAMicrobatchHolds:
     def test_nothing_made_from_weights_alone(self, bfloat16):
         for program, stage in zip(weighted(bfloat16), bfloat16.start()[1:], strict=True):
-            saved = [var.aval for var in program.traced.forward.closed.jaxpr.outvars]
+            saved = [var.aval for var in program.segments[0].traced.forward.closed.jaxpr.outvars]
             assert all(aval.shape[-2:] != (WEIGHT, WEIGHT) for aval in saved)
             assert held_bytes(program) < 2 * WEIGHT * WEIGHT  # one bfloat16 matrix
             assert held_bytes(program) == stage.largest.held_bytes
@@ -216,7 +216,7 @@ class TestWhatAMicrobatchHolds:
 
     def test_casts_of_scanned_weights_are_prepared_once_a_step(self, bfloat16):
         for program in weighted(bfloat16)[:2]:
-            prepared = [var.aval for var in program.traced.prepare.closed.jaxpr.outvars]
+            prepared = [var.aval for var in program.segments[0].traced.prepare.closed.jaxpr.outvars]
             assert ((3, WEIGHT, WEIGHT), jnp.bfloat16) in [(aval.shape, aval.dtype) for aval in prepared]
 
     def test_inputs_only_where_a_layer_is_checkpointed(self, bfloat16):

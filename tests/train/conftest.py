@@ -3,7 +3,7 @@
 import pytest
 
 from rrfp_jax.runtime.programs.gradients import SumPrograms
-from rrfp_jax.runtime.programs.stage_programs import OnDevices
+from rrfp_jax.runtime.programs.segments import OnDevices
 
 
 @pytest.fixture

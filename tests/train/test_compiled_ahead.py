@@ -70,8 +70,9 @@ def test_what_does_not_fit_is_said(tmp_path):
 @pytest.mark.slow(reason="3 s")
 def test_both_halves_of_a_backward_that_stands_for_a_whole_one_have_texts(tmp_path):
     ahead = compiled(rrfp.Mesh(pp=2), "bf", toy.pipeline(), tmp_path, equal_schedules=True)
-    texts = [own.texts()[f"stage-{own.number}-B-bucket-0-chunk-0"] for own in ahead.stages]
-    assert [text.count("HloModule") for text in texts] == [1, 2]  # nobody waits for the first stage's I
+    for own in ahead.stages:
+        kinds = {name.split("-")[2] for name in own.texts() if "bucket" in name}
+        assert kinds == {"F", "I", "W"}
 
 
 def test_programs_for_absent_devices_are_stored_and_not_loaded(tmp_path):

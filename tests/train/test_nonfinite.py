@@ -15,7 +15,7 @@ from rrfp_jax.runtime.model.roles import Roles
 from rrfp_jax.runtime.model.sharding import Sharding
 from rrfp_jax.runtime.programs.compiler import Compiler
 from rrfp_jax.runtime.programs.gradients import SumPrograms
-from rrfp_jax.runtime.programs.stage_programs import placed_params
+from rrfp_jax.runtime.programs.segments import placed_params
 from rrfp_jax.train.stepping import MOST_IN_VAIN
 from tests.support import toy
 from tests.support.refusals import copied, refused, same

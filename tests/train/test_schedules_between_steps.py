@@ -12,7 +12,7 @@ from rrfp_jax.core.orders import GPipe, OneFOneB
 from rrfp_jax.core.schedules import name_of
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.core.v_orders import ZBV
-from rrfp_jax.runtime.programs import stage_programs
+from rrfp_jax.runtime.programs import segments
 from rrfp_jax.runtime.programs.compiler import Compiler
 from rrfp_jax.train.named import read_schedule, schedule_of
 from tests.support import toy
@@ -50,7 +50,7 @@ def test_nothing_is_compiled_again_after_a_step_of_another_kind(monkeypatch):
     trainer.step(batch)
     trainer.evaluate(batch)
     monkeypatch.setattr(Compiler, "__call__", lambda *args, **kwargs: pytest.fail("compiled"))
-    monkeypatch.setattr(stage_programs, "differentiate", lambda *args: pytest.fail("traced"))
+    monkeypatch.setattr(segments, "differentiate", lambda *args: pytest.fail("traced"))
     trainer.step(batch[:3])
     trainer.evaluate(batch)
 

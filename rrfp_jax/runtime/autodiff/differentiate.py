@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr
+from jax.extend.core import ClosedJaxpr, Var
 
 from rrfp_jax.random_keys import as_key, plain
 from rrfp_jax.runtime.autodiff.residuals import hoist, plan_residuals, prepared_too
@@ -54,6 +54,14 @@ class Differentiated:
     has_statistics: bool
     fixed: int  # number of entries at the head of an argument list that all microbatches share
     cotangents: int  # index of the first in the backward's argument list, which ends with the loss scale
+
+    @property
+    def passed(self) -> dict[int, int]:
+        """By index, leaves that the forward sends on as they are, and the arguments that they are."""
+        jaxpr = self.forward.closed.jaxpr
+        places: dict[Any, int] = dict(zip(jaxpr.invars, self.forward.reads, strict=True))
+        sent = enumerate(jaxpr.outvars[: self.out])
+        return {i: places[v] for i, v in sent if isinstance(v, Var) and v in places}
 
     @cached_property
     def _split(self) -> tuple[Program, Program]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import or_
@@ -84,6 +84,22 @@ def reduce(closed: ClosedJaxpr, outputs: Sequence[bool] | None = None) -> Progra
     """The program with only the chosen outputs, and no more inputs than they need."""
     live, reads = live_part(closed, outputs or [True] * len(closed.jaxpr.outvars))
     return Program(live, tuple(reads))
+
+
+def without_outputs(program: Program, outputs: Collection[int]) -> Program:
+    """The program without some of its outputs, and what only they need."""
+    count = len(program.closed.jaxpr.outvars)
+    return reduce(program.closed, [i not in outputs for i in range(count)]).at(program.reads)
+
+
+def scalars_too(program: Program) -> Program:
+    """The program that also gives the numbers which it computes and puts together with arrays."""
+    jaxpr = program.closed.jaxpr
+    made = {v for equation in jaxpr.eqns for v in equation.outvars if v.aval.shape == ()}
+    arrays = [equation for equation in jaxpr.eqns if any(v.aval.shape for v in equation.outvars)]
+    found = dict.fromkeys(v for own in arrays for v in own.invars if isinstance(v, Var) and v in made)
+    outputs = [*jaxpr.outvars, *(v for v in found if v not in jaxpr.outvars)]
+    return Program(ClosedJaxpr(jaxpr.replace(outvars=outputs), program.closed.consts), program.reads)
 
 
 def parts(closed: ClosedJaxpr, outputs: Sequence[Sequence[int]]) -> list[Program]:

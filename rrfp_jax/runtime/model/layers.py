@@ -46,10 +46,10 @@ class MicrobatchView(Mapping[str, Any]):
     microbatches, see the same numbers.
     """
 
-    def __init__(self, fields: Mapping[str, Any], ids: Any, layer: int, training: bool = True) -> None:
+    def __init__(self, fields: Mapping[str, Any], ids: Any, layer: Any, training: bool = True) -> None:
         self._fields = dict(fields)
         self._ids = ids  # uint32[3]: seed, step, microbatch
-        self._layer = layer
+        self._layer = layer  # its index; an input of programs, so that equal layers have one
         self.training = training
 
     def with_training(self, training: bool) -> MicrobatchView:
@@ -83,8 +83,8 @@ class MicrobatchView(Mapping[str, Any]):
         return len(self._fields)
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], Any]:
-        """The arrays; the layer's index and `training` are static data."""
-        return (self._fields, self._ids), (self._layer, self.training)
+        """The arrays and the layer's index; `training` is static data."""
+        return (self._fields, self._ids, self._layer), (self.training,)
 
     @classmethod
     def tree_unflatten(cls, static: Any, children: tuple[Any, ...]) -> MicrobatchView:

@@ -6,7 +6,7 @@ they are brought together in microbatch order, in float64 (`Reduced`, in `stages
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial, reduce
 from typing import Any, Literal, TypeAlias
@@ -141,6 +141,38 @@ def add_losses(losses: Sequence[Loss]) -> Loss | None:
         joined = {of: join([own[of] for own in parts]) for of in parts[0]}
         metrics[name] = joined[""] if kind == "per weight" else type(given[0])(**joined)
     return Loss(total, weight, metrics)
+
+
+def in_one_vector(loss: Loss) -> tuple[list[Name], Any]:
+    """Names and kinds of a loss's metrics; a vector of total, weight and numbers of metrics in that order."""
+    names, numbers = list(kinds_of([loss.metrics]).items()), [loss.total, loss.weight]
+    for name, _ in names:
+        numbers += numbers_of(loss.metrics[name]).values()
+    real = jnp.result_type(jnp.float32, *numbers)
+    return names, jnp.stack([jnp.asarray(n, real) for n in numbers])
+
+
+def of_vector(names: Sequence[Name], vector: Any) -> Loss:
+    """The loss of which `in_one_vector` gave this."""
+    total, weight, *rest = vector
+    numbers, types, metrics = iter(rest), {kind: metric for metric, kind in _KINDS.items()}, dict[str, Any]()
+    for name, kind in names:
+        given = [next(numbers) for _ in range(1 + (kind == "mean"))]
+        metrics[name] = types[kind](*given) if kind in types else given[0]
+    return Loss(total, weight, metrics)
+
+
+def joined_vectors(names: Sequence[Sequence[Name]]) -> tuple[list[Name], Callable[..., Any]]:
+    """The metrics of several such vectors together, and how to add the vectors up."""
+
+    def add_up(*vectors: Any) -> Any:
+        loss = add_losses([of_vector(own, vector) for own, vector in zip(names, vectors, strict=True)])
+        assert loss is not None
+        return in_one_vector(loss)[1]
+
+    lengths = [2 + sum(1 + (kind == "mean") for _, kind in own) for own in names]
+    kinds = kinds_of(of_vector(own, range(n)).metrics for own, n in zip(names, lengths, strict=True))
+    return list(kinds.items()), add_up
 
 
 def _sum(values: Sequence[Any]) -> Any:

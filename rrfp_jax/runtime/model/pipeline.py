@@ -36,12 +36,15 @@ Specs: TypeAlias = Mapping[str, jax.ShapeDtypeStruct]
 IDS = jax.ShapeDtypeStruct((3,), jnp.uint32)
 """Spec of the numbers a random key is made of: seed, step, microbatch."""
 
+INDEX = jax.ShapeDtypeStruct((), jnp.uint32)
+"""Spec of a layer's index, of which its random key is made, too."""
+
 
 @dataclass(frozen=True)
 class LayerShapes:
     """Specs of one layer for one shape bucket.
 
-    `traced` takes flat lists: parameters, carry, fields and numbers -> carry, and total and weight if the
+    `traced` takes flat lists: parameters, carry, fields, numbers, index -> carry, and total and weight if the
     layer has a term of its own, with these `metrics`. `initial` gives the parameters. `partition` is the
     layer's own word, by paths in it.
     """
@@ -201,8 +204,8 @@ class Pipeline:
         key, mb = jax.eval_shape(jax.random.key, 0), MicrobatchView(fields, IDS, index)
         metrics: dict[str, Any] = {}
 
-        def traced(params: Params, carry: Any, fields: Specs, ids: Any) -> tuple[Any, Any]:
-            out, term = self.apply_layer(index, params, carry, MicrobatchView(fields, ids, index))
+        def traced(params: Params, carry: Any, fields: Specs, ids: Any, number: Any) -> tuple[Any, Any]:
+            out, term = self.apply_layer(index, params, carry, MicrobatchView(fields, ids, number))
             _check_carry(out)
             if term is None:
                 return out, None
@@ -215,7 +218,7 @@ class Pipeline:
             params = jax.tree.map(lambda own: own.update(weak_type=False) if own.weak_type else own, params)
             partition = _partition(spec.partition(key, carry, mb))
         with named(*self._called(index, carry, fields)):
-            arguments = params, carry, dict(fields), IDS
+            arguments = params, carry, dict(fields), IDS, INDEX
             closed, (out, _) = jax.make_jaxpr(traced, return_shape=True)(*arguments)
             check_pure(closed)
             _check_constants(closed)
@@ -296,15 +299,20 @@ def run_layers(
     carry: Any,
     fields: Mapping[str, Any],
     ids: Any,
+    first: Any,
     *,
     training: bool = True,
     remat: str = NONE,
 ) -> tuple[Any, Loss | None]:
-    """Layers in a row, and the loss if they reach the end of the model (the carry is then None)."""
+    """Layers in a row, and the loss if they reach the end of the model (the carry is then None).
+
+    `first` is the index of the first of them, as their random keys are to see it.
+    """
     losses = []
-    for index, own in zip(layers, params, strict=True):
+    for place, (index, own) in enumerate(zip(layers, params, strict=True)):
         layer = rematerialised(partial(pipe.apply_layer, index), remat)
-        carry, term = layer(own, carry, MicrobatchView(fields, ids, index, training))
+        number = first + place if place else first
+        carry, term = layer(own, carry, MicrobatchView(fields, ids, number, training))
         losses += [] if term is None else [term]
     if layers.stop == len(pipe):
         losses.append(pipe.apply_loss(carry, MicrobatchView(fields, ids, len(pipe), training)))

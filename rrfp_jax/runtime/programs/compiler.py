@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -27,20 +28,21 @@ from rrfp_jax.runtime.mesh.stage_mesh import AXES, StageMesh
 from rrfp_jax.runtime.programs.equality import traced_key
 from rrfp_jax.runtime.programs.executables import Effort, Executables
 
-Job: TypeAlias = tuple[Any, ...]
-"""A bucket, and whatever else tells jobs apart."""
+Job: TypeAlias = tuple[Any, int, Any]
+"""A bucket, a stage replica, and the kind of a segment."""
 
 
 class Counting:
-    """Counts programs while they are compiled by several threads. Use as a context manager."""
+    """Counts kinds of segments while several threads compile them. Use as a context manager."""
 
     def __init__(
-        self, progress: Progress, expected: Mapping[Any, int], compiles: Callable[[], int] | None = None
+        self, progress: Progress, jobs: Iterable[Job], parts: str, compiles: Callable[[], int] | None = None
     ) -> None:
         self._compiles, self._before = compiles, compiles and compiles()  # so far, if somebody counts
-        self._progress, self._expected = progress, dict(expected)  # of jobs that have not ended
-        self._buckets = len({bucket for bucket, *_ in expected})
-        self._done, self._total = 0, sum(expected.values())
+        self._progress, self._parts = progress, parts
+        self._left = Counter((bucket, kind) for bucket, _, kind in jobs)  # on how many stages
+        self._buckets = len({bucket for bucket, _ in self._left})
+        self._total = len(self._left)
         self._lock = threading.Lock()  # a listener is called by one thread at a time
 
     def __enter__(self) -> Counting:
@@ -50,33 +52,27 @@ class Counting:
 
     def __exit__(self, *error: object) -> None:
         with self._lock:
-            if self._done < self._total:  # an error: it ends here
-                self._done, self._compiles = self._total, None
-                self._tell()
-
-    def one_more(self, job: Job) -> None:
-        """A program of this job is there; the last one is told of by `ended`."""
-        with self._lock:
-            self._done += 1
-            self._expected[job] -= 1
-            if self._done < self._total:
+            if self._left:  # an error: it ends here
+                self._left, self._compiles = Counter(), None
                 self._tell()
 
     def ended(self, job: Job) -> None:
-        """This job has all its programs; those that would compute nothing are none."""
+        """This kind has all its programs on this stage."""
+        bucket, _, kind = job
         with self._lock:
-            if job in self._expected:
-                self._done += self._expected.pop(job)  # a total that changes on the way tells nobody anything
-                if self._done < self._total or not self._expected:
-                    self._tell()
+            self._left[bucket, kind] -= 1
+            if not self._left[bucket, kind]:
+                del self._left[bucket, kind]
+                self._tell()
 
     def _tell(self) -> None:
-        under_way = {bucket for bucket, *_ in self._expected}
+        under_way = {bucket for bucket, _ in self._left}
         current = min(self._buckets - len(under_way) + 1, self._buckets)
         detail = f"bucket {current} of {self._buckets}" if self._buckets > 1 else ""
-        if self._done == self._total and self._compiles and self._compiles() == self._before:
+        if not self._left and self._compiles and self._compiles() == self._before:
             detail = "all loaded"
-        self._progress(Doing("compiling", self._done, self._total, detail))
+        done = self._total - len(self._left)
+        self._progress(Doing("compiling", done, self._total, detail, self._parts))
 
 
 Compiled: TypeAlias = Callable[..., Any]
@@ -95,7 +91,6 @@ class Compiler:
 
     stage_mesh: StageMesh
     executables: Executables = field(default_factory=Executables)
-    made: Callable[[], None] = lambda: None
 
     def __call__(
         self,
@@ -128,9 +123,7 @@ class Compiler:
         with stage_mesh.tracing():
             traced = program.trace(*jax.tree.map(placed, specs))
             key = traced_key(traced) if stage_mesh.single else None  # meshes of several are in the program
-            compiled = self.executables.compiled(traced, stage_mesh.devices, effort, key)
-        self.made()
-        return compiled
+            return self.executables.compiled(traced, stage_mesh.devices, effort, key)
 
 
 def compiled_for(

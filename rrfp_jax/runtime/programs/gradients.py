@@ -19,12 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from rrfp_jax.runtime.autodiff.differentiate import Differentiated
 from rrfp_jax.runtime.mesh.stage_mesh import StageMesh
 from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.model.roles import LeafRoles
 from rrfp_jax.runtime.programs.compiler import Compiled, Compiler
-from rrfp_jax.runtime.sizes import nbytes, temporary_bytes
 
 SMALLEST = np.finfo(np.float32).tiny
 
@@ -150,21 +148,11 @@ LAYERS = 4
 
 
 def in_groups(layers: Sequence[Sequence[Any]]) -> list[range]:
-    """Consecutive layers, given by the specs of their leaves, that a program takes together: equal ones.
-
-    One with a single leaf goes with its neighbour: XLA turns a quotient by a number into a product if nothing
-    else uses that number, which has other bits.
-    """
-    found, first, before = list[range](), 0, 0
+    """Consecutive layers, given by the specs of their leaves, that a program takes together: equal ones."""
+    found, first = list[range](), 0
     for specs, run in groupby(layers):
         end = first + len(list(run))
-        for i in range(first, end, LAYERS) if specs else ():
-            group = range(i, min(i + LAYERS, end))
-            count = len(group) * len(specs)
-            joins = found and 1 in (count, before)
-            group = range(found.pop().start, group.stop) if joins else group
-            before = count + before * bool(joins)
-            found.append(group)
+        found += [range(i, min(i + LAYERS, end)) for i in range(first, end, LAYERS) if specs]
         first = end
     return found
 
@@ -248,50 +236,6 @@ def added(total: Any, gradient: Any) -> Any:
     if gradient.dtype != total.dtype:
         gradient = jax.lax.optimization_barrier(gradient).astype(total.dtype)
     return total + jnp.where(gradient != 0, gradient, jnp.zeros((), total.dtype))
-
-
-@dataclass(frozen=True)
-class FusedHalves:
-    """I and W, called like the compiled B in their place."""
-
-    traced: Differentiated
-    input: Compiled | None
-    weight: Compiled | None
-    sums: int
-
-    def __call__(self, *given: Any) -> list[Any]:
-        """Sums, then what the backward reads -> gradients of the carry, then what W gives."""
-        sums, args = given[: self.sums], given[self.sums :]
-        first, second = self._takes
-        made = self.input(*[args[i] for i in first]) if self.input is not None else []
-        at_hand = [*args, *made]
-        added = self.weight(*sums, *[at_hand[i] for i in second]) if self.weight is not None else []
-        return [*made[: len(self.traced.moving_in)], *added]
-
-    @cached_property
-    def _takes(self) -> tuple[list[int], list[int]]:
-        """What each takes of the arguments, and of I's outputs after them."""
-        reads = self.traced.backward.reads
-        end = self.traced.cotangents + len(self.traced.moving_out) + 1  # of the full argument list
-        places = {place: i for i, place in enumerate(reads)}
-        places |= {end + k: len(reads) + k for k in range(len(self.traced.input.outputs))}
-        first, second = self.traced.input, self.traced.weight
-        return [places[i] for i in first.reads], [places[i] for i in second.reads]
-
-    @cached_property
-    def temp_size_in_bytes(self) -> int:
-        """What crosses from I to W, and what the larger one needs while it runs."""
-        crossing = nbytes(self.traced.input.outputs[len(self.traced.moving_in) :])
-        return crossing + max(temporary_bytes(self.input), temporary_bytes(self.weight))
-
-    def as_text(self) -> str:
-        """The HLO of both halves, like that of a compiled program."""
-        halves: Sequence[Any] = (self.input, self.weight)
-        return "\n".join(half.as_text() for half in halves if half is not None)
-
-    def memory_analysis(self) -> FusedHalves:
-        """Itself, which has the bytes of temporaries that are asked of a compiled program."""
-        return self
 
 
 class Reduction:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Collection, Hashable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from time import perf_counter
 from typing import Any, Literal, TypeAlias
@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from rrfp_jax.core.step_rules import Bucket, StepRules
-from rrfp_jax.core.tasks import FORWARD, Kind, parts_of
+from rrfp_jax.core.tasks import Kind, parts_of
 from rrfp_jax.errors import UsageError
 from rrfp_jax.progress import Progress, silent
 from rrfp_jax.runtime.autodiff.residuals import NONE
@@ -25,9 +25,18 @@ from rrfp_jax.runtime.model.pipeline import LayerShapes, Pipeline
 from rrfp_jax.runtime.model.roles import Roles
 from rrfp_jax.runtime.model.sharding import Sharding, sharding_of
 from rrfp_jax.runtime.programs.compiler import Compiler, Counting, Job, compile_pool
-from rrfp_jax.runtime.programs.stage_programs import OnDevices, StagePrograms, VirtualStageShape
+from rrfp_jax.runtime.programs.segments import OnDevices, Segment, SegmentShape, segments_of, trainable
+from rrfp_jax.runtime.programs.stage_programs import StagePrograms
 
 Phase: TypeAlias = Literal["train", "evaluate"]
+
+
+@dataclass(frozen=True)
+class _Work:
+    """A segment, and the kinds of backward that it is to have."""
+
+    shape: SegmentShape
+    kinds: set[Kind]
 
 
 class RankPrograms(dict[int, Sequence[StagePrograms]]):
@@ -59,6 +68,8 @@ class Library:
         self._everywhere = [virtual_stage for own in virtual_stages for virtual_stage in own]
         self._shapes: dict[Bucket, list[LayerShapes]] = {}
         self._flows: dict[Bucket, Flow] = {}
+        self._alike: dict[tuple[Bucket, Hashable], SegmentShape] = {}  # by kind, the first segment of it
+        self._segments: dict[Job, Segment] = {}  # by bucket, stage replica and kind
         self._programs: dict[tuple[Bucket, Phase], RankPrograms] = {}
         self._kinds: Mapping[int, Sequence[Collection[Kind]]] = {}  # of backwards in the latest step
         self._complete: set[Bucket] = set()  # those with programs for all these kinds
@@ -130,7 +141,8 @@ class Library:
 
     def know(self, other: Library) -> None:
         """Take over what one of another split knows; `UsageError` if carries cannot be spread so."""
-        self._shapes, self._flows, self.progress = dict(other._shapes), dict(other._flows), other.progress
+        self._shapes, self._flows, self._alike = dict(other._shapes), dict(other._flows), dict(other._alike)
+        self.progress = other.progress
         for shapes in self._shapes.values():
             self._check_shardings(shapes)
 
@@ -178,22 +190,18 @@ class Library:
             self.examine(bucket)
             if not rules.forward_only:
                 self.flow(bucket)
-        jobs = {
-            (bucket, s, chunk): kinds[s][chunk]
-            for bucket in missing
-            for s, own in self._virtual_stages.items()
-            for chunk in range(len(own))
-        }
-        expected = {job: count for job, of in jobs.items() if (count := self._expected(job, of))}
-        with Counting(self.progress, expected, self._compiles) as counting, compile_pool() as pool:
-            results = pool.map(partial(self._compile, counting), jobs, jobs.values())
-            made = dict(zip(jobs, results, strict=True))
+        jobs = self._jobs(missing, kinds)
+        parts = f"kinds ({sum(len(of.layers) for own in self._virtual_stages.values() for of in own)} layers)"
+        counting = Counting(self.progress, jobs, parts, self._compiles)
+        with counting, compile_pool() as pool:
+            made = dict(zip(jobs, pool.map(partial(self._lower, counting), jobs, jobs.values()), strict=True))
+        self._segments |= made
         for bucket in missing:
-            by_stage = {
-                s: [made[bucket, s, chunk] for chunk in range(len(own))]
+            programs = {
+                s: [*map(partial(self._stage, bucket, s), own, kinds[s])]
                 for s, own in self._virtual_stages.items()
             }
-            self._programs[bucket, phase_of(rules)] = RankPrograms(by_stage)
+            self._programs[bucket, phase_of(rules)] = RankPrograms(programs)
         self._complete.update(missing)
         return True
 
@@ -229,49 +237,69 @@ class Library:
             for stage_replica in self._virtual_stages
         }
 
-    def _before(self, job: Job, kinds: Collection[Kind]) -> StagePrograms | None:
-        """What there is of a virtual stage already, for these kinds of backward or others."""
-        bucket, stage_replica, chunk = job
-        before = self._programs.get((bucket, "train" if kinds else "evaluate"))
-        return None if before is None else before[stage_replica][chunk]
+    def _jobs(
+        self, buckets: Sequence[Bucket], kinds: Mapping[int, Sequence[Collection[Kind]]]
+    ) -> dict[Job, _Work]:
+        """What there is to lower yet for virtual stages here, equal segments of a stage once."""
+        jobs: dict[Job, _Work] = {}
+        for bucket in buckets:
+            for s, own in self._virtual_stages.items():
+                for virtual_stage, wanted in zip(own, kinds[s], strict=True):
+                    for shape in self._shapes_of(bucket, virtual_stage, bool(wanted)):
+                        alike = self._alike.setdefault((bucket, shape.kind), shape)
+                        work = jobs.setdefault((bucket, s, shape.kind), _Work(alike, set()))
+                        work.kinds.update(parts_of(wanted) if self._halves else wanted)
+        there = {job: own.lowered.keys() for job, own in self._segments.items()}
+        return {job: own for job, own in jobs.items() if job not in there or own.kinds - there[job]}
 
-    def _expected(self, job: Job, kinds: Collection[Kind]) -> int:
-        """How many programs are to be compiled for a virtual stage, at most."""
-        own = self._before(job, kinds)
-        wanted = {FORWARD, *(parts_of(kinds) if self._halves else kinds)}
-        if own is None:
-            return len(wanted) + bool(kinds)  # and what all of them prepare
-        return 0 if own.tasks.keys() == {FORWARD, *kinds} else len(wanted - own.lowered.keys())
+    def _shapes_of(self, bucket: Bucket, virtual_stage: VirtualStage, training: bool) -> list[SegmentShape]:
+        """The segments of a virtual stage."""
+        shapes, fields, layers = self._shapes[bucket], specs_of(bucket), virtual_stage.layers
+        borders = self.flow(bucket).borders if training else None
+        found = []
+        for own in segments_of(layers, virtual_stage.width):
+            found.append(
+                SegmentShape(
+                    pipe=self._pipe,
+                    layers=own,
+                    fields=fields,
+                    shapes=shapes,
+                    trainable=trainable(shapes, self.roles, own),
+                    carry_gradients=None if borders is None else borders[own.start],
+                    cotangents=None if borders is None else borders[own.stop],
+                    remat=self._remat,
+                    sharding=self.sharding(virtual_stage.width),
+                    ends=virtual_stage.ends,
+                )
+            )
+        return found
 
-    def _compile(self, counting: Counting, job: Job, kinds: Collection[Kind]) -> StagePrograms:
-        """The programs of a virtual stage; without any kind of backward, those for forwards only."""
-        bucket, stage_replica, chunk = job
-        own = self._before(job, kinds)
-        if own is not None and own.tasks.keys() == {FORWARD, *kinds}:
-            counting.ended(job)
-            return own
-        began = perf_counter()
-        compiler = replace(self._compilers[stage_replica], made=partial(counting.one_more, job))
-        virtual_stage = self._virtual_stages[stage_replica][chunk]
-        layers, borders = virtual_stage.layers, self.flow(bucket).borders if kinds else None
-        roles = self.roles.leaves({str(i): self._shapes[bucket][i].params for i in layers})
-        shape = VirtualStageShape(
-            pipe=self._pipe,
-            layers=layers,
-            fields=specs_of(bucket),
-            shapes=self._shapes[bucket],
-            trainable=[i in roles.number for i in range(roles.structure.num_leaves)],
-            carry_gradients=None if borders is None else borders[layers.start],
-            cotangents=None if borders is None else borders[layers.stop],
-            remat=self._remat,
-            sharding=self.sharding(virtual_stage.width),
-            ends=virtual_stage.ends,
-        )
+    def _lower(self, counting: Counting, job: Job, work: _Work) -> Segment:
+        """The programs of a segment; without any kind of backward, those for forwards only."""
+        _, stage_replica, _ = job
+        began, compiler = perf_counter(), self._compilers[stage_replica]
         with compiler.stage_mesh.tracing():
-            programs = StagePrograms.lower(shape, kinds, OnDevices(compiler), own, self._halves)
+            made = Segment.lower(work.shape, work.kinds, OnDevices(compiler), self._segments.get(job))
         self.compile_seconds[stage_replica] += perf_counter() - began
         counting.ended(job)
-        return programs
+        return made
+
+    def _stage(
+        self, bucket: Bucket, stage_replica: int, virtual_stage: VirtualStage, kinds: Collection[Kind]
+    ) -> StagePrograms:
+        """Of segments that have been lowered."""
+        shapes = self._shapes_of(bucket, virtual_stage, bool(kinds))
+        segments = [self._segments[bucket, stage_replica, own.kind] for own in shapes]
+        compiler = self._compilers[stage_replica]
+        with compiler.stage_mesh.tracing():
+            return StagePrograms.of(
+                [own.layers for own in shapes],
+                segments,
+                kinds,
+                OnDevices(compiler),
+                ends=virtual_stage.ends,
+                halves=self._halves,
+            )
 
 
 def phase_of(rules: StepRules) -> Phase:

@@ -1,209 +1,80 @@
 """The programs of one virtual stage for one shape bucket, and what a microbatch holds between them.
 
-A virtual stage, consecutive layers of the model, is a pure function of flat lists. Differentiated, it gives
-the programs through which a microbatch passes: forward and backward, or forward, input and weight gradient.
-Between them the microbatch holds a list of arrays. Each program appends what has arrived for it and what it
-computes, and leaves what later programs read.
-
-Each program is lowered for the places where those before it leave their results. What lowering means is
-passed in: compiled for devices here, counted in `forecast/costs.py`.
+A virtual stage is a row of segments (`segments.py`). A task calls the programs of its segments back to back:
+forwards in the model's order, backwards in the opposite one. Between tasks the microbatch holds a list of
+arrays. Each task appends what has arrived for it and what it computes, and leaves what later tasks read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
-from jax.sharding import PartitionSpec
 
 from rrfp_jax.core.footprint import Footprint, held_fields
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, KINDS, Kind, parts_of
-from rrfp_jax.runtime._jax import cast_like
-from rrfp_jax.runtime.autodiff.differentiate import Differentiated, differentiate
-from rrfp_jax.runtime.autodiff.residuals import NONE
-from rrfp_jax.runtime.autodiff.traced import SCALE, Program, Specs, reduce
-from rrfp_jax.runtime.mesh.stage_mesh import StageMesh, WidthChanges
-from rrfp_jax.runtime.model.layers import Params
-from rrfp_jax.runtime.model.metrics import Name, kinds_of, numbers_of
-from rrfp_jax.runtime.model.pipeline import IDS, LayerShapes, Pipeline, run_layers
-from rrfp_jax.runtime.model.pipeline import Specs as Fields
-from rrfp_jax.runtime.model.sharding import WHOLE, Sharding
-from rrfp_jax.runtime.programs.compiler import Compiled, Compiler
-from rrfp_jax.runtime.programs.gradients import FusedHalves, adding, where, wide
-from rrfp_jax.runtime.sizes import nbytes, on_the_way, temporary_bytes
+from rrfp_jax.core.tasks import FORWARD, KINDS, Kind, parts_of
+from rrfp_jax.runtime.autodiff.traced import reduce
+from rrfp_jax.runtime.mesh.stage_mesh import WidthChanges
+from rrfp_jax.runtime.model.metrics import Name, joined_vectors
+from rrfp_jax.runtime.programs.gradients import where
+from rrfp_jax.runtime.programs.segments import Lowering, Segment
+from rrfp_jax.runtime.sizes import nbytes, temporary_bytes
 
-Spread: TypeAlias = Callable[[Sequence[Any], Sequence[PartitionSpec]], list[Any]]
-"""Specs of leaves, and how each is partitioned -> specs with where they lie."""
+ALONE = WidthChanges()
 
 
-@dataclass(frozen=True, kw_only=True)
-class VirtualStageShape:
-    """One virtual stage for microbatches of given fields; flat parameters are in leaf order."""
+class Tokens(list[jax.Array]):
+    """Ready when all of them are."""
 
-    pipe: Pipeline
-    layers: range
-    fields: Fields
-    shapes: Sequence[LayerShapes]  # of all layers of the model
-    remat: str = NONE  # what the layers' backwards compute again; see `autodiff/residuals.py`
-    trainable: Sequence[bool] | None = None  # which parameters here have a gradient; None for all
-    carry_gradients: Sequence[int] | None = None  # which leaves of the carry that arrives; None for all
-    cotangents: Sequence[int] | None = None  # the same of the carry that leaves; see `gradient_flow.py`
-    sharding: Sharding = field(default_factory=Sharding)  # where the stage has several devices
-    ends: WidthChanges = field(default_factory=WidthChanges)
-    metrics: list[Name] = field(default_factory=list, init=False)  # of the loss here, once it is traced
+    def is_ready(self) -> bool:
+        return all(token.is_ready() for token in reversed(self))  # type: ignore[attr-defined]
 
-    @cached_property
-    def params(self) -> Params:
-        return {str(i): self.shapes[i].params for i in self.layers}
-
-    @property
-    def carry_in(self) -> Any:
-        """Specs of what arrives from the virtual stage before (None for the first)."""
-        return self.shapes[self.layers.start].carry_in
-
-    @property
-    def input_names(self) -> list[str]:
-        """The fields in the order of a program's inputs; the numbers for random keys come after them."""
-        return sorted(self.fields)
-
-    def flat(
-        self, params: Sequence[Any], carry: Sequence[Any], inputs: Sequence[Any], training: bool = True
-    ) -> tuple[Any, Any, Any]:
-        """The virtual stage as a function of flat lists; see `differentiate.StageFunction`."""
-        tree = jax.tree.unflatten(jax.tree.structure(self.params), params)
-        specs, structure = jax.tree.flatten(self.carry_in)
-        carry = jax.tree.unflatten(structure, map(cast_like, carry, specs))
-        *values, ids = inputs
-        named = zip(self.input_names, values, strict=True)
-        fields = {name: value.astype(self.fields[name].dtype) for name, value in named}
-        own = [tree[str(i)] for i in self.layers]
-        out, loss = run_layers(
-            self.pipe, self.layers, own, carry, fields, ids, training=training, remat=self.remat
-        )
-        leaves = [leaf.astype(on_the_way(leaf).dtype) for leaf in map(jnp.asarray, jax.tree.leaves(out))]
-        if loss is None:
-            return leaves, None, None
-        numbers = [loss.total, loss.weight]
-        self.metrics[:] = kinds_of([loss.metrics]).items()
-        for name, _ in self.metrics:
-            numbers += numbers_of(loss.metrics[name]).values()
-        real = jnp.result_type(jnp.float32, *numbers)
-        return leaves, loss.total, jnp.stack([jnp.asarray(n, real) for n in numbers])
-
-    def specs(self) -> tuple[Specs, Specs, Specs]:
-        """Flat specs of parameters, carry and inputs."""
-        inputs = [*(on_the_way(self.fields[name]) for name in self.input_names), IDS]
-        return jax.tree.leaves(self.params), list(map(on_the_way, jax.tree.leaves(self.carry_in))), inputs
-
-    def traced(self, training: bool) -> Differentiated:
-        """Its programs: for training, or a forward alone, which leaves nothing for a backward."""
-        if training:
-            chosen = self.trainable, self.carry_gradients, self.cotangents
-            return differentiate(self.flat, *self.specs(), *chosen)
-        params, carry, _ = self.specs()
-        n, m, sends = len(params), len(params) + len(carry), 0
-
-        def forward(*args: Any) -> list[Any]:
-            nonlocal sends
-            leaves, _, statistics = self.flat(args[:n], args[n:m], args[m:], training=False)
-            sends = len(leaves)
-            return [*leaves, *([] if statistics is None else [statistics])]
-
-        program = reduce(jax.make_jaxpr(forward)(*chain.from_iterable(self.specs())))
-        return Differentiated(
-            prepare=None,
-            forward=program,
-            backward=reduce(jax.make_jaxpr(lambda: [])()),
-            out=sends,
-            moving_in=(),
-            moving_out=(),
-            has_statistics=len(program.outputs) > sends,
-            fixed=n,
-            cotangents=m,
-        )
-
-    def placed(self, spread: Spread) -> tuple[Specs, Specs, Specs]:
-        """`specs` with where they lie."""
-        params, carry, inputs = self.specs()
-        return (
-            spread(params, self.sharding.of_params(self.params)),
-            self._spread(spread, carry, self.ends.before),
-            spread(inputs, [WHOLE] * len(inputs)),
-        )
-
-    def sent(self, spread: Spread, count: int) -> Specs:
-        """The first leaves of the carry that goes on, with where they lie; the model's last sends none."""
-        carry = jax.tree.leaves(self.shapes[self.layers.stop - 1].carry_out)
-        return self._spread(spread, list(map(on_the_way, carry[:count])), self.ends.after)
-
-    def _spread(self, spread: Spread, carry: Specs, resized: bool) -> Specs:
-        """A carry with where it lies, at an end where the neighbour has another number of devices or not."""
-        return spread(carry, [WHOLE] * len(carry) if resized else self.sharding.of_carry(carry))
+    def block_until_ready(self) -> None:
+        for token in self:
+            token.block_until_ready()
 
 
-def placed_params(params: Params, stage_mesh: StageMesh, sharding: Sharding) -> Params:
-    """Specs of parameters, {layer index as text: tree}, with where they lie on a stage's devices."""
-    leaves, structure = jax.tree.flatten(params)
-    return jax.tree.unflatten(structure, stage_mesh.spread(leaves, sharding.of_params(params)))
+class Call(NamedTuple):
+    """A call of a program, by the places of values in one list, at whose end it puts its results."""
 
-
-class Lowering(Protocol):
-    """Makes programs of traced ones, each for values that lie somewhere."""
-
-    def spread(self, leaves: Sequence[Any], specs: Sequence[Any]) -> list[Any]:
-        """Specs of leaves, with where they lie."""
-
-    def lower(self, program: Program, given: Sequence[Any], first: Sequence[Any], sums: Sequence[Any]) -> Any:
-        """The program for arguments of such specs; None if it would do nothing.
-
-        Its first results lie as given, the others where the lowering chooses. To `sums`, specs, its last
-        results are added, which are gradients.
-        """
-
-    def outputs(self, program: Program, lowered: Any) -> list[Any]:
-        """Specs of its results, with where they lie."""
+    program: Any
+    takes: Sequence[int]
+    done: Sequence[int]  # values that nobody needs after it
 
 
 @dataclass(frozen=True)
-class OnDevices:
-    """Compiles programs for the devices of a stage."""
+class Row:
+    """Programs that are called back to back, as one."""
 
-    compiler: Compiler
+    calls: Sequence[Call]
+    gives: Sequence[int]
+    tokens: Sequence[int]  # of the values that are ready when the programs have ended
+    temporary_bytes: int  # that it needs while it runs, besides arguments and results
 
-    def spread(self, leaves: Sequence[Any], specs: Sequence[Any]) -> list[Any]:
-        return self.compiler.stage_mesh.spread(leaves, specs)
+    def __call__(self, *given: Any) -> tuple[list[Any], Any]:
+        """The results, and what is ready when all programs have ended."""
+        values = [*given]
+        for program, takes, done in self.calls:
+            values += program(*map(values.__getitem__, takes))
+            for i in done:
+                values[i] = None
+        tokens = [values[i] for i in self.tokens]
+        return [*map(values.__getitem__, self.gives)], tokens[0] if len(tokens) == 1 else Tokens(tokens)
 
-    def lower(
-        self, program: Program, given: Sequence[Any], first: Sequence[Any], sums: Sequence[Any]
-    ) -> Compiled | None:
-        """See `Lowering`; one with sums takes them first, whose memory its results take."""
-        if count := len(sums):
-            out = [*first, *where(sums), self.compiler.stage_mesh.whole]
-            donated = tuple(range(count))
-            return self.compiler(adding(program.__call__, count), *sums, *given, out=out, donate=donated)
-        free = len(program.closed.jaxpr.outvars) - len(first)
-        out = [*first, *[None] * free]
-        return self.compiler(program.__call__, *given, out=out) if out else None
-
-    def outputs(self, program: Program, lowered: Compiled | None) -> list[Any]:
-        """See `Lowering`: on this stage's devices, though the program may be an equal one of another's."""
-        lie = [] if lowered is None else jax.tree.leaves(lowered.output_shardings)  # type: ignore[attr-defined]
-        return [
-            jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=self.compiler.stage_mesh.like(own))
-            for spec, own in zip(program.outputs, lie, strict=True)
-        ]
+    @cached_property
+    def programs(self) -> list[Any]:
+        """All that there are, each once."""
+        return [*{id(call.program): call.program for call in self.calls}.values()]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskProgram:
-    """The program of one kind of task; bytes are without data, which is there from the step's beginning."""
+    """The programs of one kind of task; bytes are without data, which is there from the step's beginning."""
 
-    program: Any  # None if there is nothing to compute
+    program: Row | None  # None if there is nothing to compute
     head: Sequence[int]  # the parameters and prepared values that it takes first, for all microbatches
     arrives: Sequence[Any]  # specs of what it waits for, with their shardings
     takes: Sequence[int]  # then: indices into what the microbatch holds, followed by what has arrived
@@ -219,9 +90,8 @@ class TaskProgram:
 class StagePrograms:
     """What a virtual stage runs for one bucket."""
 
-    traced: Differentiated  # what was lowered
-    prepare: Any  # computes from parameters alone, once a step, what several programs read
-    lowered: Mapping[Kind, Any]  # all programs that there are
+    segments: Sequence[Segment]
+    prepare: Row | None  # computes from parameters alone, once a step, what several programs read
     tasks: Mapping[Kind, TaskProgram]  # those that the schedule runs; forward-only, the forward
     statistics: Sequence[Name] | None  # the metrics in the vector that a forward gives besides, if any
     inputs: frozenset[int]  # indices of the inputs (fields, then numbers) that any program reads
@@ -229,44 +99,33 @@ class StagePrograms:
     footprint: Footprint  # what a microbatch takes of the stage's memory
 
     @classmethod
-    def lower(
+    def of(
         cls,
-        shape: VirtualStageShape,
+        layers: Sequence[range],
+        segments: Sequence[Segment],
         kinds: Collection[Kind],
         by: Lowering,
-        before: StagePrograms | None = None,
+        *,
+        ends: WidthChanges = ALONE,
         halves: bool = False,
     ) -> StagePrograms:
-        """Trace a virtual stage; lower its forward, and these kinds of backward, if any.
+        """Put segments of such layers in a row, for the forward and these kinds of backward, if any.
 
-        `before` has programs of the same that need not be lowered again. With `halves` a whole backward is
-        I and W back to back; see `FusedHalves`.
+        With `halves` a whole backward is I and W back to back, segment by segment.
         """
-        traced = shape.traced(bool(kinds)) if before is None else before.traced
-        row = _Row(shape, traced, by, before)
-        names = list(shape.metrics) if traced.has_statistics else None
-        row.lower(parts_of(kinds) if halves else kinds)
-        if halves and BACKWARD in kinds:
-            first, second = (row.lowered[part] for part in KINDS[BACKWARD].parts)
-            fused = FusedHalves(traced, first, second, len(row.sums))
-            row.lowered[BACKWARD] = fused if traced.backward.outputs else None
-        tasks = row.tasks(kinds)
+        row = _Numbers(layers, segments, ends)
+        row.forwards(by)
+        row.backwards(parts_of(kinds) if halves else kinds)
+        tasks = row.tasks(kinds, halves)
         return cls(
-            traced=traced,
+            segments=segments,
             prepare=row.prepare,
-            lowered=row.lowered,
             tasks=tasks,
-            statistics=names if before is None else before.statistics,
+            statistics=row.statistics,
             inputs=frozenset(i - row.inputs[0] for i in row.read_by(FORWARD, *kinds) if i in row.inputs),
-            prepared_bytes=nbytes(row.prepared),
+            prepared_bytes=sum(nbytes(segment.specs.prepared) for segment in segments),
             footprint=row.footprint(tasks),
         )
-
-
-def program_of(traced: Differentiated, kind: Kind) -> Program:
-    """The traced program of a kind of task, after which it is called."""
-    found: Program = getattr(traced, kind.name.lower())
-    return found
 
 
 class _Edge(NamedTuple):
@@ -279,78 +138,129 @@ class _Edge(NamedTuple):
     sends_once: bool = False
 
 
-class _Row:
-    """Lowers the programs of a virtual stage one after the other.
+class _Step(NamedTuple):
+    """A program of a row, by values' numbers."""
 
-    Values of a microbatch are numbered in the order in which they come to be. Programs read them by way of
-    `_arguments`: the numbers in the part of their argument list that differs by microbatch. So a row may come
-    to have several segments, each with an argument list of its own.
+    program: Any
+    takes: Sequence[int]
+    gives: Sequence[int]
+    sums: Sequence[int] = ()  # of the stage's, which it takes first, and gives last, before a token
+
+
+class _Numbers:
+    """Numbers the values of a virtual stage, by which the programs of its segments follow each other.
+
+    First come those that all microbatches share: parameters, indices of layers, prepared values. Then come
+    those of a microbatch, in the order in which they arise. What segments only pass on has one number.
     """
 
-    def __init__(
-        self, shape: VirtualStageShape, traced: Differentiated, by: Lowering, before: StagePrograms | None
-    ) -> None:
-        self._shape, self._traced, self._by = shape, traced, by
-        self.lowered: dict[Kind, Any] = {} if before is None else dict(before.lowered)
-        self.prepare, self.prepared = None, list[Any]()  # of what is computed from parameters alone, specs
-        params, carry, inputs = shape.placed(by.spread)
-        trainable = shape.trainable or [True] * len(params)
-        self.sums = [wide(spec) for spec, own in zip(params, trainable, strict=True) if own]
-        if (program := traced.prepare) is not None:
-            given = [params[i] for i in program.reads]
-            self.prepare = by.lower(program, given, (), ()) if before is None else before.prepare
-            self.prepared = by.outputs(program, self.prepare)
-        self._fixed = [*params, *self.prepared]
-        self.values, self._arguments = list[Any](), list[int]()  # specs of all values, with where they lie
-        self._carry, self.inputs = self._number(carry), self._number(inputs)
-        self._computed: dict[Kind, list[int]] = {}
-        self._edges: dict[int, _Edge] = {0: _Edge()}  # by flow
+    def __init__(self, layers: Sequence[range], segments: Sequence[Segment], ends: WidthChanges) -> None:
+        self._segments, self._ends, self.values = segments, ends, list[Any]()  # specs, with where they lie
+        self._arguments: list[list[int]] = [[] for _ in segments]  # of all its programs, by segment
+        self._places: list[Sequence[int]] = [()] * len(segments)  # of its sums in the stage's, by segment
+        self.sums = 0
+        # Leaves lie as in {layer index as text: tree}; a segment of several layers is alone.
+        for k in sorted(range(len(segments)), key=lambda number: str(layers[number].start)):
+            self._arguments[k] = self._new(segments[k].specs.params[:-1])
+            self._places[k] = range(self.sums, self.sums + len(segments[k].specs.sums))
+            self.sums += len(segments[k].specs.sums)
+        indices = self._new([segments[0].specs.params[-1] for _ in range(layers[0].start, layers[-1].stop)])
+        shared, prepare = range(len(self.values)), list[_Step]()
+        for own, args, segment in zip(layers, self._arguments, segments, strict=True):
+            args.append(indices[own.start - layers[0].start])
+            made = self._new(segment.specs.prepared)
+            if (program := segment.traced.prepare) is not None:
+                prepare.append(_Step(segment.prepare, [args[i] for i in program.reads], made))
+            args.extend(made)
+        self._fixed = len(self.values)
+        self.prepare = _row(prepare, shared, range(len(shared), self._fixed), 0, self.values)
+        self._carry, self.inputs = self._new(segments[0].specs.carry), self._new(segments[0].specs.inputs)
+        self._steps: dict[Kind, list[_Step | None]] = {}  # by kind, of each segment in the order of calls
 
-    def lower(self, kinds: Collection[Kind]) -> None:
-        """Lower the forward and these kinds of backward, but for those that are there."""
-        traced, ends = self._traced, self._shape.ends
-        sent, scale = self._shape.sent(self._by.spread, traced.out), self._by.spread([SCALE], [WHOLE])
-        self._lower(FORWARD, [*where(sent), *(where(scale) if traced.has_statistics else ())])
-        cotangents, scales = self._number(sent[i] for i in traced.moving_out), self._number(scale)
-        gradients, outputs = [self._carry[i] for i in traced.moving_in], self._computed[FORWARD]
-        self._edges[1] = _Edge(self._carry, (), outputs[: traced.out], ends.before, ends.after)
-        self._edges[-1] = _Edge(cotangents, scales, gradients, ends.after, ends.before)
-        for kind in sorted(kinds):  # W takes what I gives
-            self._lower(kind, where(self._specs(gradients)) if KINDS[kind].flow else [])
+    def forwards(self, by: Lowering) -> None:
+        """Number what the forward takes and gives; statistics of several segments are added up."""
+        arriving, vector, vectors, steps = self._carry, list[int](), list[int](), list[_Step | None]()
+        for args, segment in zip(self._arguments, self._segments, strict=True):
+            args.extend([*arriving, *self.inputs])
+            made = list[int]()
+            for i, spec in enumerate(segment.specs.outputs):
+                made.append(args[segment.passed[i]] if i in segment.passed else self._new([spec])[0])
+            own = [number for i, number in enumerate(made) if i not in segment.passed]
+            steps.append(self._step(FORWARD, segment, args, own))
+            args.extend(made)
+            out = segment.traced.out
+            arriving, vectors = made[:out], vectors + made[out : out + segment.traced.has_statistics]
+        names = [own.statistics for own in self._segments if own.statistics is not None]
+        self.statistics: Sequence[Name] | None = names[0] if names else None
+        if len(vectors) > 1:
+            self.statistics, add_up = joined_vectors(names)
+            program = reduce(jax.make_jaxpr(lambda *given: [add_up(*given)])(*self._specs(vectors)))
+            lowered = by.lower(program, self._specs(vectors), where(self._segments[0].specs.scale), ())
+            vector = self._new(by.outputs(program, lowered))
+            steps.append(_Step(lowered, vectors, vector))
+        self._steps[FORWARD], self._sent, self._vector = steps, arriving, vector or vectors
 
-    def _lower(self, kind: Kind, first: Sequence[Any]) -> None:
-        program = program_of(self._traced, kind)
-        if self.lowered.get(kind) is None:
-            given = [*self._fixed, *self._specs(self._arguments)]
-            sums = self.sums if KINDS[kind].charge < 0 else ()
-            self.lowered[kind] = self._by.lower(program, [given[i] for i in program.reads], first, sums)
-        if KINDS[kind].holds is not None:
-            self._computed[kind] = self._number(self._by.outputs(program, self.lowered[kind]))
+    def backwards(self, kinds: Collection[Kind]) -> None:
+        """Number what these kinds of backward take and give."""
+        last = self._segments[-1]
+        cotangents = arriving = self._new(last.specs.cotangents)
+        scale = self._new(last.specs.scale)
+        self._steps |= {kind: [] for kind in kinds}
+        for k in reversed(range(len(self._segments))):
+            segment, args = self._segments[k], self._arguments[k]
+            gradients = self._new([segment.specs.carry[i] for i in segment.traced.moving_in])
+            crossing = self._new(segment.specs.crossing)
+            args += [*arriving, *scale, *gradients, *crossing]
+            for kind in sorted(kinds):
+                gives = [*gradients * bool(KINDS[kind].flow), *crossing * (KINDS[kind].holds is not None)]
+                sums = self._places[k] if KINDS[kind].charge < 0 else ()
+                self._steps[kind].append(self._step(kind, segment, args, gives, sums))
+            arriving = gradients
+        ends = self._ends
+        self._edges = {
+            0: _Edge(),
+            1: _Edge(self._carry, (), self._sent, ends.before, ends.after),
+            -1: _Edge(cotangents, scale, arriving, ends.after, ends.before),
+        }
 
-    def _number(self, specs: Iterable[Any]) -> list[int]:
-        """The numbers of further values, which are the next arguments of programs."""
-        start = len(self.values)
-        self.values += specs
-        numbers = range(start, len(self.values))
-        self._arguments += numbers
-        return list(numbers)
+    def _step(
+        self,
+        kind: Kind,
+        segment: Segment,
+        args: Sequence[int],
+        gives: Sequence[int],
+        sums: Sequence[int] = (),
+    ) -> _Step | None:
+        """A segment's program of a kind, if it computes anything."""
+        program = segment.lowered[kind]
+        takes = [args[i] for i in segment.program(kind).reads]
+        return None if program is None else _Step(program, takes, gives, sums)
 
-    def tasks(self, kinds: Collection[Kind]) -> dict[Kind, TaskProgram]:
+    def tasks(self, kinds: Collection[Kind], halves: bool) -> dict[Kind, TaskProgram]:
         """The forward and these kinds of backward, with what each takes and leaves."""
+        for kind in kinds if halves else ():
+            parts = [self._steps[part] for part in KINDS[kind].parts]
+            self._steps[kind] = [step for segment in zip(*parts, strict=True) for step in segment]
         found = {}
         held: dict[Kind | None, Sequence[int]] = {None: self.inputs}
         for kind in (FORWARD, *sorted(kinds)):
-            edge, holds = self._edges[KINDS[kind].flow], KINDS[kind].holds is not None
-            at_hand = [*held[KINDS[kind].after], *edge.arrives, *edge.scale]
-            place = {value: i for i, value in enumerate([*at_hand, *self._computed.get(kind, ())])}
-            later = self.read_by(*(other for other in kinds if other > kind)) if holds else ()
+            row, edge, steps = KINDS[kind], self._edges[KINDS[kind].flow], self._calls(kind)
+            at_hand = [*held[row.after], *edge.arrives, *edge.scale]
+            later = self.read_by(*(other for other in kinds if other > kind)) if row.holds else ()
+            gives = [*edge.sends, *(self._vector if kind == FORWARD else ())]
+            gives += [n for step in steps for n in step.gives if n in later and n not in gives]
+            places = [*enumerate([*at_hand, *(gives if row.holds else ())])]
+            place = {value: i for i, value in reversed(places)}  # what is passed on is there already
             held[kind] = sorted(place.keys() & later)
-            reads, fixed = program_of(self._traced, kind).reads, len(self._fixed)
+            reads = self._reads(kind)
+            takes = [n for n in reads if n >= self._fixed]
+            head = [n for n in reads if n < self._fixed]
+            sums = self.sums if row.charge < 0 else 0
             found[kind] = TaskProgram(
-                program=self.lowered[kind],
-                head=[i for i in reads if i < fixed],
+                program=_row(steps, [*head, *takes], gives, sums, self.values),
+                head=head,
                 arrives=self._specs(edge.arrives),
-                takes=[place[value] for value in self._values_read(kind)],
+                takes=[place[value] for value in takes],
                 sends=len(edge.sends),
                 arrives_once=edge.arrives_once,
                 sends_once=edge.sends_once,
@@ -370,22 +280,69 @@ class _Row:
             gradient_in_bytes=nbytes(self._specs(backward.arrives)),
             gradient_out_bytes=nbytes(self._specs(backward.sends)),
             **held_fields({kind: task.held_bytes for kind, task in tasks.items()}),
-            temporary_bytes={kind.letter: temporary_bytes(task.program) for kind, task in tasks.items()},
+            temporary_bytes={
+                kind.letter: 0 if task.program is None else task.program.temporary_bytes
+                for kind, task in tasks.items()
+            },
             dropped_bytes={kind.letter: task.dropped_bytes for kind, task in tasks.items()},
         )
 
     def read_by(self, *kinds: Kind) -> set[int]:
-        """Numbers of the values that programs of these kinds read."""
-        return {value for kind in kinds for value in self._values_read(kind)}
+        """Numbers of the values that tasks of these kinds read."""
+        return {number for kind in kinds for number in self._reads(kind)}
 
-    def _values_read(self, kind: Kind) -> list[int]:
-        fixed = len(self._fixed)
-        return [self._arguments[i - fixed] for i in program_of(self._traced, kind).reads if i >= fixed]
+    def _calls(self, kind: Kind) -> list[_Step]:
+        return [step for step in self._steps[kind] if step is not None]
+
+    def _reads(self, kind: Kind) -> list[int]:
+        """The values that a task reads or sends and does not compute, in order."""
+        read, made = dict[int, None](), set[int]()
+        for step in self._calls(kind):
+            read |= dict.fromkeys(n for n in step.takes if n not in made)
+            made.update(step.gives)
+        read |= dict.fromkeys(n for n in self._sent if kind == FORWARD and n not in made)
+        return [*read]
+
+    def _new(self, specs: Sequence[Any]) -> list[int]:
+        """The numbers of further values."""
+        self.values += specs
+        return [*range(len(self.values) - len(specs), len(self.values))]
 
     def _bytes(self, values: Collection[int]) -> int:
         """Bytes of values, without data and the loss scale, which are not of a microbatch in flight."""
-        others = {*self.inputs, *self._edges[-1].scale}
+        others = {*self.inputs, *self._edges[-1].scale, *range(self._fixed)}
         return nbytes(self._specs(i for i in values if i not in others))
 
     def _specs(self, values: Iterable[int]) -> list[Any]:
         return [self.values[i] for i in values]
+
+
+def _row(
+    steps: Sequence[_Step], given: Sequence[int], gives: Sequence[int], sums: int, specs: Sequence[Any]
+) -> Row | None:
+    """The calls that take `sums` sums and the values `given`, and give the values `gives`, then the sums."""
+    if not steps and not gives:
+        return None
+    place = {number: sums + i for i, number in enumerate(given)}
+    current, end, planned = [*range(sums)], sums + len(given), list[tuple[_Step, list[int], range]]()
+    for step in steps:
+        takes = [*(current[i] for i in step.sums), *(place[number] for number in step.takes)]
+        count = len(step.gives)
+        made = range(end, end := end + count + (len(step.sums) + 1 if step.sums else 0))
+        place.update(zip(step.gives, made[:count], strict=True))
+        for i, slot in zip(step.sums, made[count:-1], strict=True):
+            current[i] = slot
+        planned.append((step, takes, made))
+    results = [*(place[number] for number in gives), *current]
+    tokens = [made[-1] for step, _, made in planned if made and (step.sums or step is steps[-1])]
+    last = {slot: k for k, (_, takes, _) in enumerate(planned) for slot in takes}
+    calls, sizes, live, most = list[Call](), dict[int, int](), 0, 0  # bytes between calls
+    for k, (step, takes, made) in enumerate(planned):
+        own = {slot: nbytes(specs[n]) for n, slot in zip(step.gives, made[: len(step.gives)], strict=True)}
+        sizes |= {slot: size for slot, size in own.items() if slot not in {*results, *tokens}}
+        live += sum(sizes.get(slot, 0) for slot in made)
+        most = max(most, live + temporary_bytes(step.program))
+        done = [slot for slot in dict.fromkeys([*takes, *made]) if slot in sizes and last.get(slot, k) == k]
+        live -= sum(sizes[slot] for slot in done)
+        calls.append(Call(step.program, takes, done))
+    return Row(calls, results, tokens, most)

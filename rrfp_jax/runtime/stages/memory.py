@@ -49,25 +49,19 @@ class BucketLedger:
         return max(chunk.most_transient_bytes for chunk in self.chunks)
 
     @classmethod
-    def of(cls, bucket: Bucket, parts: Sequence[Any], chunks: Chunks) -> BucketLedger:
-        """From the parts of a stage, its virtual stages or layers, and what a microbatch takes by chunk.
-
-        Of a part count the `inputs` that it reads, indices of fields, then numbers, and its `prepared_bytes`.
-        """
+    def of(cls, bucket: Bucket, programs: Sequence[StagePrograms]) -> BucketLedger:
+        """From the programs of each chunk."""
         inputs = [*specs_of(bucket).values(), IDS]
         return cls(
-            data_bytes=nbytes([inputs[i] for i in frozenset().union(*(part.inputs for part in parts))]),
-            prepared_bytes=sum(part.prepared_bytes for part in parts),
-            chunks=chunks,
+            data_bytes=nbytes([inputs[i] for i in frozenset().union(*(own.inputs for own in programs))]),
+            prepared_bytes=sum(own.prepared_bytes for own in programs),
+            chunks=[own.footprint for own in programs],
         )
 
     @classmethod
     def of_programs(cls, programs: Mapping[Bucket, Sequence[StagePrograms]]) -> dict[str, BucketLedger]:
         """Ledgers of all buckets by name, from the programs of each chunk."""
-        return {
-            bucket_name(bucket): cls.of(bucket, own, [one.footprint for one in own])
-            for bucket, own in programs.items()
-        }
+        return {bucket_name(bucket): cls.of(bucket, own) for bucket, own in programs.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

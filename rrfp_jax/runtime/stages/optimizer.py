@@ -29,7 +29,15 @@ from jax.tree_util import DictKey, GetAttrKey, SequenceKey, keystr
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import shown
 from rrfp_jax.random_keys import plain
-from rrfp_jax.runtime.autodiff.traced import Program, bits, output_dependence, parts, reduce, spec_of
+from rrfp_jax.runtime.autodiff.traced import (
+    Program,
+    bits,
+    output_dependence,
+    parts,
+    reduce,
+    scalars_too,
+    spec_of,
+)
 from rrfp_jax.runtime.mesh.stage_mesh import StageMesh
 from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.model.roles import LeafRoles, leaf_paths
@@ -320,8 +328,8 @@ class PiecePrograms:
     """What an optimizer does on a stage with some of the leaves there; pieces that are alike share programs.
 
     init          owned parameters -> its leaves of the optimizer's state
-    update        owned parameters, state, owned sums, others' state, scale -> parameters, state, zeroed sums
-                  (the first three are donated); gradients are the sums times `scale`
+    update        owned parameters, state, owned sums, others' state, scale -> parameters, state, zeroed sums,
+                  and what is not needed (the first three are donated); gradients are the sums times `scale`
     """
 
     params: Sequence[int]  # indices among the stage's owned parameters
@@ -398,7 +406,7 @@ class OptimizerPrograms:
         for piece in self.pieces:
             own, others = _of(state, piece.state), _of(state, piece.others)
             given = _of(owned, piece.params), own, _of(sums, piece.params), others
-            results = piece.update(*given, scale)
+            *results, _ = piece.update(*given, scale)
             for into, places, values in zip(
                 (new, after, zeroed), (piece.params, piece.state, piece.params), results, strict=True
             ):
@@ -443,8 +451,8 @@ class _PieceCompiler:
             self._made[kind] = (
                 compiler(_init_of(init), owned, out=where(own), effort="roughly") if own else lambda _: [],
                 compiler(
-                    *(_update_of(update), owned, own, sums, more, self.scale),
-                    out=where((owned, own, sums)),
+                    *(_update_of(update, len(owned) == 1), owned, own, sums, more, self.scale),
+                    out=(*where((owned, own, sums)), None),
                     donate=(0, 1, 2),
                 ),
             )
@@ -458,15 +466,20 @@ def _init_of(program: Program) -> Any:
     return lambda owned: program(*(owned[i] for i in program.reads))
 
 
-def _update_of(program: Program) -> Any:
-    """The function behind `PiecePrograms.update`."""
+def _update_of(program: Program, alone: bool) -> Any:
+    """The function behind `PiecePrograms.update`, of a parameter alone or of several."""
 
-    def update(old: Any, state: Any, sums: Any, others: Any, scale: Any) -> tuple[Any, Any, Any]:
+    def update(old: Any, state: Any, sums: Any, others: Any, scale: Any) -> tuple[Any, Any, Any, Any]:
         gradients = [(a * scale.astype(a.dtype)).astype(o.dtype) for a, o in zip(sums, old, strict=True)]
         given = [*gradients, *state, *others, *old]
         found = program(*(given[i] for i in program.reads))
-        return found[: len(old)], found[len(old) :], zeros(sums)
+        end = len(old) + len(state)
+        return found[: len(old)], found[len(old) : end], zeros(sums), found[end:]
 
+    if (
+        alone
+    ):  # XLA turns a quotient by a number into a product, of other bits, if nobody else uses that number
+        program = scalars_too(program)
     return update
 
 

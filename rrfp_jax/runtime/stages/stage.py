@@ -55,6 +55,12 @@ class Stage:
         self._loss_scale = 0.0
         self.scale_loss(1.0)
 
+    @cached_property
+    def indices(self) -> list[Arrays]:
+        """The indices of the layers of each chunk, as programs take them."""
+        values = iter(self.stage_mesh.put_whole([np.uint32(i) for own in self.chunks for i in own]))
+        return [[*islice(values, len(own))] for own in self.chunks]
+
     @property
     def params(self) -> Params:
         """The parameters as a tree. An update replaces them and frees the old ones."""

@@ -23,7 +23,7 @@ from rrfp_jax.runtime.programs.executables import Executables
 from rrfp_jax.runtime.programs.gradients import Reduction, SumPrograms, leaves_of, wide
 from rrfp_jax.runtime.programs.initial import InitFunction, InitialParams
 from rrfp_jax.runtime.programs.library import Library, specs_of
-from rrfp_jax.runtime.programs.stage_programs import placed_params
+from rrfp_jax.runtime.programs.segments import placed_params
 from rrfp_jax.runtime.run.world import START_SECONDS
 from rrfp_jax.runtime.stages.leaves import Held, LeafShards, params_in
 from rrfp_jax.runtime.stages.optimizer import Optimizer, OptimizerPart, OptimizerPrograms, WholeOptimizer

@@ -132,7 +132,7 @@ class ModelStep:
         for bucket, virtual_stages in enumerate(part.programs):
             footprints.append([])
             for chunk, virtual_stage in enumerate(virtual_stages):
-                self._bind(bucket, chunk, virtual_stage, stage.leaves[chunk])
+                self._bind(bucket, chunk, virtual_stage)
                 footprints[bucket].append(virtual_stage.footprint)
         self.meter = Meter(footprints, part.buckets)
         self._arrived: dict[Task, Arrays] = {}
@@ -164,11 +164,11 @@ class ModelStep:
         sums: list[jax.Array] = []
         if ends:
             sums = self.stage.sums_of(chunk) if in_turn else self.stage.zeros(chunk)
-        outputs = []
+        outputs, token = list[Any](), None
         if program is not None:
-            outputs = program(*sums, *head, *map(at_hand.__getitem__, how.takes))
+            outputs, token = program(*sums, *head, *map(at_hand.__getitem__, how.takes))
         if ends:
-            added = outputs[how.sends : how.sends + len(sums)]
+            added = outputs[how.sends :]
             if in_turn:
                 self.stage.put_sums(chunk, added)
             else:
@@ -179,17 +179,18 @@ class ModelStep:
             if counts:
                 self.statistics[chunk, microbatch] = outputs[how.sends]
         sent = (stage_mesh.copies if how.sends_once else stage_mesh.shards)(outputs[: how.sends])
-        return sent, outputs[-1] if outputs else None
+        return sent, token
 
     def accumulate(self, chunk: int, microbatch: int) -> None:
         """See `StageStep.accumulate`."""
         self.stage.add(chunk, self._parked.pop((chunk, microbatch)))
 
-    def _bind(self, bucket: int, chunk: int, virtual_stage: StagePrograms, leaves: Arrays) -> None:
+    def _bind(self, bucket: int, chunk: int, virtual_stage: StagePrograms) -> None:
         """Choose the parameters, and what follows from them alone, that each program takes in this step."""
-        fixed = [*leaves]
-        if (program := virtual_stage.traced.prepare) is not None:  # computed once a step
-            fixed += virtual_stage.prepare(*[leaves[i] for i in program.reads])
+        fixed = [*self.stage.leaves[chunk], *self.stage.indices[chunk]]
+        if virtual_stage.prepare is not None:  # computed once a step
+            prepared, _ = virtual_stage.prepare(*fixed)
+            fixed += prepared
         for kind, how in virtual_stage.tasks.items():
             counts = KINDS[kind].flow > 0 and virtual_stage.statistics is not None
             self._bound[bucket, chunk, kind] = how, [*map(fixed.__getitem__, how.head)], counts

@@ -44,7 +44,7 @@ def a_moving_average(original: Any) -> Any:
     return lambda self, chunk, sums: original(self, chunk, [total / 2 for total in sums])
 
 
-@changes("runtime.programs.stage_programs:VirtualStageShape.flat")
+@changes("runtime.programs.segments:SegmentShape.flat")
 def a_mean_of_means(original: Any) -> Any:
     def flat(self: Any, params: Any, carry: Any, inputs: Any, training: bool = True) -> Any:
         leaves, total, numbers = original(self, params, carry, inputs, training)

@@ -136,7 +136,7 @@ def nothing_compiled_after_an_evaluation(original: Any) -> Any:
     return prepare
 
 
-@changes("runtime.programs.stage_programs:VirtualStageShape.flat")
+@changes("runtime.programs.segments:SegmentShape.flat")
 def evaluation_trains(original: Any) -> Any:
     return lambda self, params, carry, inputs, training=True: original(self, params, carry, inputs, True)
 

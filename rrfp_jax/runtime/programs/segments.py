@@ -1,0 +1,356 @@
+"""Segments: consecutive layers of a virtual stage whose programs are compiled as one.
+
+A segment is a pure function of flat lists. Differentiated, it gives the programs through which a microbatch
+passes: forward and backward, or forward, input and weight gradient. A stage of one device has a segment for
+each layer, and the loss is in that of the last layer. So equal layers, wherever they are, share programs, and
+no bit depends on how layers are divided among stages. What goes from one segment to the next is what would be
+sent if a stage ended there. Stages of several devices are one segment each: how values lie between layers is
+left to the compiler.
+
+Each program is lowered for the places where those before it leave their results. What lowering means is
+passed in: compiled for devices here, counted in `forecast/costs.py`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
+from typing import Any, Protocol, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from rrfp_jax.core.tasks import FORWARD, KINDS, Kind
+from rrfp_jax.runtime._jax import cast_like
+from rrfp_jax.runtime.autodiff.differentiate import Differentiated, differentiate
+from rrfp_jax.runtime.autodiff.residuals import NONE
+from rrfp_jax.runtime.autodiff.traced import SCALE, Program, Specs, reduce, without_outputs
+from rrfp_jax.runtime.mesh.stage_mesh import StageMesh, WidthChanges
+from rrfp_jax.runtime.model.layers import Params
+from rrfp_jax.runtime.model.metrics import Name, in_one_vector
+from rrfp_jax.runtime.model.pipeline import IDS, INDEX, LayerShapes, Pipeline, run_layers
+from rrfp_jax.runtime.model.pipeline import Specs as Fields
+from rrfp_jax.runtime.model.roles import Roles
+from rrfp_jax.runtime.model.sharding import WHOLE, Sharding
+from rrfp_jax.runtime.programs.compiler import Compiled, Compiler
+from rrfp_jax.runtime.programs.gradients import adding, where, wide
+from rrfp_jax.runtime.sizes import on_the_way
+
+Spread: TypeAlias = Callable[[Sequence[Any], Sequence[PartitionSpec]], list[Any]]
+"""Specs of leaves, and how each is partitioned -> specs with where they lie."""
+
+
+def segments_of(layers: range, width: int) -> list[range]:
+    """The layers of each segment of a virtual stage on so many devices."""
+    return [layers] if width > 1 else [range(i, i + 1) for i in layers]
+
+
+def trainable(shapes: Sequence[LayerShapes], roles: Roles, layers: range) -> list[bool]:
+    """Which of the parameters of layers have a gradient, in leaf order."""
+    own = roles.leaves({str(i): shapes[i].params for i in layers})
+    return [i in own.number for i in range(own.structure.num_leaves)]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SegmentShape:
+    """One segment for microbatches of given fields.
+
+    Its flat parameters are those of its layers, in leaf order, and the index of the first layer.
+    """
+
+    pipe: Pipeline
+    layers: range
+    fields: Fields
+    shapes: Sequence[LayerShapes]  # of all layers of the model
+    remat: str = NONE  # what the layers' backwards compute again; see `autodiff/residuals.py`
+    trainable: Sequence[bool] | None = None  # which leaves have a gradient; None for all
+    carry_gradients: Sequence[int] | None = None  # which leaves of the carry that arrives; None for all
+    cotangents: Sequence[int] | None = None  # the same of the carry that leaves; see `gradient_flow.py`
+    sharding: Sharding = field(default_factory=Sharding)  # where the stage has several devices
+    ends: WidthChanges = field(default_factory=WidthChanges)
+    metrics: list[Name] = field(default_factory=list, init=False)  # of the loss here, once it is traced
+    _traced: dict[bool, Differentiated] = field(default_factory=dict, init=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+
+    @property
+    def kind(self) -> Hashable:
+        """Equal for segments whose programs are alike, as long as one of them is there."""
+        layers = self.layers if len(self.layers) > 1 else id(self.shapes[self.layers.start])
+        masks = self.trainable, self.carry_gradients, self.cotangents
+        where = (*self.sharding.of_params(self.params), self.ends)
+        last = self.layers.stop == len(self.pipe)
+        return layers, last, tuple(None if own is None else tuple(own) for own in masks), where
+
+    @cached_property
+    def params(self) -> Params:
+        return {str(i): self.shapes[i].params for i in self.layers}
+
+    @property
+    def carry_in(self) -> Any:
+        """Specs of what arrives from the segment before (None for the first)."""
+        return self.shapes[self.layers.start].carry_in
+
+    @property
+    def input_names(self) -> list[str]:
+        """The fields in the order of a program's inputs; the numbers for random keys come after them."""
+        return sorted(self.fields)
+
+    def flat(
+        self, params: Sequence[Any], carry: Sequence[Any], inputs: Sequence[Any], training: bool = True
+    ) -> tuple[Any, Any, Any]:
+        """The segment as a function of flat lists; see `differentiate.StageFunction`."""
+        *leaves, first = params
+        tree = jax.tree.unflatten(jax.tree.structure(self.params), leaves)
+        specs, structure = jax.tree.flatten(self.carry_in)
+        carry = jax.tree.unflatten(structure, map(cast_like, carry, specs))
+        *values, ids = inputs
+        named = zip(self.input_names, values, strict=True)
+        fields = {name: value.astype(self.fields[name].dtype) for name, value in named}
+        own = [tree[str(i)] for i in self.layers]
+        out, loss = run_layers(
+            self.pipe, self.layers, own, carry, fields, ids, first, training=training, remat=self.remat
+        )
+        sent = [leaf.astype(on_the_way(leaf).dtype) for leaf in map(jnp.asarray, jax.tree.leaves(out))]
+        if loss is None:
+            return sent, None, None
+        self.metrics[:], statistics = in_one_vector(loss)
+        return sent, loss.total, statistics
+
+    def specs(self) -> tuple[Specs, Specs, Specs]:
+        """Flat specs of parameters, carry and inputs."""
+        inputs = [*(on_the_way(self.fields[name]) for name in self.input_names), IDS]
+        carry = list(map(on_the_way, jax.tree.leaves(self.carry_in)))
+        return [*jax.tree.leaves(self.params), INDEX], carry, inputs
+
+    @property
+    def trained(self) -> list[bool]:
+        """Which of the flat parameters have a gradient."""
+        count = len(jax.tree.leaves(self.params))
+        return [*(self.trainable or [True] * count), False]
+
+    def traced(self, training: bool = True) -> Differentiated:
+        """Its programs: for training, or a forward alone. They are traced once, by any thread."""
+        with self._lock:
+            if training not in self._traced:
+                self._traced[training] = self._trained() if training else self._evaluated()
+            return self._traced[training]
+
+    def _trained(self) -> Differentiated:
+        masks = self.trained, self.carry_gradients, self.cotangents
+        return differentiate(self.flat, *self.specs(), *masks)
+
+    def _evaluated(self) -> Differentiated:
+        """A forward alone, which leaves nothing for a backward."""
+        params, carry, _ = self.specs()
+        n, m, sends = len(params), len(params) + len(carry), 0
+
+        def forward(*args: Any) -> list[Any]:
+            nonlocal sends
+            leaves, _, statistics = self.flat(args[:n], args[n:m], args[m:], training=False)
+            sends = len(leaves)
+            return [*leaves, *([] if statistics is None else [statistics])]
+
+        program = reduce(jax.make_jaxpr(forward)(*chain.from_iterable(self.specs())))
+        return Differentiated(
+            prepare=None,
+            forward=program,
+            backward=reduce(jax.make_jaxpr(lambda: [])()),
+            out=sends,
+            moving_in=(),
+            moving_out=(),
+            has_statistics=len(program.outputs) > sends,
+            fixed=n,
+            cotangents=m,
+        )
+
+    def placed(self, spread: Spread) -> tuple[Specs, Specs, Specs]:
+        """`specs` with where they lie."""
+        params, carry, inputs = self.specs()
+        return (
+            spread(params, [*self.sharding.of_params(self.params), WHOLE]),
+            self._spread(spread, carry, self.ends.before),
+            spread(inputs, [WHOLE] * len(inputs)),
+        )
+
+    def sent(self, spread: Spread, count: int) -> Specs:
+        """The first leaves of the carry that goes on, with where they lie; the model's last sends none."""
+        carry = jax.tree.leaves(self.shapes[self.layers.stop - 1].carry_out)
+        return self._spread(spread, list(map(on_the_way, carry[:count])), self.ends.after)
+
+    def sums(self, params: Specs) -> Specs:
+        """Specs of the sums of gradients, given those of the parameters."""
+        return [wide(spec) for spec, own in zip(params, self.trained, strict=True) if own]
+
+    def _spread(self, spread: Spread, carry: Specs, resized: bool) -> Specs:
+        """A carry with where it lies, at an end where the neighbour has another number of devices or not."""
+        return spread(carry, [WHOLE] * len(carry) if resized else self.sharding.of_carry(carry))
+
+
+def placed_params(params: Params, stage_mesh: StageMesh, sharding: Sharding) -> Params:
+    """Specs of parameters, {layer index as text: tree}, with where they lie on a stage's devices."""
+    leaves, structure = jax.tree.flatten(params)
+    return jax.tree.unflatten(structure, stage_mesh.spread(leaves, sharding.of_params(params)))
+
+
+class Lowering(Protocol):
+    """Makes programs of traced ones, each for values that lie somewhere."""
+
+    def spread(self, leaves: Sequence[Any], specs: Sequence[Any]) -> list[Any]:
+        """Specs of leaves, with where they lie."""
+
+    def lower(self, program: Program, given: Sequence[Any], first: Sequence[Any], sums: Sequence[Any]) -> Any:
+        """The program for arguments of such specs; None if it would do nothing.
+
+        Its first results lie as given, the others where the lowering chooses. To `sums`, specs, its last
+        results are added, which are gradients.
+        """
+
+    def outputs(self, program: Program, lowered: Any) -> list[Any]:
+        """Specs of its results, with where they lie."""
+
+
+@dataclass(frozen=True)
+class OnDevices:
+    """Compiles programs for the devices of a stage."""
+
+    compiler: Compiler
+
+    def spread(self, leaves: Sequence[Any], specs: Sequence[Any]) -> list[Any]:
+        return self.compiler.stage_mesh.spread(leaves, specs)
+
+    def lower(
+        self, program: Program, given: Sequence[Any], first: Sequence[Any], sums: Sequence[Any]
+    ) -> Compiled | None:
+        """See `Lowering`; one with sums takes them first, whose memory its results take."""
+        if count := len(sums):
+            out = [*first, *where(sums), self.compiler.stage_mesh.whole]
+            donated = tuple(range(count))
+            return self.compiler(adding(program.__call__, count), *sums, *given, out=out, donate=donated)
+        free = len(program.closed.jaxpr.outvars) - len(first)
+        out = [*first, *[None] * free]
+        return self.compiler(program.__call__, *given, out=out) if out else None
+
+    def outputs(self, program: Program, lowered: Compiled | None) -> list[Any]:
+        """See `Lowering`: on this stage's devices, though the program may be an equal one of another's."""
+        lie = [] if lowered is None else jax.tree.leaves(lowered.output_shardings)  # type: ignore[attr-defined]
+        return [
+            jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=self.compiler.stage_mesh.like(own))
+            for spec, own in zip(program.outputs, lie, strict=True)
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentSpecs:
+    """Of the values that its programs take and give, with where they lie; see `Differentiated`."""
+
+    params: Specs
+    prepared: Specs
+    carry: Specs
+    inputs: Specs
+    outputs: Specs  # of the forward, with what is passed on
+    cotangents: Specs
+    scale: Specs
+    crossing: Specs  # what the input's program gives after gradients of the carry, if it is there
+    sums: Specs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """The programs of a segment. What its forward would only pass on, it does not give: see `passed`."""
+
+    traced: Differentiated
+    forward: Program  # without what is passed on
+    passed: Mapping[int, int]  # by place among what the whole forward gives, the argument that it is
+    statistics: Sequence[Name] | None  # the metrics in the vector that the forward gives besides, if any
+    prepare: Any  # computes from parameters alone, once a step, what several programs read
+    lowered: Mapping[Kind, Any]
+    specs: SegmentSpecs
+
+    @classmethod
+    def lower(
+        cls,
+        shape: SegmentShape,
+        kinds: Collection[Kind],
+        by: Lowering,
+        before: Segment | None = None,
+    ) -> Segment:
+        """Lower the forward and these kinds of backward, if any, but for those that `before` has."""
+        traced = shape.traced(bool(kinds))
+        params, carry, inputs = shape.placed(by.spread)
+        prepare, prepared = None, list[Any]()
+        if (program := traced.prepare) is not None:
+            given = [params[i] for i in program.reads]
+            prepare = by.lower(program, given, (), ()) if before is None else before.prepare
+            prepared = by.outputs(program, prepare)
+        sent, scale = shape.sent(by.spread, traced.out), by.spread([SCALE], [WHOLE])
+        specs = [*params, *prepared, *carry, *inputs]
+        passed = {i: n for i, n in traced.passed.items() if specs[n].sharding == sent[i].sharding}
+        forward = without_outputs(traced.forward, passed)
+        lowered: dict[Kind, Any] = {} if before is None else dict(before.lowered)
+        if FORWARD not in lowered:
+            first = where([spec for i, spec in enumerate(sent) if i not in passed])
+            first += where(scale) if traced.has_statistics else []
+            lowered[FORWARD] = by.lower(forward, [specs[i] for i in forward.reads], first, ())
+        made = iter(by.outputs(forward, lowered[FORWARD]))
+        count = len(traced.forward.closed.jaxpr.outvars)
+        outputs = [specs[passed[i]] if i in passed else next(made) for i in range(count)]
+        cotangents, sums = [sent[i] for i in traced.moving_out], shape.sums(params)
+        specs += [*outputs, *cotangents, *scale, *(carry[i] for i in traced.moving_in)]
+        crossing = _lower_backwards(traced, kinds, by, specs, sums, lowered)
+        return cls(
+            traced=traced,
+            forward=forward,
+            passed=passed,
+            statistics=list(shape.metrics) if traced.has_statistics else None,
+            prepare=prepare,
+            lowered=lowered,
+            specs=SegmentSpecs(
+                params=params,
+                prepared=prepared,
+                carry=carry,
+                inputs=inputs,
+                outputs=outputs,
+                cotangents=cotangents,
+                scale=scale,
+                crossing=crossing,
+                sums=sums,
+            ),
+        )
+
+    def program(self, kind: Kind) -> Program:
+        """What is lowered for a kind of task."""
+        return self.forward if kind == FORWARD else program_of(self.traced, kind)
+
+
+def _lower_backwards(
+    traced: Differentiated,
+    kinds: Collection[Kind],
+    by: Lowering,
+    specs: Sequence[Any],
+    sums: Specs,
+    lowered: dict[Kind, Any],
+) -> Specs:
+    """Add to `lowered` what is not there; what the input's program gives for that of the weights.
+
+    `specs` are of the whole argument list, and of gradients of the carry.
+    """
+    moving, crossing = len(traced.moving_in), list[Any]()
+    for kind in sorted({*kinds, *lowered} - {FORWARD}):  # W takes what I gives
+        program, row = program_of(traced, kind), KINDS[kind]
+        if kind not in lowered:
+            given = [[*specs, *crossing][i] for i in program.reads]
+            first = where([*specs[len(specs) - moving :]]) if row.flow else []
+            lowered[kind] = by.lower(program, given, first, sums if row.charge < 0 else ())
+        if row.holds is not None:
+            crossing = by.outputs(program, lowered[kind])[moving:]
+    return crossing
+
+
+def program_of(traced: Differentiated, kind: Kind) -> Program:
+    """The traced program of a kind of task, after which it is called."""
+    found: Program = getattr(traced, kind.name.lower())
+    return found
