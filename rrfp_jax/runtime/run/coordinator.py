@@ -22,7 +22,6 @@ import json
 import logging
 import os
 import resource
-import select
 import selectors
 import signal
 import socket
@@ -358,12 +357,15 @@ def _serve(address: str, processes: int, linger_seconds: float) -> None:
     print("serving", flush=True)
     from jaxlib import _jax  # type: ignore[attr-defined]
 
-    heard, service, tended = [0], None, -inf
+    ended = selectors.DefaultSelector()
+    ended.register(0, selectors.EVENT_READ)
+    service, tended = None, -inf
     while time.monotonic() < ends:
-        if select.select(heard, [], [], 0.0 if service is None else POLL_SECONDS)[0]:
+        if ended.select(0 if service is None else POLL_SECONDS):
             if os.read(0, 1):
                 break
-            heard, parent = [], 0  # nobody is there to say more
+            ended.unregister(0)  # nobody is there to say more
+            parent = 0
         if os.getppid() != parent:
             ends = min(ends, time.monotonic() + linger_seconds)
         if service is None:
