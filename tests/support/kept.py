@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 from jax._src.interpreters import mlir
@@ -34,7 +35,7 @@ def share_contexts() -> None:
         return
     make, own = mlir.make_ir_context, threading.local()
 
-    def shared():
+    def shared() -> Any:
         if (count := getattr(own, "count", 0)) % LOWERED_IN_ONE == 0:
             own.context = make()
         own.count = count + 1
