@@ -279,7 +279,7 @@ def _first_ready(cause: Cause | None, later: TaskRecord, own: TaskRecord) -> Tas
     return min(own, later, key=lambda record: (_held_back(record) is not cause, record.ready))
 
 
-class Segment(NamedTuple):
+class Stretch(NamedTuple):
     """A part of the chain, in seconds: a task that ran on a stage, or why it had not begun."""
 
     stage: int
@@ -293,13 +293,13 @@ class Segment(NamedTuple):
         return self.end - self.start
 
 
-def critical_path(trace: StepTrace, grouped: bool = False) -> list[Segment]:
-    """The segments in the order of time, each beginning where the one before ends; they fill the step."""
+def critical_path(trace: StepTrace, grouped: bool = False) -> list[Stretch]:
+    """Its stretches in the order of time, each beginning where the one before ends; they fill the step."""
     before: dict[tuple[int, Task], TaskRecord] = {}  # on the same device
     for stage in range(trace.stages):
         records = trace.stage_records(stage)
         before.update({(stage, b.task): a for a, b in pairwise(records)})
-    path: list[Segment] = []
+    path: list[Stretch] = []
     record: TaskRecord | None = max(trace.records, key=lambda r: r.end)
     now = trace.end
 
@@ -307,7 +307,7 @@ def critical_path(trace: StepTrace, grouped: bool = False) -> list[Segment]:
         nonlocal now
         since = min(max(since, trace.start), now)  # clocks of several processes agree only so well
         if since < now:
-            path.append(Segment(of.stage, of.task, since, now, cause))
+            path.append(Stretch(of.stage, of.task, since, now, cause))
         now = since
 
     while record is not None:

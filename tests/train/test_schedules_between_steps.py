@@ -14,6 +14,7 @@ from rrfp_jax.core.tasks import Placement
 from rrfp_jax.core.v_orders import ZBV
 from rrfp_jax.runtime.programs import segments
 from rrfp_jax.runtime.programs.compiler import Compiler
+from rrfp_jax.runtime.programs.stage_programs import StagePrograms
 from rrfp_jax.train.named import read_schedule, schedule_of
 from tests.support import toy
 
@@ -51,6 +52,7 @@ def test_nothing_is_compiled_again_after_a_step_of_another_kind(monkeypatch):
     trainer.evaluate(batch)
     monkeypatch.setattr(Compiler, "__call__", lambda *args, **kwargs: pytest.fail("compiled"))
     monkeypatch.setattr(segments, "differentiate", lambda *args: pytest.fail("traced"))
+    monkeypatch.setattr(StagePrograms, "of", lambda *args, **kwargs: pytest.fail("put in a row"))
     trainer.step(batch[:3])
     trainer.evaluate(batch)
 

@@ -73,7 +73,7 @@ class Running:
     task: Task
     bucket: int
     cost: Hashable  # programs of equal cost key are expected to take equally long
-    token: Any  # array or None: ready when the program has ended
+    token: Any  # an array, `Tokens` or None: ready when the program has ended
     ready: float
     dispatched: float
     end: float = 0.0

@@ -72,7 +72,7 @@ class StageStep(Protocol):
     def receive(self, task: Task, arrays: Arrays) -> None:
         """File the input of a task that has arrived: what this process's devices have of it."""
 
-    def run(self, task: Task, in_turn: bool) -> tuple[Arrays, jax.Array | None]:
+    def run(self, task: Task, in_turn: bool) -> tuple[Arrays, Any]:
         """Dispatch a task; gradients that it computes are added if it is their turn, else parked.
 
         Returns:

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from rrfp_jax.core.step_rules import Bucket, StepRules
-from rrfp_jax.core.tasks import Kind, parts_of
+from rrfp_jax.core.tasks import FORWARD, Kind, parts_of
 from rrfp_jax.errors import UsageError
 from rrfp_jax.progress import Progress, silent
 from rrfp_jax.runtime.autodiff.residuals import NONE
@@ -185,7 +185,9 @@ class Library:
             self._kinds, self._complete = kinds, set()
         if self._complete.issuperset(buckets):
             return False
-        missing = [bucket for bucket in dict.fromkeys(buckets) if bucket not in self._complete]
+        phase = phase_of(rules)
+        asked = [bucket for bucket in dict.fromkeys(buckets) if bucket not in self._complete]
+        missing = [bucket for bucket in asked if not self._is_there(bucket, phase)]
         for bucket in missing:
             self.examine(bucket)
             if not rules.forward_only:
@@ -201,9 +203,17 @@ class Library:
                 s: [*map(partial(self._stage, bucket, s), own, kinds[s])]
                 for s, own in self._virtual_stages.items()
             }
-            self._programs[bucket, phase_of(rules)] = RankPrograms(programs)
-        self._complete.update(missing)
+            self._programs[bucket, phase] = RankPrograms(programs)
+        self._complete.update(asked)
         return True
+
+    def _is_there(self, bucket: Bucket, phase: Phase) -> bool:
+        """Whether a step with the latest kinds of backward has its programs already."""
+        return (bucket, phase) in self._programs and all(
+            programs.tasks.keys() == {FORWARD, *kinds}
+            for s, own in self._programs[bucket, phase].items()
+            for programs, kinds in zip(own, self._kinds[s], strict=True)
+        )
 
     def _compiles(self) -> int:
         return sum(compiler.executables.compiles for compiler in self._compilers.values())

@@ -323,7 +323,7 @@ class Segment:
 
     def program(self, kind: Kind) -> Program:
         """What is lowered for a kind of task."""
-        return self.forward if kind == FORWARD else program_of(self.traced, kind)
+        return self.forward if KINDS[kind].flow > 0 else program_of(self.traced, kind)
 
 
 def _lower_backwards(
@@ -342,7 +342,8 @@ def _lower_backwards(
     for kind in sorted({*kinds, *lowered} - {FORWARD}):  # W takes what I gives
         program, row = program_of(traced, kind), KINDS[kind]
         if kind not in lowered:
-            given = [[*specs, *crossing][i] for i in program.reads]
+            at_hand = [*specs, *crossing]
+            given = [at_hand[i] for i in program.reads]
             first = where([*specs[len(specs) - moving :]]) if row.flow else []
             lowered[kind] = by.lower(program, given, first, sums if row.charge < 0 else ())
         if row.holds is not None:

@@ -247,8 +247,8 @@ class _Numbers:
             row, edge, steps = KINDS[kind], self._edges[KINDS[kind].flow], self._calls(kind)
             at_hand = [*held[row.after], *edge.arrives, *edge.scale]
             later = self.read_by(*(other for other in kinds if other > kind)) if row.holds else ()
-            gives = [*edge.sends, *(self._vector if kind == FORWARD else ())]
-            gives += [n for step in steps for n in step.gives if n in later and n not in gives]
+            first = [*edge.sends, *(self._vector if row.flow > 0 else ())]
+            gives = [*first, *(n for step in steps for n in step.gives if n in later and n not in first)]
             places = [*enumerate([*at_hand, *(gives if row.holds else ())])]
             place = {value: i for i, value in reversed(places)}  # what is passed on is there already
             held[kind] = sorted(place.keys() & later)
@@ -300,8 +300,8 @@ class _Numbers:
         for step in self._calls(kind):
             read |= dict.fromkeys(n for n in step.takes if n not in made)
             made.update(step.gives)
-        read |= dict.fromkeys(n for n in self._sent if kind == FORWARD and n not in made)
-        return [*read]
+        sent = self._sent if KINDS[kind].flow > 0 else ()
+        return [*read, *dict.fromkeys(n for n in sent if n not in made and n not in read)]
 
     def _new(self, specs: Sequence[Any]) -> list[int]:
         """The numbers of further values."""
@@ -335,11 +335,12 @@ def _row(
         planned.append((step, takes, made))
     results = [*(place[number] for number in gives), *current]
     tokens = [made[-1] for step, _, made in planned if made and (step.sums or step is steps[-1])]
+    stay = {*results, *tokens}
     last = {slot: k for k, (_, takes, _) in enumerate(planned) for slot in takes}
     calls, sizes, live, most = list[Call](), dict[int, int](), 0, 0  # bytes between calls
     for k, (step, takes, made) in enumerate(planned):
         own = {slot: nbytes(specs[n]) for n, slot in zip(step.gives, made[: len(step.gives)], strict=True)}
-        sizes |= {slot: size for slot, size in own.items() if slot not in {*results, *tokens}}
+        sizes |= {slot: size for slot, size in own.items() if slot not in stay}
         live += sum(sizes.get(slot, 0) for slot in made)
         most = max(most, live + temporary_bytes(step.program))
         done = [slot for slot in dict.fromkeys([*takes, *made]) if slot in sizes and last.get(slot, k) == k]

@@ -318,7 +318,7 @@ class RollCallDoor(Door):
 
 
 def _line(**told: Collection[int] | str) -> bytes:
-    """What ranks are told, as `roll_call.Told` reads it."""
+    """What ranks are told, as `roll_call.News` reads it."""
     return json.dumps(told).encode() + b"\n"
 
 

@@ -25,7 +25,7 @@ LONGEST_SAID = 2**20
 """Bytes without an end of line, after which it is no coordinator of ours that speaks."""
 
 
-class Told(Struct):
+class News(Struct):
     """A line of the coordinator's: who is missing, whose number several have; or that all have come."""
 
     missing: list[int] = []
@@ -94,7 +94,7 @@ class RollCall:
                 return True
             *lines, said = (said + data).split(b"\n")
             for each in lines:
-                told = json.decode(each, type=Told)
+                told = json.decode(each, type=News)
                 if told.go is not None:
                     self.told = told.go
                     return True

@@ -148,7 +148,7 @@ class ModelStep:
         how, _, _ = self._bound[self.buckets[task.microbatch], task.chunk, task.kind]
         self._arrived[task] = self.stage.stage_mesh.copied(arrays) if how.arrives_once else arrays
 
-    def run(self, task: Task, in_turn: bool) -> tuple[Arrays, jax.Array | None]:
+    def run(self, task: Task, in_turn: bool) -> tuple[Arrays, Any]:
         """See `StageStep.run`."""
         kind, chunk, microbatch = task
         how, head, counts = self._bound[self.buckets[microbatch], chunk, kind]
