@@ -92,8 +92,9 @@ def test_an_outage_below_the_limit_ends_nothing_and_one_above_it_blames_the_node
     time.sleep(SILENCE + 0.3)
     meeting.nodes.heal("n1")  # now all can tell each other of whom they have lost
     zero, one, two = meeting.ended()
-    said = {zero, one, two} - {"lost all other processes at once: cut off, if they were not killed"}
-    assert said == {"rank 1 (host n1) has not been heard from for 6 s: frozen or cut off"}
+    assert one == "lost all other processes at once: cut off, if they were not killed"
+    for said in (zero, two):  # who is first to give up is chance
+        assert said.startswith("rank 1 (host n1)") and "cut off" in said
 
 
 @pytest.mark.slow(reason="a run over three nodes; runtime/test_blame.py and test_mailbox.py have the verdict")

@@ -164,7 +164,8 @@ def report(world: World, words: ExitReport) -> None:
         warn("".join(text), end="")
     if world.mailbox is not None:
         culprit = world.rank if words.culprit is None else words.culprit
-        sentence = words.sentence if words.kind == "peer lost" else f"{who}: {words.sentence}"
+        of_another = words.kind == "peer lost" and culprit != world.rank  # all tell of that one alike
+        sentence = words.sentence if of_another else f"{who}: {words.sentence}"
         if words.kind == "interrupted":
             sentence = f"{who} was interrupted"
         world.mailbox.end(Failed(culprit, sentence))
