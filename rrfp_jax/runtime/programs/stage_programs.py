@@ -138,7 +138,7 @@ class _Edge(NamedTuple):
     sends_once: bool = False
 
 
-class _Step(NamedTuple):
+class _Planned(NamedTuple):
     """A program of a row, by values' numbers."""
 
     program: Any
@@ -165,21 +165,21 @@ class _Numbers:
             self._places[k] = range(self.sums, self.sums + len(segments[k].specs.sums))
             self.sums += len(segments[k].specs.sums)
         indices = self._new([segments[0].specs.params[-1] for _ in range(layers[0].start, layers[-1].stop)])
-        shared, prepare = range(len(self.values)), list[_Step]()
+        shared, prepare = range(len(self.values)), list[_Planned]()
         for own, args, segment in zip(layers, self._arguments, segments, strict=True):
             args.append(indices[own.start - layers[0].start])
             made = self._new(segment.specs.prepared)
             if (program := segment.traced.prepare) is not None:
-                prepare.append(_Step(segment.prepare, [args[i] for i in program.reads], made))
+                prepare.append(_Planned(segment.prepare, [args[i] for i in program.reads], made))
             args.extend(made)
         self._fixed = len(self.values)
         self.prepare = _row(prepare, shared, range(len(shared), self._fixed), 0, self.values)
         self._carry, self.inputs = self._new(segments[0].specs.carry), self._new(segments[0].specs.inputs)
-        self._steps: dict[Kind, list[_Step | None]] = {}  # by kind, of each segment in the order of calls
+        self._steps: dict[Kind, list[_Planned | None]] = {}  # by kind, of each segment in the order of calls
 
     def forwards(self, by: Lowering) -> None:
         """Number what the forward takes and gives; statistics of several segments are added up."""
-        arriving, vector, vectors, steps = self._carry, list[int](), list[int](), list[_Step | None]()
+        arriving, vector, vectors, steps = self._carry, list[int](), list[int](), list[_Planned | None]()
         for args, segment in zip(self._arguments, self._segments, strict=True):
             args.extend([*arriving, *self.inputs])
             made = list[int]()
@@ -197,7 +197,7 @@ class _Numbers:
             program = reduce(jax.make_jaxpr(lambda *given: [add_up(*given)])(*self._specs(vectors)))
             lowered = by.lower(program, self._specs(vectors), where(self._segments[0].specs.scale), ())
             vector = self._new(by.outputs(program, lowered))
-            steps.append(_Step(lowered, vectors, vector))
+            steps.append(_Planned(lowered, vectors, vector))
         self._steps[FORWARD], self._sent, self._vector = steps, arriving, vector or vectors
 
     def backwards(self, kinds: Collection[Kind]) -> None:
@@ -230,11 +230,11 @@ class _Numbers:
         args: Sequence[int],
         gives: Sequence[int],
         sums: Sequence[int] = (),
-    ) -> _Step | None:
+    ) -> _Planned | None:
         """A segment's program of a kind, if it computes anything."""
         program = segment.lowered[kind]
         takes = [args[i] for i in segment.program(kind).reads]
-        return None if program is None else _Step(program, takes, gives, sums)
+        return None if program is None else _Planned(program, takes, gives, sums)
 
     def tasks(self, kinds: Collection[Kind], halves: bool) -> dict[Kind, TaskProgram]:
         """The forward and these kinds of backward, with what each takes and leaves."""
@@ -291,7 +291,7 @@ class _Numbers:
         """Numbers of the values that tasks of these kinds read."""
         return {number for kind in kinds for number in self._reads(kind)}
 
-    def _calls(self, kind: Kind) -> list[_Step]:
+    def _calls(self, kind: Kind) -> list[_Planned]:
         return [step for step in self._steps[kind] if step is not None]
 
     def _reads(self, kind: Kind) -> list[int]:
@@ -318,13 +318,13 @@ class _Numbers:
 
 
 def _row(
-    steps: Sequence[_Step], given: Sequence[int], gives: Sequence[int], sums: int, specs: Sequence[Any]
+    steps: Sequence[_Planned], given: Sequence[int], gives: Sequence[int], sums: int, specs: Sequence[Any]
 ) -> Row | None:
     """The calls that take `sums` sums and the values `given`, and give the values `gives`, then the sums."""
     if not steps and not gives:
         return None
     place = {number: sums + i for i, number in enumerate(given)}
-    current, end, planned = [*range(sums)], sums + len(given), list[tuple[_Step, list[int], range]]()
+    current, end, planned = [*range(sums)], sums + len(given), list[tuple[_Planned, list[int], range]]()
     for step in steps:
         takes = [*(current[i] for i in step.sums), *(place[number] for number in step.takes)]
         count = len(step.gives)
