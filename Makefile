@@ -20,7 +20,7 @@ FAST := tests/core tests/sim tests/forecast tests/house/test_layering.py \
 OPTIMIZED := $(addprefix tests/,runtime/test_split.py runtime/test_adding.py train/test_exactness.py \
 	train/test_equal_schedules.py)
 
-.PHONY: train test test-all test-slurm test-fast test-durations golden odd-models other-models gpu-compile lint format docs docs-serve rivals clean
+.PHONY: train test test-all test-slurm test-fast test-durations golden odd-models other-models newest gpu-compile lint format docs docs-serve rivals clean
 
 train: $(VENV)/.train
 	$(BIN)/rrfp launch --config=$(CONFIG) $(ARGS)
@@ -72,6 +72,20 @@ format: $(VENV)/.installed
 gpu-compile: .venv-gpu/.installed
 	.venv-gpu/bin/python -m pytest tests/commands/test_compile.py $(ARGS)
 
+# Four stages against plain JAX with the newest jax on the newest Python at hand (NEWER=python3.13); nothing if there
+# is no newer one: PYTHON may be too old for the newest jax.
+NEWER ?= $(shell for python in python3.14 python3.13 python3.12 $(HOME)/.pyenv/versions/3.1[2-9]*/bin/python; do \
+	$$python -c pass 2>/dev/null && echo $$python && break; done)
+
+newest:
+	test -z "$(NEWER)" || $(MAKE) .venv-newest/.installed PYTHON="$(NEWER)"
+	test -z "$(NEWER)" || .venv-newest/bin/python -m benchmarks gpu --quick --out=.venv-newest/check --parts=2 --check
+
+.venv-newest/.installed:
+	$(PYTHON) -m venv .venv-newest
+	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check jax flax optax chex absl-py msgspec
+	touch $@
+
 # Models that other people wrote, from packages in an environment of its own (1 GB, most of it what the project needs).
 other-models: .venv-models/.installed
 	RRFP_OTHER_MODELS=all .venv-models/bin/python -m pytest -W ignore tests/other_models $(ARGS)
@@ -87,7 +101,7 @@ docs-serve: $(VENV)/.installed
 rivals: $(RIVALS)/.installed
 
 clean:
-	rm -rf $(VENV) $(RIVALS) .venv-gpu .venv-models build site *.egg-info
+	rm -rf $(VENV) $(RIVALS) .venv-gpu .venv-models .venv-newest build site *.egg-info
 
 .venv-gpu/.installed: pyproject.toml
 	$(PYTHON) -m venv .venv-gpu

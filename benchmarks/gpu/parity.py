@@ -14,10 +14,12 @@ import dataclasses
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
+from time import perf_counter
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import rrfp_jax as rrfp
 from benchmarks.gpu.check import Findings, Unavailable
@@ -79,9 +81,10 @@ class Case:
 def differing(runs: Sequence[tuple[str, float, Params]]) -> dict[str, list[str]]:
     """Of every run but the first, the leaves whose bits are not those of the first run."""
     found = {}
-    first_name, _, first = runs[0]
-    for number, (name, _, gradient) in enumerate(runs[1:], 1):
-        equal = jax.device_get(jax.tree.map(jnp.array_equal, first, gradient))
+    gradients = jax.device_get([gradient for _, _, gradient in runs])  # nothing to compile, and to tune
+    first_name, first = runs[0][0], gradients[0]
+    for number, ((name, _, _), gradient) in enumerate(zip(runs[1:], gradients[1:], strict=True), 1):
+        equal = jax.tree.map(np.array_equal, first, gradient)
         leaves = jax.tree_util.tree_leaves_with_path(equal)
         found[f"{first_name} and {name} (run {number})"] = [
             jax.tree_util.keystr(path) for path, same in leaves if not same
@@ -105,11 +108,14 @@ def against_reference(case: Case, runs: Sequence[tuple[str, float, Params]]) -> 
 
 def check(precision: str, quick: bool, figures: dict[str, Any]) -> dict[str, list[str]]:
     """Compare all runs in one precision with the reference and with each other; what differs among them."""
+    began = perf_counter()
     case = Case.of(precision, quick)
     figures["parameters"] = sum(leaf.size for leaf in jax.tree.leaves(case.trainer.stage_params))
+    figures["start_s"] = round(perf_counter() - began, 1)
     runs = case.gradients()
     figures["limit"] = limit = PRECISIONS[precision][2]
     figures["schedules"] = found = against_reference(case, runs)
+    figures["reference_s"] = round(perf_counter() - began, 1)
     for schedule, errors in found.items():
         if errors["leaf_error"] > limit:
             what = f"{schedule}: {errors['leaf']} is off by {errors['leaf_error']:.1e}"

@@ -1,4 +1,4 @@
-"""Every use of JAX internals, in one place. Tried on jax 0.10.2 (Python 3.11) and 0.12.0.1 (3.13).
+"""Every use of JAX internals, in one place. Tried on jax 0.10.2 (Python 3.11) and 0.12.0.1 (3.12).
 
 There is one more in `run/coordinator.py`, which is a program of its own.
 """
@@ -31,6 +31,13 @@ try:
     from jax._src import flattree  # type: ignore[attr-defined]  # jax 0.12
 except ImportError:
     flattree = None  # type: ignore[assignment]
+
+try:
+    from jax._src.api import Inline  # type: ignore[attr-defined]  # jax 0.11
+except ImportError:
+    INLINE: Any = True
+else:
+    INLINE = Inline.JAX_EARLY
 
 LONGEST_SECONDS = 10**6
 """JAX counts milliseconds in 32 bits."""
@@ -92,7 +99,7 @@ def call(closed: ClosedJaxpr, *args: Any) -> list[Any]:
     counts = {"in_shardings": given, "in_layouts": given, "donated_invars": given}
     counts |= {"out_shardings": made, "out_layouts": made}
     many = {name: like[name] * count for name, count in counts.items()}
-    return jit_p.bind(*args, **{**like, **many, "jaxpr": closed, "inline": True})  # type: ignore[no-any-return]
+    return jit_p.bind(*args, **{**like, **many, "jaxpr": closed, "inline": INLINE})  # type: ignore[no-any-return]
 
 
 def live_part(closed: ClosedJaxpr, outputs: Sequence[bool]) -> tuple[ClosedJaxpr, list[int]]:
