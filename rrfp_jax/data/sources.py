@@ -483,7 +483,7 @@ def _mapped(path: Path, dtype: DTypeLike, what: str) -> NDArray[Any]:
                 else np.memmap(path, dtype, mode="r")
             )
     except Exception as error:  # NumPy's reading of headers raises many kinds
-        reason = getattr(error, "strerror", None) or error
+        reason = getattr(error, "strerror", None) or (error.args or [error])[0]
         raise UsageError(f"{path}: no array of {what} ({reason})") from error
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise UsageError(

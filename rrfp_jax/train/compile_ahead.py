@@ -27,7 +27,7 @@ from rrfp_jax.progress import Progress, silent
 from rrfp_jax.runtime.engine.engine import Engine
 from rrfp_jax.runtime.engine.settings import check_order
 from rrfp_jax.runtime.mesh.stage_mesh import StageMesh
-from rrfp_jax.runtime.programs.compiler import compile_pool, compiled_for
+from rrfp_jax.runtime.programs.compiler import compile_pool, compiled_for, each_once
 from rrfp_jax.runtime.programs.executables import COMPILER_VARIABLES, Executables, compiler_of, flags_for
 from rrfp_jax.runtime.programs.gradients import leaves_of, wide
 from rrfp_jax.runtime.programs.stage_programs import StagePrograms
@@ -206,7 +206,7 @@ def _stage(
         number=number,
         ledger=ledger,
         lasting={
-            "accumulate": sums.accumulate,
+            "accumulate": each_once(program for own in sums.accumulate for program in own.programs),
             "norms": sums.norms.programs,
             "update": [] if optimizer is None else optimizer.updates,
         },
@@ -220,7 +220,7 @@ def _stage(
 def _programs(chunks: Sequence[StagePrograms], kind: Kind) -> list[Any]:
     """Those of a kind of task, each once."""
     found = [segment.lowered.get(kind) for chunk in chunks for segment in chunk.segments]
-    return [*{id(one): one for one in found if one is not None}.values()]
+    return each_once(one for one in found if one is not None)
 
 
 def _refusal(

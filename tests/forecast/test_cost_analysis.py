@@ -116,5 +116,5 @@ def test_a_loop_inside_a_layer():
         model = ModelCosts.of(pipe, [(("x", (N, N), "float32"),)], None, kinds=[BACKWARD], remat="none")
         ((layer,),) = model.layers.values()
         costs.append([sum(layer.programs[kind].flops.values()) for kind in (FORWARD, BACKWARD)])
-    assert costs[0][0] == pytest.approx(costs[1][0], rel=0.02)
+    assert costs[0][0] == pytest.approx(costs[1][0], rel=0.03)
     assert costs[0][1] == pytest.approx(costs[1][1], rel=0.15)  # of the loop: one product for the data, too

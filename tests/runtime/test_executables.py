@@ -247,7 +247,7 @@ def test_a_flag_or_setting_of_the_users_is_left_alone(asked):
         Executables(environment={}).compiled(programs.lowered(device), [device], "roughly")
     finally:
         jax.config.update("jax_disable_most_optimizations", False)
-    assert [LEVEL in options for options in asked] == [False, False]
+    assert len(asked) >= 2 and not any(LEVEL in options for options in asked)
 
 
 @pytest.mark.slow(reason="two Trainers that compile without a cache")

@@ -28,8 +28,15 @@ from rrfp_jax.runtime.mesh.stage_mesh import AXES, StageMesh
 from rrfp_jax.runtime.programs.equality import traced_key
 from rrfp_jax.runtime.programs.executables import Effort, Executables
 
+Compiled: TypeAlias = Callable[..., Any]
+
 Job: TypeAlias = tuple[Any, int, Any]
 """A bucket, a stage replica, and the kind of a segment."""
+
+
+def each_once(programs: Iterable[Compiled]) -> list[Compiled]:
+    """Of programs that may share some, each once, in their order."""
+    return [*{id(one): one for one in programs}.values()]
 
 
 class Counting:
@@ -74,8 +81,6 @@ class Counting:
         done = self._total - len(self._left)
         self._progress(Doing("compiling", done, self._total, detail, self._parts))
 
-
-Compiled: TypeAlias = Callable[..., Any]
 
 IS_DROPPED: ContextVar[Callable[[], bool]] = ContextVar("IS_DROPPED", default=lambda: False)
 """By thread: whether nobody wants any more what is compiled there, and by the pools that it makes."""

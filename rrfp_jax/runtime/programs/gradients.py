@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec
 from rrfp_jax.runtime.mesh.stage_mesh import StageMesh
 from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.model.roles import LeafRoles
-from rrfp_jax.runtime.programs.compiler import Compiled, Compiler
+from rrfp_jax.runtime.programs.compiler import Compiled, Compiler, each_once
 
 SMALLEST = np.finfo(np.float32).tiny
 
@@ -41,9 +41,9 @@ class SumPrograms:
     parked gradients, as they were added to zeros.
     """
 
-    zeros: Sequence[Compiled]
+    zeros: Sequence[InRow]
     zero_aliases: Compiled
-    accumulate: Sequence[Compiled]
+    accumulate: Sequence[InRow]
     add_aliases: Mapping[tuple[int, int], Compiled]
     norms: NormPrograms
 
@@ -51,11 +51,14 @@ class SumPrograms:
     def compile(cls, chunks: Sequence[Params], roles: Sequence[LeafRoles], compiler: Compiler) -> SumPrograms:
         """Trace and compile for the parameters of each chunk, given by specs with their shardings."""
         parts = [(leaves, list(map(wide, leaves)), of) for leaves, of in leaves_of(chunks, roles)]
-        trained = [[sums[i] for i in of.trained] for _, sums, of in parts]
+        trees = [of.trained_tree([sums[i] for i in of.trained]) for _, sums, of in parts]
+        trained = [grouped(owned_layers([tree])) for tree in trees]
+        zeros_of = cache(lambda own: _zeros_program(compiler, [*own]))
+        add = cache(lambda own: compiler(_accumulate, [*own], [*own], out=where([*own]), donate=(0,)))
         return cls(
-            zeros=[_zeros_program(compiler, sums) for sums in trained],
+            zeros=[InRow.of(own, zeros_of) for own in trained],
             zero_aliases=_zeros_program(compiler, [sums[i] for _, sums, of in parts for i in of.aliases]),
-            accumulate=[compiler(_accumulate, sums, sums, out=where(sums), donate=(0,)) for sums in trained],
+            accumulate=[InRow.of(own, add) for own in trained],
             add_aliases={
                 (chunk, i): compiler(
                     *(_add_aliases, sums[i], [sums[i]] * count), out=sums[i].sharding, donate=(0,)
@@ -88,16 +91,15 @@ class NormPrograms:
     @classmethod
     def compile(cls, layers: Sequence[Sequence[Any]], compiler: Compiler) -> NormPrograms:
         """Compile for the owned parameters of each layer, given by specs."""
-        layers = [[spec for i in group for spec in layers[i]] for group in in_groups(layers)]
-        ends = [*accumulate(map(len, layers))]
+        groups = grouped(layers)
         dtype = widest(wide_dtype(spec.dtype) for own in layers for spec in own)
         numbers = jax.ShapeDtypeStruct((3,), dtype)
         largest = cache(lambda own: compiler(_largest, list(map(wide, own)), numbers))
         squares = cache(lambda own: compiler(_squares, list(own), list(map(wide, own)), numbers))
         return cls(
-            [slice(end - len(own), end) for own, end in zip(layers, ends, strict=True)],
-            [largest(tuple(own)) for own in layers],
-            [squares(tuple(own)) for own in layers],
+            [group.leaves for group in groups],
+            [largest(group.specs) for group in groups],
+            [squares(group.specs) for group in groups],
             dtype,
             compiler.stage_mesh,
         )
@@ -111,7 +113,7 @@ class NormPrograms:
     @property
     def programs(self) -> list[Compiled]:
         """All that there are, each once."""
-        return [*{id(one): one for one in (*self.largest, *self.squares)}.values()]
+        return each_once([*self.largest, *self.squares])
 
     def __call__(self, params: Sequence[jax.Array], sums: Sequence[jax.Array]) -> jax.Array:
         """The numbers of owned parameters and sums of all chunks."""
@@ -141,6 +143,37 @@ def _squares(params: Sequence[Any], sums: Sequence[Any], numbers: Any) -> Any:
 def _real(array: Any, real: Any) -> Any:
     """Numbers with the same squares, signs kept: with them left out XLA adds up in another order."""
     return (jnp.abs(array) if jnp.iscomplexobj(array) else array).astype(real)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Equal layers that a program takes together: where their leaves are among all, and their specs."""
+
+    leaves: slice
+    specs: tuple[Any, ...]
+
+
+def grouped(layers: Sequence[Sequence[Any]]) -> list[Group]:
+    """The groups of consecutive layers, given by the specs of their leaves."""
+    specs = [tuple(spec for i in group for spec in layers[i]) for group in in_groups(layers)]
+    ends = accumulate(map(len, specs))
+    return [Group(slice(end - len(own), end), own) for own, end in zip(specs, ends, strict=True)]
+
+
+@dataclass(frozen=True)
+class InRow:
+    """Programs of few layers, called one after the other for the lists of the leaves of all."""
+
+    leaves: Sequence[slice]
+    programs: Sequence[Compiled]  # equal ones are one
+
+    @classmethod
+    def of(cls, groups: Sequence[Group], program: Callable[[tuple[Any, ...]], Compiled]) -> InRow:
+        return cls([group.leaves for group in groups], [program(group.specs) for group in groups])
+
+    def __call__(self, *lists: Sequence[jax.Array]) -> list[jax.Array]:
+        made = zip(self.programs, self.leaves, strict=True)
+        return [leaf for program, own in made for leaf in program(*[leaves[own] for leaves in lists])]
 
 
 LAYERS = 4

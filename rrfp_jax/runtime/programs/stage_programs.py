@@ -19,6 +19,7 @@ from rrfp_jax.core.tasks import FORWARD, KINDS, Kind, parts_of
 from rrfp_jax.runtime.autodiff.traced import reduce
 from rrfp_jax.runtime.mesh.stage_mesh import WidthChanges
 from rrfp_jax.runtime.model.metrics import Name, joined_vectors
+from rrfp_jax.runtime.programs.compiler import each_once
 from rrfp_jax.runtime.programs.gradients import where
 from rrfp_jax.runtime.programs.segments import Lowering, Segment
 from rrfp_jax.runtime.sizes import nbytes, temporary_bytes
@@ -67,7 +68,7 @@ class Row:
     @cached_property
     def programs(self) -> list[Any]:
         """All that there are, each once."""
-        return [*{id(call.program): call.program for call in self.calls}.values()]
+        return each_once(call.program for call in self.calls)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -337,12 +338,13 @@ def _row(
     tokens = [made[-1] for step, _, made in planned if made and (step.sums or step is steps[-1])]
     stay = {*results, *tokens}
     last = {slot: k for k, (_, takes, _) in enumerate(planned) for slot in takes}
+    temporary = {id(one): temporary_bytes(one) for one in each_once(step.program for step in steps)}
     calls, sizes, live, most = list[Call](), dict[int, int](), 0, 0  # bytes between calls
     for k, (step, takes, made) in enumerate(planned):
         own = {slot: nbytes(specs[n]) for n, slot in zip(step.gives, made[: len(step.gives)], strict=True)}
         sizes |= {slot: size for slot, size in own.items() if slot not in stay}
         live += sum(sizes.get(slot, 0) for slot in made)
-        most = max(most, live + temporary_bytes(step.program))
+        most = max(most, live + temporary[id(step.program)])
         done = [slot for slot in dict.fromkeys([*takes, *made]) if slot in sizes and last.get(slot, k) == k]
         live -= sum(sizes[slot] for slot in done)
         calls.append(Call(step.program, takes, done))

@@ -42,7 +42,7 @@ from rrfp_jax.runtime.mesh.stage_mesh import StageMesh
 from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.model.roles import LeafRoles, leaf_paths
 from rrfp_jax.runtime.model.user_errors import instead_of_optimizer, kind_of
-from rrfp_jax.runtime.programs.compiler import Compiled, Compiler
+from rrfp_jax.runtime.programs.compiler import Compiled, Compiler, each_once
 from rrfp_jax.runtime.programs.equality import program_key
 from rrfp_jax.runtime.programs.gradients import (
     apart,
@@ -123,13 +123,15 @@ class WholeOptimizer:
             return optax.apply_updates(params, changes), after
 
         try:
-            state = jax.eval_shape(optimizer.init, params)
+            init, state = jax.make_jaxpr(optimizer.init, return_shape=True)(params)
+            at_first = _dtypes(state)
             for _ in range(_SETTLING):
                 update, (_, after) = jax.make_jaxpr(updated, return_shape=True)(params, state, params)
                 if settled := _dtypes(after) == _dtypes(state):
                     break
                 state = after
-            init = jax.make_jaxpr(lambda p: jax.tree.map(_cast, optimizer.init(p), state))(params)
+            if _dtypes(state) != at_first or any(leaf.weak_type for leaf in jax.tree.leaves(state)):
+                init = jax.make_jaxpr(lambda p: jax.tree.map(_cast, optimizer.init(p), state))(params)
         except Exception as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise UsageError(
@@ -391,7 +393,7 @@ class OptimizerPrograms:
     @property
     def updates(self) -> list[Compiled]:
         """The programs of updates, each once."""
-        return [*{id(piece.update): piece.update for piece in self.pieces}.values()]
+        return each_once(piece.update for piece in self.pieces)
 
     def begin(self, owned: Sequence[jax.Array]) -> list[jax.Array]:
         """The state at the beginning, of owned parameters."""

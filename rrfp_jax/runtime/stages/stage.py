@@ -108,7 +108,7 @@ class Stage:
 
     def zeros(self, chunk: int) -> list[jax.Array]:
         """Zeros in the place of a chunk's sums, for a program whose gradients are to be parked."""
-        return self._programs.zeros[chunk]()  # type: ignore[no-any-return]
+        return self._programs.zeros[chunk]()
 
     def add(self, chunk: int, parked: Arrays) -> None:
         """Add a microbatch's parked gradients of a chunk to the sums."""
