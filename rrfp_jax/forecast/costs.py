@@ -1,15 +1,15 @@
 """What a model takes of its devices in time and memory, predicted from shapes alone, for any split of it.
 
 Every distinct layer is traced and analysed once, as a virtual stage of one layer. A virtual stage of several
-layers takes what they take together, so any split can be judged without tracing it. That leaves out what
-layers share when they are compiled together. It is next to nothing, since only the carry is between them.
+layers takes as much time as they take one after the other, so any split can be judged without tracing it. The
+programs that a run would have are put in a row on paper, for the bytes.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -44,44 +44,50 @@ class LayerCost:
 
     Attributes:
         programs: what each kind of task costs; a kind that computes nothing here costs nothing.
-        segment: those programs, on paper.
         footprint: of the layer as a virtual stage by itself.
         carry_bytes: what it gives to the next layer.
     """
 
     programs: Mapping[Kind, ProgramCost]
-    segment: Segment
     footprint: Footprint
     carry_bytes: int
 
 
-def layer_costs(
-    pipe: Pipeline,
-    bucket: Bucket,
-    shapes: Sequence[LayerShapes],
-    roles: Roles,
-    flow: Sequence[Border],
-    kinds: Collection[Kind],
-    remat: str,
-) -> list[LayerCost]:
-    """All layers of a model for a microbatch of a bucket, in the model's order; inside `tracing_alone`."""
-    known: dict[Any, LayerCost] = {}
-    costs = []
-    for i in range(len(shapes)):
+@dataclass(frozen=True, kw_only=True)
+class PaperSegments:
+    """The programs of a model for a microbatch of a bucket, on paper; those of equal segments are one."""
+
+    pipe: Pipeline
+    bucket: Bucket
+    shapes: Sequence[LayerShapes]
+    roles: Roles
+    flow: Sequence[Border]
+    kinds: Collection[Kind]
+    remat: str
+    known: dict[Any, Segment] = field(default_factory=dict)  # by kind
+
+    def __call__(self, layers: range) -> Segment:
+        """Those of consecutive layers; inside `tracing_alone`."""
         shape = SegmentShape(
-            pipe=pipe,
-            layers=range(i, i + 1),
-            fields=specs_of(bucket),
-            shapes=shapes,
-            trainable=trainable(shapes, roles, range(i, i + 1)),
-            carry_gradients=flow[i],
-            cotangents=flow[i + 1],
-            remat=remat,
+            pipe=self.pipe,
+            layers=layers,
+            fields=specs_of(self.bucket),
+            shapes=self.shapes,
+            trainable=trainable(self.shapes, self.roles, layers),
+            carry_gradients=self.flow[layers.start],
+            cotangents=self.flow[layers.stop],
+            remat=self.remat,
         )
-        if shape.kind not in known:
-            known[shape.kind] = _layer_cost(shape, kinds)
-        costs.append(known[shape.kind])
-    return costs
+        if shape.kind not in self.known:
+            self.known[shape.kind] = Segment.lower(shape, self.kinds, OnPaper())
+        return self.known[shape.kind]
+
+    @cached_property
+    def layers(self) -> list[LayerCost]:
+        """What each layer costs, in the model's order; inside `tracing_alone`."""
+        segments = [self(range(i, i + 1)) for i in range(len(self.shapes))]
+        costs = {id(own): _layer_cost(own, self.kinds) for own in self.known.values()}
+        return [costs[id(own)] for own in segments]
 
 
 @dataclass(frozen=True)
@@ -118,12 +124,10 @@ class OnPaper:
         return program.outputs
 
 
-def _layer_cost(shape: SegmentShape, kinds: Collection[Kind]) -> LayerCost:
-    segment = Segment.lower(shape, kinds, OnPaper())
+def _layer_cost(segment: Segment, kinds: Collection[Kind]) -> LayerCost:
     return LayerCost(
         programs={kind: own.cost for kind, own in segment.lowered.items()},
-        segment=segment,
-        footprint=StagePrograms.of([shape.layers], [segment], kinds, OnPaper()).footprint,
+        footprint=StagePrograms.of([range(1)], [segment], kinds, OnPaper()).footprint,
         carry_bytes=nbytes(segment.specs.outputs[: segment.traced.out]),
     )
 
@@ -160,11 +164,15 @@ class ModelCosts:
 
     Attributes:
         layers: by bucket, in the model's order.
+        segments: by bucket.
+        together: layers of a program.
         states: in the model's order.
         parameters: their number, tied ones once.
     """
 
     layers: Mapping[Bucket, Sequence[LayerCost]]
+    segments: Mapping[Bucket, PaperSegments]
+    together: int
     states: Sequence[LayerState]
     parameters: int
 
@@ -177,6 +185,7 @@ class ModelCosts:
         *,
         kinds: Collection[Kind],
         remat: str,
+        together: int = 1,
     ) -> ModelCosts:
         """Analyse a model; nothing is allocated or compiled."""
         with tracing_alone():
@@ -189,12 +198,23 @@ class ModelCosts:
             flows = {b: gradient_flow(pipe, own, specs_of(b), roles) for b, own in shapes.items()}
             if optimizer is not None:
                 refuse_untrained([*flows.values()])
-            layers = {
-                b: layer_costs(pipe, b, own, roles, flows[b].borders, kinds, remat)
+            segments = {
+                b: PaperSegments(
+                    pipe=pipe,
+                    bucket=b,
+                    shapes=own,
+                    roles=roles,
+                    flow=flows[b].borders,
+                    kinds=kinds,
+                    remat=remat,
+                )
                 for b, own in shapes.items()
             }
+            layers = {bucket: own.layers for bucket, own in segments.items()}
         return cls(
             layers=layers,
+            segments=segments,
+            together=together,
             states=[_state({layer: own}, roles, whole) for layer, own in params.items()],
             parameters=sum(
                 leaf.size
@@ -209,8 +229,10 @@ class ModelCosts:
         """What a bucket needs on a stage with these chunks; `kinds` of backward are by chunk."""
         programs = []
         for layers, own in zip(chunks, kinds, strict=True):
-            segments = [self.layers[bucket][i].segment for i in layers]
-            programs.append(StagePrograms.of(segments_of(layers, 1), segments, own, OnPaper()))
+            parts = segments_of(layers, 1, self.together)
+            with tracing_alone():
+                segments = list(map(self.segments[bucket], parts))
+            programs.append(StagePrograms.of(parts, segments, own, OnPaper()))
         return BucketLedger.of(bucket, programs)
 
 
@@ -315,7 +337,15 @@ def layer_work(engine: Engine, split: Sequence[int], buckets: Sequence[Bucket], 
     shapes, flow = library.examine(bucket), library.flow(bucket).borders  # which it knows
     try:
         with tracing_alone():
-            costs = layer_costs(engine.pipe, bucket, shapes, library.roles, flow, {BACKWARD}, remat)
+            costs = PaperSegments(
+                pipe=engine.pipe,
+                bucket=bucket,
+                shapes=shapes,
+                roles=library.roles,
+                flow=flow,
+                kinds={BACKWARD},
+                remat=remat,
+            ).layers
     except Exception:  # whatever it is: the model trains, and its report does without
         return None
     kind = next(iter(engine.layout.stage_meshes.values())).device.device_kind

@@ -7,7 +7,7 @@ compiler's, which `rrfp compile` asks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
@@ -21,7 +21,7 @@ from rrfp_jax.core.hints import Hint
 from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.core.step_rules import Bucket, Budget, StepRules, bucket_name
-from rrfp_jax.core.tasks import BACKWARD, INPUT, WEIGHT, Placement
+from rrfp_jax.core.tasks import BACKWARD, INPUT, WEIGHT, Kind, Placement
 from rrfp_jax.data.contract import Data, buckets_of, declared_buckets, plan_step
 from rrfp_jax.errors import UsageError
 from rrfp_jax.forecast.costs import LayerState, LayerTimes, ModelCosts
@@ -439,16 +439,19 @@ def forecast(run: RunSpec, devices: Devices) -> Prediction:
     def rules_of(schedule: Schedule) -> StepRules:
         return settings.rules(run.mesh.placement(schedule), len(buckets), schedule)
 
+    def costs_of(kinds: Collection[Kind]) -> ModelCosts:
+        remat, together = settings.remat, settings.layers_per_program
+        return ModelCosts.of(run.pipe, every, run.optimizer, kinds=kinds, remat=remat, together=together)
+
     if not isinstance(run.schedule, Auto):
         rules = rules_of(run.order)
         check_order(rules)
         stages = range(run.mesh.pp)
         kinds = sorted({kind for s in stages for own in rules.backward_kinds(s) for kind in own})
-        model = ModelCosts.of(run.pipe, every, run.optimizer, kinds=kinds, remat=settings.remat)
+        model = costs_of(kinds)
         one = Estimate(model=model, buckets=buckets, rules=rules, devices=devices)
         return Prediction(run.order, one, run.split)
-    kinds = [BACKWARD, INPUT, WEIGHT]
-    model = ModelCosts.of(run.pipe, every, run.optimizer, kinds=kinds, remat=settings.remat)
+    model = costs_of([BACKWARD, INPUT, WEIGHT])
     splits: dict[Placement, Sequence[int] | None] = {}
     found: dict[str, tuple[Hint, Estimate]] = {}
     candidates: dict[str, Candidate | str] = {}

@@ -62,6 +62,11 @@ MATRIX = {
         PARITY,
         f"{NUMBERS}training_is_that_of_plain_jax_and_optax",
     ),
+    "`layers_per_program`": (
+        "identical; in bfloat16: rounding",
+        "f32",
+        f"{RUNTIME}segments.py::test_no_bit_depends_on_how_many_layers_a_program_has",
+    ),
     "`tp`, `dp`": ("rounding", "mesh", f"{RUNTIME}sharding.py::test_training_is_that_of_one_device"),
     "the number of processes": (
         "rounding",

@@ -1,9 +1,15 @@
-"""Depth: equal layers are compiled once, whatever their number, and a task's scratch memory does not grow."""
+"""Depth: equal layers are compiled once, whatever their number, and a task's scratch memory does not grow.
 
+And how many layers a program has.
+"""
+
+import jax
+import numpy as np
 import optax
 import pytest
 
 import rrfp_jax as rrfp
+from rrfp_jax.runtime.programs.segments import segments_of
 from tests.support import toy
 
 STAGES = 2
@@ -52,3 +58,18 @@ def test_more_layers_need_no_other_programs_and_no_more_scratch_memory(schedule,
         assert len(few) > 10
         assert deep.temporary_bytes == own.temporary_bytes and max(own.temporary_bytes.values()) > 0
         assert deep.held_after_forward_bytes > own.held_after_forward_bytes
+
+
+def test_segments_begin_at_the_same_layers_wherever_stages_are_cut():
+    assert segments_of(range(3, 9), 1, 4) == [range(3, 4), range(4, 8), range(8, 9)]
+    assert segments_of(range(3, 9), 2, 4) == [range(3, 9)], "a stage of several devices is one"
+    assert segments_of(range(3, 5), 1) == [range(3, 4), range(4, 5)]
+
+
+def test_no_bit_depends_on_how_many_layers_a_program_has():
+    """In float32: bfloat16 is rounded between programs, and not within."""
+    alone, *others = [trained(3, layers_per_program=count) for count in (1, 2, 100)]
+    calls = [len(own._engine.library.all_programs("train")[0][0][0].segments) for own in (alone, *others)]
+    assert calls == [4, 2, 1]
+    for other in others:
+        assert jax.tree.all(jax.tree.map(np.array_equal, alone.stage_params, other.stage_params))

@@ -364,7 +364,7 @@ def test_a_model_that_cannot_be_analysed_trains_all_the_same(monkeypatch, tmp_pa
     def fails(*arguments, **more):
         raise NotImplementedError("no rule for this operation")
 
-    monkeypatch.setattr("rrfp_jax.forecast.costs.layer_costs", fails)
+    monkeypatch.setattr("rrfp_jax.forecast.costs.PaperSegments", fails)
     trainer, report = trained(plain_loss)
     assert report.recorded.work() is None and report.explain().sentence
     trainer.write_trace(tmp_path / "steps.msgpack")

@@ -160,8 +160,8 @@ class Engine:
         meshes = self.layout.stage_meshes.items()
         self.compilers = {s: Compiler(stage_mesh, self.executables) for s, stage_mesh in meshes}
         own = self.layout.virtual_stages(self.placement, self.chunks)
-        remat, halves = settings.remat, settings.equal_schedules
-        self.library = Library(self.pipe, own, self.compilers, remat, halves)
+        how = settings.remat, settings.equal_schedules, settings.layers_per_program
+        self.library = Library(self.pipe, own, self.compilers, *how)
         self.memory = Memory(settings.budget, self.layout, self.library)
         self._inputs = Inputs(self.layout, settings.seed)
         self.staging = Staging(

@@ -132,6 +132,8 @@ class Settings:
             TrainingError, or "skip" its update, up to 20 times in a row.
         remat: activation checkpointing, what backwards compute again: "none", "full" (everything but a
             layer's input), or a policy of `jax.checkpoint_policies` by name.
+        layers_per_program: consecutive layers that one program has. More make steps of narrow layers faster,
+            and compiling slower; bfloat16 results then depend on where stages are cut (`docs/numbers.md`).
         activation_budget: bytes of each device for microbatches in flight, a number or text ("2GiB"); "auto"
             for what is left (CPUs do not report it); None for no limit. Fixed orders that may hold more are
             rejected.
@@ -169,6 +171,7 @@ class Settings:
     loss_scale: str | float | LossScale | None = None
     on_nonfinite: OnNonfinite = "stop"
     remat: str = "none"
+    layers_per_program: int = 1
     activation_budget: str | int | None = "auto"
     max_in_flight: int | None = None
     transport: TransportName = "auto"
@@ -215,7 +218,9 @@ class Settings:
     def _check_memory(self) -> None:
         check_remat(self.remat)
         parse_setting(self.activation_budget)
-        limit, spare = self.max_in_flight, self.spare_gradients
+        limit, spare, together = self.max_in_flight, self.spare_gradients, self.layers_per_program
+        one = is_whole(together) and together >= 1
+        _require(self, "layers_per_program", one, "give a whole number from 1")
         _require(self, "max_in_flight", limit is None or is_whole(limit), "give a whole number")
         holds = limit is None or limit >= 1
         _require(self, "max_in_flight", holds, "a stage must be able to hold one microbatch")

@@ -62,8 +62,10 @@ class Library:
         compilers: Mapping[int, Compiler],
         remat: str = NONE,
         halves: bool = False,
+        together: int = 1,
     ) -> None:
         self._pipe, self._compilers, self._remat, self._halves = pipe, compilers, remat, halves
+        self._together = together  # layers of a segment
         self._virtual_stages = {s: virtual_stages[s % len(virtual_stages)] for s in compilers}
         self._everywhere = [virtual_stage for own in virtual_stages for virtual_stage in own]
         self._shapes: dict[Bucket, list[LayerShapes]] = {}
@@ -267,7 +269,7 @@ class Library:
         shapes, fields, layers = self._shapes[bucket], specs_of(bucket), virtual_stage.layers
         borders = self.flow(bucket).borders if training else None
         found = []
-        for own in segments_of(layers, virtual_stage.width):
+        for own in segments_of(layers, virtual_stage.width, self._together):
             found.append(
                 SegmentShape(
                     pipe=self._pipe,

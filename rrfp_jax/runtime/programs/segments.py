@@ -2,10 +2,10 @@
 
 A segment is a pure function of flat lists. Differentiated, it gives the programs through which a microbatch
 passes: forward and backward, or forward, input and weight gradient. A stage of one device has a segment for
-each layer, and the loss is in that of the last layer. So equal layers, wherever they are, share programs, and
-no bit depends on how layers are divided among stages. What goes from one segment to the next is what would be
-sent if a stage ended there. Stages of several devices are one segment each: how values lie between layers is
-left to the compiler.
+each layer, unless more are wished together; the loss is in that of the last layer. So equal layers, wherever
+they are, share programs, and no bit depends on how layers are divided among stages. What goes from one
+segment to the next is what would be sent if a stage ended there. Stages of several devices are one segment
+each: how values lie between layers is left to the compiler.
 
 Each program is lowered for the places where those before it leave their results. What lowering means is
 passed in: compiled for devices here, counted in `forecast/costs.py`.
@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any, Protocol, TypeAlias
 
 import jax
@@ -44,9 +44,13 @@ Spread: TypeAlias = Callable[[Sequence[Any], Sequence[PartitionSpec]], list[Any]
 """Specs of leaves, and how each is partitioned -> specs with where they lie."""
 
 
-def segments_of(layers: range, width: int) -> list[range]:
-    """The layers of each segment of a virtual stage on so many devices."""
-    return [layers] if width > 1 else [range(i, i + 1) for i in layers]
+def segments_of(layers: range, width: int, together: int = 1) -> list[range]:
+    """The layers of each segment of a virtual stage on so many devices.
+
+    Segments of one device begin at multiples of `together` in the model, wherever stages are cut.
+    """
+    first = [i for i in layers if i == layers.start or i % together == 0] if width == 1 else [layers.start]
+    return [range(a, b) for a, b in pairwise([*first, layers.stop])]
 
 
 def trainable(shapes: Sequence[LayerShapes], roles: Roles, layers: range) -> list[bool]:
