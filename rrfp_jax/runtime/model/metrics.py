@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from rrfp_jax.errors import UsageError
+from rrfp_jax.fields import says_its_arguments
 from rrfp_jax.runtime.model.user_errors import NUMBERS, short
 
 Kind: TypeAlias = Literal["per weight", "sum", "max", "mean"]
@@ -25,6 +26,7 @@ Name: TypeAlias = tuple[str, Kind]
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["total", "weight", "metrics"], meta_fields=[])
+@says_its_arguments({name: f"write metrics={{'{name}': ...}}" for name in ("acc", "accuracy", "aux", "logs")})
 @dataclass(frozen=True)
 class Loss:
     """A microbatch's share of the objective: sums, never means.
