@@ -70,7 +70,7 @@ class Library:
         self._everywhere = [virtual_stage for own in virtual_stages for virtual_stage in own]
         self._shapes: dict[Bucket, list[LayerShapes]] = {}
         self._flows: dict[Bucket, Flow] = {}
-        self._alike: dict[tuple[Bucket, Hashable], SegmentShape] = {}  # by kind, the first segment of it
+        self._alike: dict[Hashable, SegmentShape] = {}  # by bucket, width and kind, the first segment of it
         self._segments: dict[Job, Segment] = {}  # by bucket, stage replica and kind
         self._programs: dict[tuple[Bucket, Phase], RankPrograms] = {}
         self._kinds: Mapping[int, Sequence[Collection[Kind]]] = {}  # of backwards in the latest step
@@ -258,7 +258,7 @@ class Library:
             for s, own in self._virtual_stages.items():
                 for virtual_stage, wanted in zip(own, kinds[s], strict=True):
                     for shape in self._shapes_of(bucket, virtual_stage, bool(wanted)):
-                        alike = self._alike.setdefault((bucket, shape.kind), shape)
+                        alike = self._alike.setdefault((bucket, virtual_stage.width, shape.kind), shape)
                         work = jobs.setdefault((bucket, s, shape.kind), _Work(alike, set()))
                         work.kinds.update(parts_of(wanted) if self._halves else wanted)
         there = {job: own.lowered.keys() for job, own in self._segments.items()}

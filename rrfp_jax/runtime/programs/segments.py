@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain, pairwise
+from itertools import chain, islice, pairwise
 from typing import Any, Protocol, TypeAlias
 
 import jax
@@ -54,16 +54,16 @@ def segments_of(layers: range, width: int, together: int = 1) -> list[range]:
 
 
 def trainable(shapes: Sequence[LayerShapes], roles: Roles, layers: range) -> list[bool]:
-    """Which of the parameters of layers have a gradient, in leaf order."""
-    own = roles.leaves({str(i): shapes[i].params for i in layers})
-    return [i in own.number for i in range(own.structure.num_leaves)]
+    """Which of the parameters of layers have a gradient, layer by layer."""
+    known = [roles.leaves({str(i): shapes[i].params}) for i in layers]
+    return [place in own.number for own in known for place in range(own.structure.num_leaves)]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SegmentShape:
     """One segment for microbatches of given fields.
 
-    Its flat parameters are those of its layers, in leaf order, and the index of the first layer.
+    Its flat parameters are those of its layers, one layer after the other, and the index of the first layer.
     """
 
     pipe: Pipeline
@@ -83,15 +83,22 @@ class SegmentShape:
     @property
     def kind(self) -> Hashable:
         """Equal for segments whose programs are alike, as long as one of them is there."""
-        layers = self.layers if len(self.layers) > 1 else id(self.shapes[self.layers.start])
+        layers = tuple(id(self.shapes[i]) for i in self.layers)
         masks = self.trainable, self.carry_gradients, self.cotangents
-        where = (*self.sharding.of_params(self.params), self.ends)
         last = self.layers.stop == len(self.pipe)
-        return layers, last, tuple(None if own is None else tuple(own) for own in masks), where
+        lie = (*self._params_lie, self.ends)
+        return layers, last, tuple(None if own is None else tuple(own) for own in masks), lie
 
     @cached_property
-    def params(self) -> Params:
-        return {str(i): self.shapes[i].params for i in self.layers}
+    def params(self) -> list[Any]:
+        """Specs, a tree a layer."""
+        return [self.shapes[i].params for i in self.layers]
+
+    @property
+    def _params_lie(self) -> list[PartitionSpec]:
+        """How each parameter is partitioned."""
+        named = [{str(i): self.shapes[i].params} for i in self.layers]
+        return [spec for own in named for spec in self.sharding.of_params(own)]
 
     @property
     def carry_in(self) -> Any:
@@ -114,9 +121,8 @@ class SegmentShape:
         *values, ids = inputs
         named = zip(self.input_names, values, strict=True)
         fields = {name: value.astype(self.fields[name].dtype) for name, value in named}
-        own = [tree[str(i)] for i in self.layers]
         out, loss = run_layers(
-            self.pipe, self.layers, own, carry, fields, ids, first, training=training, remat=self.remat
+            self.pipe, self.layers, tree, carry, fields, ids, first, training=training, remat=self.remat
         )
         sent = [leaf.astype(on_the_way(leaf).dtype) for leaf in map(jnp.asarray, jax.tree.leaves(out))]
         if loss is None:
@@ -175,7 +181,7 @@ class SegmentShape:
         """`specs` with where they lie."""
         params, carry, inputs = self.specs()
         return (
-            spread(params, [*self.sharding.of_params(self.params), WHOLE]),
+            spread(params, [*self._params_lie, WHOLE]),
             self._spread(spread, carry, self.ends.before),
             spread(inputs, [WHOLE] * len(inputs)),
         )
@@ -184,6 +190,15 @@ class SegmentShape:
         """The first leaves of the carry that goes on, with where they lie; the model's last sends none."""
         carry = jax.tree.leaves(self.shapes[self.layers.stop - 1].carry_out)
         return self._spread(spread, list(map(on_the_way, carry[:count])), self.ends.after)
+
+    @property
+    def counts(self) -> list[tuple[int, int]]:
+        """Of each layer, how many parameters it has, and how many of them have a gradient."""
+        trained, found = iter(self.trained), list[tuple[int, int]]()
+        for own in self.params:
+            count = len(jax.tree.leaves(own))
+            found.append((count, sum(islice(trained, count))))
+        return found
 
     def sums(self, params: Specs) -> Specs:
         """Specs of the sums of gradients, given those of the parameters."""
@@ -236,7 +251,8 @@ class OnDevices:
             return self.compiler(adding(program.__call__, count), *sums, *given, out=out, donate=donated)
         free = len(program.closed.jaxpr.outvars) - len(first)
         out = [*first, *[None] * free]
-        return self.compiler(program.__call__, *given, out=out) if out else None
+        acts = out or program.closed.effects  # such as a print
+        return self.compiler(program.__call__, *given, out=out) if acts else None
 
     def outputs(self, program: Program, lowered: Compiled | None) -> list[Any]:
         """See `Lowering`: on this stage's devices, though the program may be an equal one of another's."""
@@ -252,6 +268,7 @@ class SegmentSpecs:
     """Of the values that its programs take and give, with where they lie; see `Differentiated`."""
 
     params: Specs
+    layers: Sequence[tuple[int, int]]  # how many parameters and sums each layer has
     prepared: Specs
     carry: Specs
     inputs: Specs
@@ -314,6 +331,7 @@ class Segment:
             lowered=lowered,
             specs=SegmentSpecs(
                 params=params,
+                layers=shape.counts,
                 prepared=prepared,
                 carry=carry,
                 inputs=inputs,

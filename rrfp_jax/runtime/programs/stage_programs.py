@@ -7,9 +7,10 @@ arrays. Each task appends what has arrived for it and what it computes, and leav
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import jax
@@ -76,7 +77,7 @@ class TaskProgram:
     """The programs of one kind of task; bytes are without data, which is there from the step's beginning."""
 
     program: Row | None  # None if there is nothing to compute
-    head: Sequence[int]  # the parameters and prepared values that it takes first, for all microbatches
+    head: Sequence[int]  # parameters, indices of layers and prepared values, which it takes first
     arrives: Sequence[Any]  # specs of what it waits for, with their shardings
     takes: Sequence[int]  # then: indices into what the microbatch holds, followed by what has arrived
     sends: int  # how many of its outputs go to another virtual stage; they come first
@@ -157,14 +158,15 @@ class _Numbers:
 
     def __init__(self, layers: Sequence[range], segments: Sequence[Segment], ends: WidthChanges) -> None:
         self._segments, self._ends, self.values = segments, ends, list[Any]()  # specs, with where they lie
-        self._arguments: list[list[int]] = [[] for _ in segments]  # of all its programs, by segment
-        self._places: list[Sequence[int]] = [()] * len(segments)  # of its sums in the stage's, by segment
-        self.sums = 0
-        # Leaves lie as in {layer index as text: tree}; a segment of several layers is alone.
-        for k in sorted(range(len(segments)), key=lambda number: str(layers[number].start)):
-            self._arguments[k] = self._new(segments[k].specs.params[:-1])
-            self._places[k] = range(self.sums, self.sums + len(segments[k].specs.sums))
-            self.sums += len(segments[k].specs.sums)
+        leaves = dict(chain.from_iterable(map(_leaves, layers, segments)))
+        params, sums, self.sums = dict[int, list[int]](), dict[int, range](), 0
+        for i in sorted(leaves, key=str):  # those of a stage lie as in {layer index as text: tree}
+            specs, count = leaves[i]
+            params[i], sums[i] = self._new(specs), range(self.sums, self.sums + count)
+            self.sums += count
+        # By segment: of what its programs take, and of its sums among the stage's.
+        self._arguments = [[n for i in own for n in params[i]] for own in layers]
+        self._places = [[n for i in own for n in sums[i]] for own in layers]
         indices = self._new([segments[0].specs.params[-1] for _ in range(layers[0].start, layers[-1].stop)])
         shared, prepare = range(len(self.values)), list[_Planned]()
         for own, args, segment in zip(layers, self._arguments, segments, strict=True):
@@ -318,6 +320,13 @@ class _Numbers:
         return [self.values[i] for i in values]
 
 
+def _leaves(layers: range, segment: Segment) -> Iterator[tuple[int, tuple[list[Any], int]]]:
+    """Of each layer of a segment, the specs of its parameters, and how many sums it has."""
+    specs = iter(segment.specs.params)
+    for i, (params, sums) in zip(layers, segment.specs.layers, strict=True):
+        yield i, ([*islice(specs, params)], sums)
+
+
 def _row(
     steps: Sequence[_Planned], given: Sequence[int], gives: Sequence[int], sums: int, specs: Sequence[Any]
 ) -> Row | None:
@@ -335,7 +344,8 @@ def _row(
             current[i] = slot
         planned.append((step, takes, made))
     results = [*(place[number] for number in gives), *current]
-    tokens = [made[-1] for step, _, made in planned if made and (step.sums or step is steps[-1])]
+    read = {slot for _, takes, _ in planned for slot in takes}
+    tokens = [made[-1] for step, _, made in planned if made and (step.sums or read.isdisjoint(made))]
     stay = {*results, *tokens}
     last = {slot: k for k, (_, takes, _) in enumerate(planned) for slot in takes}
     temporary = {id(one): temporary_bytes(one) for one in each_once(step.program for step in steps)}
