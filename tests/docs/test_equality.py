@@ -55,17 +55,17 @@ MATRIX = {
         "test_results_are_equal_to_the_bit_from_run_to_run_whatever_the_protocol_and_the_carrier",
     ),
     "the placement: `pp`, `chunks`, `shape`, `split`": (
-        "identical; with `tp`, and norms: rounding",
+        "identical; with `tp`, losses of layers, and norms: rounding",
         "f32 bf16",
         f"{EQUAL}no_bit_depends_on_the_stage_that_has_a_layer",
         f"{EXACT}losses_between_placements_are_close",
         PARITY,
         f"{NUMBERS}training_is_that_of_plain_jax_and_optax",
     ),
-    "`layers_per_program`": (
-        "identical; in bfloat16: rounding",
+    "`layers_per_program`, and the placement with it": (
+        "rounding",
         "f32",
-        f"{RUNTIME}segments.py::test_no_bit_depends_on_how_many_layers_a_program_has",
+        f"{RUNTIME}segments.py::test_programs_of_several_layers_compute_the_same",
     ),
     "`tp`, `dp`": ("rounding", "mesh", f"{RUNTIME}sharding.py::test_training_is_that_of_one_device"),
     "the number of processes": (
@@ -76,7 +76,7 @@ MATRIX = {
     ),
     "stopped and resumed, same mesh": ("identical", "f32", f"{RESUME}it_goes_on_to_the_bit"),
     "resumed on another mesh": (
-        "rounding",
+        "identical; with another `tp` or `dp`: rounding",
         "f32 mesh",
         f"{RESUME}on_another_mesh_by_another_schedule",
         f"{RUNTIME}sharded_state.py::"

@@ -132,8 +132,9 @@ class Settings:
             TrainingError, or "skip" its update, up to 20 times in a row.
         remat: activation checkpointing, what backwards compute again: "none", "full" (everything but a
             layer's input), or a policy of `jax.checkpoint_policies` by name.
-        layers_per_program: consecutive layers that one program has. More make steps of narrow layers faster,
-            and compiling slower; bfloat16 results then depend on where stages are cut (`docs/numbers.md`).
+        layers_per_program: consecutive layers that a program has, at most. More make steps of narrow layers
+            faster, and compiling slower; results then depend on where stages are cut, by rounding
+            (`docs/numbers.md`). Stages of several devices (`tp`) are one program each.
         activation_budget: bytes of each device for microbatches in flight, a number or text ("2GiB"); "auto"
             for what is left (CPUs do not report it); None for no limit. Fixed orders that may hold more are
             rejected.
