@@ -3,9 +3,9 @@
 A segment is a pure function of flat lists. Differentiated, it gives the programs through which a microbatch
 passes: forward and backward, or forward, input and weight gradient. A stage of one device has a segment for
 each layer (or `Settings.layers_per_program`), and the loss is in that of the last layer. So equal layers,
-wherever they are, share programs, and no gradient depends on how layers are divided among stages. What goes from one
-segment to the next is what would be sent if a stage ended there. Stages of several devices are one segment
-each: how values lie between layers is left to the compiler.
+wherever they are, share programs, and no gradient depends on how layers are divided among stages. What goes
+from one segment to the next is what would be sent if a stage ended there. Stages of several devices are one
+segment each: how values lie between layers is left to the compiler.
 
 Each program is lowered for the places where those before it leave their results. What lowering means is
 passed in: compiled for devices here, counted in `forecast/costs.py`.
