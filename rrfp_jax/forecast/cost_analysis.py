@@ -61,6 +61,14 @@ class ProgramCost:
     bytes: float
     temporary_bytes: int
 
+    def __add__(self, other: ProgramCost) -> ProgramCost:
+        """Of both, one after the other."""
+        flops = {
+            name: self.flops.get(name, 0.0) + other.flops.get(name, 0.0)
+            for name in {**self.flops, **other.flops}
+        }
+        return ProgramCost(flops, self.bytes + other.bytes, max(self.temporary_bytes, other.temporary_bytes))
+
 
 class Kernel(NamedTuple):
     """Operations that are computed together: the last of them, and what they read of memory."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import add
 from typing import Any
 
 import jax
@@ -18,7 +19,7 @@ import optax
 
 from rrfp_jax.core.footprint import Footprint
 from rrfp_jax.core.step_rules import Bucket, StepRules
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, KINDS, Kind, Task
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, KINDS, Kind, Task, parts_of
 from rrfp_jax.forecast.cost_analysis import ProgramCost, program_cost
 from rrfp_jax.forecast.devices import CPU, Accelerator, Link, accelerator_of_kind
 from rrfp_jax.runtime.autodiff.traced import Program
@@ -64,6 +65,7 @@ class PaperSegments:
     flow: Sequence[Border]
     kinds: Collection[Kind]
     remat: str
+    halves: bool = False  # whether a whole backward is I and W back to back
     known: dict[Any, Segment] = field(default_factory=dict)  # by kind
 
     def __call__(self, layers: range) -> Segment:
@@ -79,15 +81,34 @@ class PaperSegments:
             remat=self.remat,
         )
         if shape.kind not in self.known:
-            self.known[shape.kind] = Segment.lower(shape, self.kinds, OnPaper())
+            kinds = parts_of(self.kinds) if self.halves else self.kinds
+            self.known[shape.kind] = Segment.lower(shape, kinds, OnPaper())
         return self.known[shape.kind]
 
     @cached_property
     def layers(self) -> list[LayerCost]:
         """What each layer costs, in the model's order; inside `tracing_alone`."""
         segments = [self(range(i, i + 1)) for i in range(len(self.shapes))]
-        costs = {id(own): _layer_cost(own, self.kinds) for own in self.known.values()}
+        costs = {id(own): self._cost(own) for own in self.known.values()}
         return [costs[id(own)] for own in segments]
+
+    def row(
+        self, layers: Sequence[range], segments: Sequence[Segment], kinds: Collection[Kind]
+    ) -> StagePrograms:
+        """Segments of such layers as a virtual stage."""
+        return StagePrograms.of(layers, segments, kinds, OnPaper(), halves=self.halves)
+
+    def _cost(self, segment: Segment) -> LayerCost:
+        programs = {kind: own.cost for kind, own in segment.lowered.items()}
+        if self.halves:
+            programs |= {
+                kind: reduce(add, map(programs.__getitem__, KINDS[kind].parts)) for kind in self.kinds
+            }
+        return LayerCost(
+            programs=programs,
+            footprint=self.row([range(1)], [segment], self.kinds).footprint,
+            carry_bytes=nbytes(segment.specs.outputs[: segment.traced.out]),
+        )
 
 
 @dataclass(frozen=True)
@@ -122,14 +143,6 @@ class OnPaper:
     def outputs(self, program: Program, lowered: CountedProgram) -> list[Any]:
         """Specs of its results."""
         return program.outputs
-
-
-def _layer_cost(segment: Segment, kinds: Collection[Kind]) -> LayerCost:
-    return LayerCost(
-        programs={kind: own.cost for kind, own in segment.lowered.items()},
-        footprint=StagePrograms.of([range(1)], [segment], kinds, OnPaper()).footprint,
-        carry_bytes=nbytes(segment.specs.outputs[: segment.traced.out]),
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,6 +199,7 @@ class ModelCosts:
         kinds: Collection[Kind],
         remat: str,
         together: int = 1,
+        halves: bool = False,
     ) -> ModelCosts:
         """Analyse a model; nothing is allocated or compiled."""
         with tracing_alone():
@@ -207,6 +221,7 @@ class ModelCosts:
                     flow=flows[b].borders,
                     kinds=kinds,
                     remat=remat,
+                    halves=halves,
                 )
                 for b, own in shapes.items()
             }
@@ -230,9 +245,9 @@ class ModelCosts:
         programs = []
         for layers, own in zip(chunks, kinds, strict=True):
             parts = segments_of(layers, 1, self.together)
+            on_paper = self.segments[bucket]
             with tracing_alone():
-                segments = list(map(self.segments[bucket], parts))
-            programs.append(StagePrograms.of(parts, segments, own, OnPaper()))
+                programs.append(on_paper.row(parts, list(map(on_paper, parts)), own))
         return BucketLedger.of(bucket, programs)
 
 

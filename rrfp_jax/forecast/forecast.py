@@ -440,8 +440,13 @@ def forecast(run: RunSpec, devices: Devices) -> Prediction:
         return settings.rules(run.mesh.placement(schedule), len(buckets), schedule)
 
     def costs_of(kinds: Collection[Kind]) -> ModelCosts:
-        remat, together = settings.remat, settings.layers_per_program
-        return ModelCosts.of(run.pipe, every, run.optimizer, kinds=kinds, remat=remat, together=together)
+        return ModelCosts.of(
+            *(run.pipe, every, run.optimizer),
+            kinds=kinds,
+            remat=settings.remat,
+            together=settings.layers_per_program,
+            halves=settings.equal_schedules,
+        )
 
     if not isinstance(run.schedule, Auto):
         rules = rules_of(run.order)

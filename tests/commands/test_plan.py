@@ -44,21 +44,27 @@ class TestLedger:
     @pytest.mark.costly(reason="a Trainer, and the costs of its layers")
     @pytest.mark.parametrize(
         ("schedule", "options"),
-        [("bfw", {"together": 3}), ("interleaved-1f1b", {"frozen": "0.*", "remat": "full"})],
+        [
+            ("bfw", {"layers_per_program": 3}),
+            ("interleaved-1f1b", {"frozen": "0.*", "remat": "full"}),
+            ("bf", {"equal_schedules": True}),
+        ],
     )
     def test_is_that_of_a_started_trainer(self, schedule, options):
         mesh = rrfp.Mesh(pp=2, share_devices=True, chunks=2 if "interleaved" in schedule else None)
         optimizer = optax.adamw(1e-3)
-        remat, together = options.get("remat", "none"), options.get("together", 1)
+        remat, settings = options.get("remat", "none"), {k: v for k, v in options.items() if k != "frozen"}
+        together, halves = options.get("layers_per_program", 1), options.get("equal_schedules", False)
         pipe = toy.pipeline(frozen=options.get("frozen", ()))
         data = [*BATCH, BATCH[0]]
-        more = {"schedule": schedule, "remat": remat, "layers_per_program": together}
-        trainer = toy.made(pipe, optimizer, data=data, mesh=mesh, **more)
+        trainer = toy.made(pipe, optimizer, data=data, mesh=mesh, schedule=schedule, **settings)
         found = trainer.start()
         buckets = buckets_of(plan_step(as_data(data), 0))
         rules = trainer._stepper.rules(len(data), "train")
         kinds = {kind for s in range(2) for own in rules.backward_kinds(s) for kind in own}
-        model = ModelCosts.of(pipe, buckets, optimizer, kinds=kinds, remat=remat, together=together)
+        model = ModelCosts.of(
+            pipe, buckets, optimizer, kinds=kinds, remat=remat, together=together, halves=halves
+        )
         devices = Devices(accelerator=H100, link=NVLINK, memory=None, setting=None)
         estimate = Estimate(model=model, buckets=buckets, rules=rules, devices=devices)
         for s, chunks in enumerate(layers_of_chunks(len(pipe), rules.placement, None)):

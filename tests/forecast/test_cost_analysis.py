@@ -5,10 +5,12 @@ import jax.numpy as jnp
 import pytest
 
 import rrfp_jax as rrfp
-from rrfp_jax.core.tasks import BACKWARD, FORWARD
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT
+from rrfp_jax.data.contract import bucket_of
 from rrfp_jax.forecast.cost_analysis import program_cost
 from rrfp_jax.forecast.costs import ModelCosts
 from rrfp_jax.forecast.devices import ACCELERATORS, LINKS, Accelerator, Link, accelerator_of_kind
+from tests.support import toy
 
 N = 64
 SQUARE = jax.ShapeDtypeStruct((N, N), jnp.float32)
@@ -118,3 +120,19 @@ def test_a_loop_inside_a_layer():
         costs.append([sum(layer.programs[kind].flops.values()) for kind in (FORWARD, BACKWARD)])
     assert costs[0][0] == pytest.approx(costs[1][0], rel=0.03)
     assert costs[0][1] == pytest.approx(costs[1][1], rel=0.15)  # of the loop: one product for the data, too
+
+
+def test_a_backward_in_halves_costs_what_they_cost():
+    pipe, bucket = toy.pipeline(), bucket_of(toy.microbatches(1)[0])
+    whole, halves = (
+        ModelCosts.of(pipe, [bucket], None, kinds=[BACKWARD], remat="none", halves=halves)
+        for halves in (False, True)
+    )
+    for fused, split in zip(whole.layers[bucket], halves.layers[bucket], strict=True):
+        parts = [split.programs[kind] for kind in (INPUT, WEIGHT)]
+        assert (
+            split.programs[BACKWARD].bytes
+            == sum(part.bytes for part in parts)
+            >= fused.programs[BACKWARD].bytes
+        )
+        assert split.programs[BACKWARD].temporary_bytes == max(part.temporary_bytes for part in parts)
