@@ -54,7 +54,7 @@ class LayerCost:
     carry_bytes: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class PaperSegments:
     """The programs of a model for a microbatch of a bucket, on paper; those of equal segments are one."""
 
@@ -213,16 +213,7 @@ class ModelCosts:
             if optimizer is not None:
                 refuse_untrained([*flows.values()])
             segments = {
-                b: PaperSegments(
-                    pipe=pipe,
-                    bucket=b,
-                    shapes=own,
-                    roles=roles,
-                    flow=flows[b].borders,
-                    kinds=kinds,
-                    remat=remat,
-                    halves=halves,
-                )
+                b: PaperSegments(pipe, b, own, roles, flows[b].borders, kinds, remat, halves)
                 for b, own in shapes.items()
             }
             layers = {bucket: own.layers for bucket, own in segments.items()}
@@ -352,15 +343,8 @@ def layer_work(engine: Engine, split: Sequence[int], buckets: Sequence[Bucket], 
     shapes, flow = library.examine(bucket), library.flow(bucket).borders  # which it knows
     try:
         with tracing_alone():
-            costs = PaperSegments(
-                pipe=engine.pipe,
-                bucket=bucket,
-                shapes=shapes,
-                roles=library.roles,
-                flow=flow,
-                kinds={BACKWARD},
-                remat=remat,
-            ).layers
+            on_paper = PaperSegments(engine.pipe, bucket, shapes, library.roles, flow, {BACKWARD}, remat)
+            costs = on_paper.layers
     except Exception:  # whatever it is: the model trains, and its report does without
         return None
     kind = next(iter(engine.layout.stage_meshes.values())).device.device_kind
