@@ -72,8 +72,8 @@ format: $(VENV)/.installed
 gpu-compile: .venv-gpu/.installed
 	.venv-gpu/bin/python -m pytest tests/commands/test_compile.py $(ARGS)
 
-# Four stages against plain JAX with the newest jax on a newer Python than its oldest, if one is at hand
-# (NEWER=python3.13): PYTHON may be too old for the newest jax.
+# Four stages against plain JAX with the newest jax, on Python 3.12 or newer if one is at hand (NEWER=python3.13):
+# PYTHON may be too old for it.
 NEWER ?= $(shell for python in python3.14 python3.13 python3.12 $(HOME)/.pyenv/versions/3.1[2-9]*/bin/python; do \
 	$$python -c pass 2>/dev/null && echo $$python && break; done)
 

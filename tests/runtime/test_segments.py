@@ -68,15 +68,15 @@ def test_segments_begin_at_the_same_layers_wherever_stages_are_cut():
     assert segments_of(range(3, 5), 1) == [range(3, 4), range(4, 5)]
 
 
-def bound(layers_per_program, mesh, blocks=24, **settings):
+def bound(layers_per_program, **settings):
     """Loss and gradient at given parameters of a model whose layers 9 and 10 are on one stage."""
     layers = [
         rrfp.layer(toy.embed, init=toy.embed_init),
-        rrfp.layer(noisy, init=toy.block_init, repeat=blocks),
+        rrfp.layer(noisy, init=toy.block_init, repeat=24),
         rrfp.layer(toy.head, init=toy.head_init),
     ]
     pipe, settings = rrfp.Pipeline(layers, toy.loss), settings | {"layers_per_program": layers_per_program}
-    return toy.made(pipe, optax.adam(1e-3), data=toy.microbatches(2), mesh=mesh, **settings)
+    return toy.made(pipe, optax.adam(1e-3), data=toy.microbatches(2), mesh=rrfp.Mesh(pp=2), **settings)
 
 
 def noisy(params, carry, mb):
@@ -96,7 +96,7 @@ def test_programs_of_several_layers_compute_the_same(count, settings):
     """To the bit here, in float32: each layer has the parameters, and the random keys, that it has alone."""
     found = []
     for layers in (1, count):
-        trainer = bound(layers, rrfp.Mesh(pp=2), **settings)
+        trainer = bound(layers, **settings)
         trainer.step(toy.microbatches(2))
         found.append((trainer.value_and_grad(toy.microbatches(2))[1], trainer.stage_params))
     assert jax.tree.all(jax.tree.map(np.array_equal, *found))
