@@ -151,6 +151,9 @@ class StandIn:
     def accumulate(self, chunk: int, microbatch: int) -> None:
         """There are no gradients."""
 
+    def finish(self) -> None:
+        """There are no gradients."""
+
 
 def _chosen(auto: Auto, workload: Workload, mesh: Mesh, settings: Settings, rank: int) -> Hint:
     """The hint for what the workload says, the same on all processes; rank 0 says it."""

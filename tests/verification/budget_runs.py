@@ -76,6 +76,9 @@ class Courier:
     def accumulate(self, chunk: int, microbatch: int) -> None:
         """There are no gradients."""
 
+    def finish(self) -> None:
+        """There are no gradients."""
+
 
 @cache
 def message(size: int, device: jax.Device) -> jax.Array:

@@ -35,7 +35,7 @@ from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind, Placement, Task
-from rrfp_jax.runtime.engine.loop import Driver
+from rrfp_jax.runtime.engine.loop import Driver, LastUpdate
 from rrfp_jax.runtime.stages.memory import StageLedger
 from rrfp_jax.runtime.stages.optimizer import Optimizer
 from rrfp_jax.runtime.stages.stage import Stage
@@ -143,10 +143,12 @@ def moments_of(trainer: rrfp.Trainer, ledgers: Sequence[StageLedger], count: int
                 look(self.stage, str(self.awaited()))
             return super().handle(event)
 
-    def run(rules: StepRules, step: int, own: Mapping[int, Any], budgets: Any) -> list[TaskRecord]:
+    def run(
+        rules: StepRules, step: int, own: Mapping[int, Any], budgets: Any, update: LastUpdate
+    ) -> list[TaskRecord]:
         nonlocal parts
         parts = own
-        return Driver.run(driver, rules, step, own, budgets)
+        return Driver.run(driver, rules, step, own, budgets, update)
 
     driver.scheduler, driver.local, driver.run = Inspected, Resting(driver.devices), run  # type: ignore
     # Copies, since a device may share the host's memory, and equal arrays would be counted once.

@@ -86,6 +86,7 @@ class Running:
     copy: float = 0.0  # of the input, from there
     usual: float | None = None
     line: Any = None  # the queue that it was submitted to
+    is_update: bool = False  # no task, but the last update
 
     def wait(self) -> None:
         """Block until the program has ended, and note when and how."""
@@ -185,6 +186,8 @@ class DeviceQueue:
                 running.ready = min(after.end + running.copy, running.end)
                 running.start, running.after = max(running.start, running.ready), None
             self.free = running.end
+            for later in self.flights if running.is_update else ():  # from now on they could run
+                later.ready, later.dispatched = max(later.ready, self.free), max(later.dispatched, self.free)
             seconds = running.end - running.start
             mean, deviation = self._usual.get(running.cost, (seconds, 0.0))
             deviation = 0.9 * deviation + 0.1 * abs(seconds - mean)
@@ -194,7 +197,7 @@ class DeviceQueue:
 
     def room_at(self, now: float) -> float:
         """When one more program may be queued: `now` or before means at once, inf not before an end."""
-        if not self.flights:
+        if not self.flights or (self.is_updating and len(self.flights) == 1):
             return now
         if len(self.flights) >= self._most:
             return inf
@@ -222,7 +225,12 @@ class DeviceQueue:
     @property
     def running(self) -> list[Task]:
         """The tasks on the device, oldest first."""
-        return [running.task for running in self.flights]
+        return [running.task for running in self.flights if not running.is_update]
+
+    @property
+    def is_updating(self) -> bool:
+        """Whether the last update has not ended, as far as is known."""
+        return bool(self.flights) and self.flights[0].is_update
 
     def _watch(self, watched: SimpleQueue[Running | None]) -> None:
         while (running := watched.get()) is not None:

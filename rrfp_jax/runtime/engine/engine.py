@@ -20,7 +20,7 @@ from rrfp_jax.core.step_rules import Bucket, StepRules, bucket_name
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.printing import say
 from rrfp_jax.runtime.engine.device import LEAD_SECONDS
-from rrfp_jax.runtime.engine.loop import Driver
+from rrfp_jax.runtime.engine.loop import Driver, LastUpdate
 from rrfp_jax.runtime.engine.settings import Settings
 from rrfp_jax.runtime.mesh.stage_mesh import StageMesh
 from rrfp_jax.runtime.mesh.topology import Layout
@@ -174,6 +174,7 @@ class Engine:
         self._reductions: Mapping[int, Reduction] = {}
         self._has_gradients = False  # whether the stages' sums may be other than zero
         self._numbers: dict[Bucket, int] = {}  # of every bucket that a step has had
+        self._updated = 0.0  # when the latest update was dispatched, if one was
         self._known: StepPrograms | None = None  # of the latest step
         self._ties: Sequence[ties.LeafTransfer] = ()
         self.driver: Driver  # once started
@@ -289,16 +290,17 @@ class Engine:
         began = perf_counter()
         inputs = self._inputs.load(step, known, load)  # kept to the end, which ledgers count
         load_seconds = waited_seconds + perf_counter() - began
-        parts, params, phase = {}, list[jax.Array](), known.phase
+        parts, params, phase = {}, dict[int, list[jax.Array]](), known.phase
+        final = phase == "train" and not (self._reductions or self._ties)
         for s, stage in self.stages.items():
-            parts[s] = ModelStep(stage, phase, known.stages[s], inputs[s])
-            params.extend(chain.from_iterable(stage.leaves))
-        self.world.await_ready("the last update", params)  # which is neither idle time nor compute
+            parts[s] = ModelStep(stage, phase, known.stages[s], inputs[s], final)
+            params[s] = [*chain.from_iterable(stage.leaves)]
         if phase == "train":
             if self._has_gradients:  # of a step that was broken off, or not applied
                 self.reset_gradients()
             self._has_gradients = True
-        records = self.driver.run(rules, step, parts, known.memory.budgets)
+        update = LastUpdate(self._updated, params)
+        records = self.driver.run(rules, step, parts, known.memory.budgets, update)
         if phase == "train":
             if self._reductions:
                 self._add_replicas()
@@ -354,7 +356,7 @@ class Engine:
                 names = known.programs[microbatch][s][chunk].statistics
                 statistics.append([known.stages[s].virtual_stages[chunk], microbatch, names, vector])
             if training and not replica:
-                norms.append([stage, self.stages[s].norms()])
+                norms.append([stage, self.stages[s].norms() if part.norms is None else part.norms])
             peaks.append([s, part.meter.peak])
         for optimizer in self.optimizers if training else ():
             if not hyperparams and (of := optimizer.hyperparams):
@@ -428,7 +430,7 @@ class Engine:
             optimizer.update(scale)
         for stage in self._without_optimizer:
             stage.reset_gradients()
-        self._has_gradients = False
+        self._has_gradients, self._updated = False, perf_counter()
         if self._ties:
             ties.spread_values(self._ties, self.stages, self.driver.exchange)
 

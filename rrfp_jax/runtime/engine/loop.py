@@ -15,9 +15,10 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import chain
 from math import inf
 from time import perf_counter
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import jax
 
@@ -25,18 +26,20 @@ from rrfp_jax.core.events import ROOM, Arrived, Dispatch, Room, WaitCause
 from rrfp_jax.core.foresight import Dispatching, arrival_of, expected_end, foreseen_from
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.step_rules import MOST_QUEUED, Budget, StepRules
-from rrfp_jax.core.tasks import Direction, Input, Task
+from rrfp_jax.core.tasks import FORWARD, Direction, Input, Task
 from rrfp_jax.errors import TrainingError
 from rrfp_jax.garbage import no_collections
 from rrfp_jax.runtime.engine.device import DEEPEST, DeviceQueue, Running, precise_timers
 from rrfp_jax.runtime.engine.pacing import ArrivalDelays
 from rrfp_jax.runtime.mesh.topology import taking_turns
+from rrfp_jax.runtime.programs.stage_programs import Tokens
 from rrfp_jax.runtime.run.consensus import Agreement
 from rrfp_jax.runtime.run.recorder import ARRIVED, COMING, DELIVERED, OFFERED, PRODUCED
 from rrfp_jax.runtime.run.signals import interrupts_held
 from rrfp_jax.runtime.run.waits import (
     SHORTEST_PAUSE,
     AnyAwaited,
+    ForDevices,
     ForProgram,
     ForTask,
     ForTransfer,
@@ -82,6 +85,19 @@ class StageStep(Protocol):
 
     def accumulate(self, chunk: int, microbatch: int) -> None:
         """Add the gradients of a chunk that have been parked for a microbatch."""
+
+    def finish(self) -> None:
+        """All tasks have been dispatched, and all gradients added: dispatch what follows from them alone."""
+
+
+UPDATE = "the last update"
+
+
+class LastUpdate(NamedTuple):
+    """The update before a step, which may still run: when it was dispatched (s), and what it gives."""
+
+    dispatched: float  # 0 if there was none since the parameters were made
+    params: Mapping[int, Arrays]  # by stage replica
 
 
 FIRST, EVERY = 2, 512
@@ -156,10 +172,12 @@ class Driver:
         step: int,
         parts: Mapping[int, StageStep],
         budgets: Sequence[Budget | None] = (),
+        update: LastUpdate | None = None,
     ) -> list[TaskRecord]:
         """Run one step to the end of this process's parts of it, given by stage replica.
 
-        `budgets` are in bytes, of all stage replicas; empty for none.
+        `budgets` are in bytes, of all stage replicas; empty for none. Tasks are queued behind the last
+        `update`, which is neither idle time nor compute.
 
         Raises:
             TrainingError: a program or a transfer failed, a process is gone, or nothing moved for
@@ -167,6 +185,9 @@ class Driver:
         """
         round = self._world.next_round()
         self._steps += 1  # rounds are also counted by whoever shares a stage
+        behind = update is not None and update.dispatched and all(queue.as_it_is for queue in self._queues)
+        if update is not None and not behind:
+            self._world.await_ready(UPDATE, [*chain.from_iterable(update.params.values())])
         collect_together(self._steps, self._world.size)
         with interrupts_held() as interrupted, precise_timers(), no_collections(), ExitStack() as open_queues:
             for queue in self._queues:
@@ -179,6 +200,8 @@ class Driver:
             broken = True
             try:
                 under_way = StepExecution(self, rules, step, round, parts, budgets)
+                if update is not None and behind:
+                    under_way.follows(update)
                 for transport in self.transports:
                     transport.begin(round, under_way)
                 records = under_way.run(interrupted)
@@ -326,6 +349,13 @@ class StepExecution(TransferObserver):
         self._held: dict[int, WaitCause] = {}  # what it waited for when last asked, since its last dispatch
         self._records: list[TaskRecord] = []
 
+    def follows(self, update: LastUpdate) -> None:
+        """Have tasks run behind it."""
+        for queue, stages in zip(self._queues, self._driver._sharing, strict=True):
+            token, at = Tokens(chain.from_iterable(map(update.params.__getitem__, stages))), update.dispatched
+            first, cost = Task(FORWARD, 0, 0), (UPDATE, stages[0])
+            queue.submit(Running(self._step, stages[0], first, 0, cost, token, at, at, is_update=True))
+
     def run(self, interrupted: Callable[[], bool]) -> list[TaskRecord]:
         """To the end of this process's part; `interrupted` tells whether to break it off."""
         try:
@@ -353,9 +383,14 @@ class StepExecution(TransferObserver):
         for queue in self._queues:
             for running in queue.ended():
                 moved = True
-                self._recorder.ended()
-                if running.error is not None:
-                    raise self._failed(running.task, running.stage, running.error) from running.error
+                if not running.is_update:
+                    self._recorder.ended()
+                if (error := running.error) is not None:
+                    what = UPDATE if running.is_update else self._task(running.task, running.stage)
+                    raise self._failed(what, error) from error
+                if running.is_update:
+                    self._began = max(self._began, running.end)
+                    continue
                 if running.sends is not None:
                     carrier = self._local if running.sends.stage in self._parts else self._remote
                     carrier.produced(running.sends, running.end)
@@ -436,7 +471,7 @@ class StepExecution(TransferObserver):
         try:
             outputs, token = part.run(task, bool(dispatch.additions))
         except Exception as error:
-            raise self._failed(task, stage, error) from error
+            raise self._failed(self._task(task, stage), error) from error
         ready = self._ready[stage].pop(task, self._began)
         bucket = part.buckets[task.microbatch]
         cost = part.phase, stage, task.chunk, task.kind, part.shapes[task.microbatch]
@@ -459,6 +494,8 @@ class StepExecution(TransferObserver):
             self._ready[stage][later] = perf_counter()
         for microbatch in dispatch.additions[1:]:
             part.accumulate(task.chunk, microbatch)
+        if self._schedulers[stage].finished:
+            part.finish()
 
     def coming(self, key: Key) -> None:
         self._recorder.got(key.stage, key.input, COMING)
@@ -472,10 +509,13 @@ class StepExecution(TransferObserver):
         self._recorder.sent(sender, source[1], DELIVERED)
         self._parts[sender].meter.delivered(source[1])
 
-    def _failed(self, task: Task, stage_replica: int, error: Exception) -> TrainingError:
+    def _failed(self, what: str, error: Exception) -> TrainingError:
         if self._agreement is not None and self._driver._world.mailbox is not None:
             self._driver._world.mailbox.hear_of_losses()  # of whoever shares the stage
-        return TrainingError(f"step {self._step}: {task} on {self._name(stage_replica)} failed: {error}")
+        return TrainingError(f"{what} failed: {error}")
+
+    def _task(self, task: Task, stage_replica: int) -> str:
+        return f"step {self._step}: {task} on {self._name(stage_replica)}"
 
     def _sleep(self) -> None:
         seconds = soonest_poll(self._transports)
@@ -500,11 +540,14 @@ class StepExecution(TransferObserver):
                 replica, stage = divmod(number, self._stages)
                 why = self._machines[number].awaited()
                 found.append(ForTask(step=self._step, stage=stage, replica=replica, why=why))
+        if any(queue.is_updating for queue in self._queues):
+            found.append(ForDevices(what=UPDATE))
         running = [task for queue in self._queues for task in queue.running]
         return found + [ForProgram(step=self._step, task=task) for task in running]
 
     def _stalled(self) -> str:
         waits = "; ".join(f"{self._name(s)} waits for {c.awaited()}" for s, c in self._machines.items())
-        running = ", ".join(str(task) for queue in self._queues for task in queue.running)
+        updates = [UPDATE for queue in self._queues if queue.is_updating]
+        running = ", ".join([*updates, *(str(task) for queue in self._queues for task in queue.running)])
         said = f"step {self._step}: nothing moved for {self._wait.waited:.0f} s"
         return f"{said}; running: {running or 'nothing'}; {waits}"

@@ -112,10 +112,12 @@ class ModelStep:
     Args:
         part: what follows from the step's rules and buckets.
         inputs: per microbatch, what its programs read: fields, then numbers; None where none reads it.
+        sums_are_final: whether nothing is added to the stage's sums but its own tasks' gradients.
 
     Attributes:
         meter: counts what the stage holds for microbatches.
         statistics: by chunk and microbatch, the vector of numbers that its forward gave.
+        norms: of the stage's gradient sums, once all have been added; see `SumPrograms.norms`.
     """
 
     def __init__(
@@ -124,7 +126,10 @@ class ModelStep:
         phase: str,
         part: StagePart,
         inputs: Sequence[Sequence[jax.Array | None]],
+        sums_are_final: bool = False,
     ) -> None:
+        self.norms: jax.Array | None = None
+        self._sums_are_final = sums_are_final
         self.stage, self.phase, self.buckets, self.shapes = stage, phase, part.buckets, part.shapes
         self.statistics: dict[tuple[int, int], jax.Array] = {}
         self._bound: dict[tuple[int, int, Kind], tuple[TaskProgram, Arrays, bool]] = {}
@@ -177,13 +182,20 @@ class ModelStep:
             at_hand += outputs
             self._held[chunk, microbatch] = [*map(at_hand.__getitem__, how.keeps)]
             if counts:
-                self.statistics[chunk, microbatch] = outputs[how.sends]
+                self.statistics[chunk, microbatch] = statistics = outputs[how.sends]
+                statistics.copy_to_host_async()  # so that the step's end waits for the last ones only
         sent = (stage_mesh.copies if how.sends_once else stage_mesh.shards)(outputs[: how.sends])
         return sent, token
 
     def accumulate(self, chunk: int, microbatch: int) -> None:
         """See `StageStep.accumulate`."""
         self.stage.add(chunk, self._parked.pop((chunk, microbatch)))
+
+    def finish(self) -> None:
+        """See `StageStep.finish`."""
+        if self._sums_are_final:
+            self.norms = self.stage.norms()
+            self.norms.copy_to_host_async()
 
     def _bind(self, bucket: int, chunk: int, virtual_stage: StagePrograms) -> None:
         """Choose the parameters, and what follows from them alone, that each program takes in this step."""

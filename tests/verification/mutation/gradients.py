@@ -57,8 +57,8 @@ def a_mean_of_means(original: Any) -> Any:
 
 @changes("runtime.engine.loop:Driver.run")
 def a_mean_of_replicas_means(original: Any) -> Any:
-    def run(self: Any, rules: Any, step: int, parts: Any, budgets: Any = ()) -> Any:
-        records = original(self, rules, step, parts, budgets)
+    def run(self: Any, rules: Any, step: int, parts: Any, *more: Any) -> Any:
+        records = original(self, rules, step, parts, *more)
         weights: dict[int, float] = {}
         for number, part in parts.items():
             own = sum(float(vector[1]) for vector in part.statistics.values())
