@@ -52,10 +52,12 @@ def settings_here() -> Settings:
     return [(state, value) for state, value in found if value is not config.config_ext.unset]
 
 
-def adopt(settings: Settings) -> None:
-    """Let settings of another thread hold on this one, for ever."""
+def adopt(settings: Settings) -> Settings:
+    """Let settings of another thread hold on this one, from now on; gives those that did."""
+    before = [(state, state.get_local()) for state, _ in settings]
     for state, value in settings:
         state.set_local(value)
+    return before
 
 
 def calls_python(lowered: jax.stages.Lowered) -> bool:

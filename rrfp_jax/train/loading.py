@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Sequence, Set
+from queue import SimpleQueue
 from time import perf_counter
 
 from msgspec.structs import replace
@@ -27,6 +29,7 @@ class Loader:
         self._reads = reads
         self._world, self._request = world, _Request()
         self._ahead: _Ahead | None = None
+        self._todo: SimpleQueue[_Ahead | None] | None = None  # of its thread, once there is one
 
     def plan(self, data: Data, step: int) -> Sequence[Microbatch]:
         """The checked plan of a step; raises as `plan_step` and `settle` do."""
@@ -56,13 +59,18 @@ class Loader:
     def begin(self, data: Data, step: int) -> None:
         """Begin with a step that will come next. Raises as `settle` does."""
         self.settle()
+        if self._todo is None:
+            self._todo = SimpleQueue()
+            threading.Thread(target=_work, args=(self._todo,), name=LOADER, daemon=True).start()
+            weakref.finalize(self, self._todo.put, None).atexit = False
         self._ahead = _Ahead(data, step, self._reads, self._request)
+        self._todo.put(self._ahead)
 
     def settle(self) -> None:
         """Wait until nobody uses the data; TrainingError if that takes longer than `stall_seconds`."""
         began, limit = perf_counter(), self._world.waits.stall_seconds
         with self._world.waits_for(self._request.awaited):
-            while self._ahead is not None and not self._ahead.join(min(LONGEST_SLEEP_SECONDS, limit)):
+            while self._ahead is not None and not self._ahead.ended.wait(min(LONGEST_SLEEP_SECONDS, limit)):
                 if perf_counter() - max(began, self._request.since) > limit:
                     self._world.waits.at_limit()
                     raise TrainingError(
@@ -95,7 +103,7 @@ class _Request:
 
 
 class _Ahead:
-    """The data of one step, on a thread of its own, which no process waits for at its end."""
+    """The data of one step, as a thread loads it."""
 
     def __init__(
         self, data: Data, step: int, reads: Callable[[Bucket, int], Set[str]], request: _Request
@@ -103,17 +111,11 @@ class _Ahead:
         self.data, self.step = data, step
         self.plan: Sequence[Microbatch] | None = None
         self.arrays: dict[int, Arrays] = {}
+        self.ended = threading.Event()
         self._reads, self._request, self._settings = reads, request, settings_here()
-        self._thread = threading.Thread(target=self._load, name=LOADER, daemon=True)
-        self._thread.start()
 
-    def join(self, seconds: float) -> bool:
-        """Wait at most so long for its end; whether it has ended."""
-        self._thread.join(seconds)
-        return not self._thread.is_alive()
-
-    def _load(self) -> None:
-        adopt(self._settings)  # for data that is computed with JAX
+    def load(self) -> None:
+        before = adopt(self._settings)  # for data that is computed with JAX
         try:
             self.plan = self._request.plan(self.data, self.step)
             for j, planned in enumerate(self.plan):
@@ -121,3 +123,13 @@ class _Ahead:
                 self.arrays[j] = self._request.load(self.data, self.step, j, planned, names)
         except BaseException:
             pass
+        finally:
+            adopt(before)
+            self.ended.set()
+
+
+def _work(todo: SimpleQueue[_Ahead | None]) -> None:
+    """Load one step after the other; a process does not wait for this at its end."""
+    while (ahead := todo.get()) is not None:
+        ahead.load()
+        del ahead  # it knows the Trainer

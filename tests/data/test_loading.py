@@ -49,11 +49,9 @@ def loads(data):
     return {step: main for what, step, main in data.asked if what == "load"}
 
 
-def no_thread_is_left():
-    for thread in threading.enumerate():
-        if thread.name == "rrfp-load":
-            thread.join(10)
-            assert not thread.is_alive()
+def loading_has_ended(trainer):
+    ahead = trainer._stepper.loader._ahead
+    return ahead is None or ahead.ended.wait(10)
 
 
 @pytest.mark.slow(reason="3 s: a Trainer of its own")
@@ -74,7 +72,22 @@ def test_all_but_the_first_step_are_loaded_ahead_and_nothing_after_the_last():
     counted = [(what, step) for what, step, _ in data.asked]
     assert all(counted.count(("plan", step)) == 1 for step in range(4))
     assert all(counted.count(("load", step)) == 3 for step in range(4))
-    assert not any(thread.name == "rrfp-load" for thread in threading.enumerate())
+
+
+def test_one_thread_lives_as_long_as_the_loader():
+    def of_loader():
+        return {thread for thread in threading.enumerate() if thread.name == "rrfp-load"} - others
+
+    others = set(threading.enumerate())
+    loader, data = Loader(lambda bucket, j: set(), World()), Watched()
+    assert not of_loader()
+    for step in range(3):
+        loader.begin(data, step)
+        loader.settle()
+        (thread,) = of_loader()
+    del loader
+    thread.join(10)
+    assert not thread.is_alive()
 
 
 def test_the_time_that_a_step_waits_is_told():
@@ -104,7 +117,7 @@ def test_an_error_belongs_to_the_step_that_needs_the_data(wrong, error, said):
         next(steps)
     cause = raised.value.__cause__ or raised.value
     assert cause.__context__ is None and trainer.steps_done == 2  # nothing of what failed ahead
-    no_thread_is_left()
+    assert loading_has_ended(trainer)
     trainer.step(toy.microbatches(3, seed=2))  # by hand, it goes on
     assert next(trainer.steps(1)).step == 3
 
@@ -175,7 +188,7 @@ def test_waiting_for_data_that_hangs_has_a_limit_and_a_name(asks, named):
     comes.set()
     assert next(trainer.steps(1)).step == 2
     assert loads(data)[2] is False and data.asked.count(("plan", 2, False)) == 1
-    no_thread_is_left()
+    assert loading_has_ended(trainer)
 
 
 @pytest.mark.slow(reason="a run of processes that hangs")

@@ -245,15 +245,15 @@ def compiles():
     return any("compiles for another split" in thread.name for thread in threading.enumerate())
 
 
-def set_another(own):
+def set_another(own, at_exit):
     own.split = [5, 3]
     list(own.steps(2))
 
 
 ENDS = {
     "another split is set": set_another,
-    "the Trainer is let go": lambda own: own.__dict__.clear() or gc.collect(),
-    "the interpreter ends": lambda own: [call() for call in own.at_exit],
+    "the Trainer is let go": lambda own, at_exit: own.__dict__.clear() or gc.collect(),
+    "the interpreter ends": lambda own, at_exit: [call() for call in at_exit],
 }
 
 
@@ -265,9 +265,8 @@ def test_what_nobody_wants_any_more_is_not_compiled(decides, slowly, monkeypatch
     decides(to(3, 5))
     own = trainer()
     list(own.steps(3))
-    own.at_exit = calls
     until(lambda: begun)
-    ends(own)
+    ends(own, calls)
     time.sleep(3.0)  # all threads are at a program, or have ended, on a loaded machine, too
     count = len(begun)
     let.set()
