@@ -9,6 +9,9 @@ CONFIG ?= configs/quickstart.py
 RIVALS := .venv-rivals
 TORCH ?= torch==2.13.0+cpu
 
+# SpectraX (AGPL) in another one, with the versions of JAX, flax and optax that are in .venv.
+SPECTRAX := .venv-spectrax
+
 # What one runs while working: the core, the simulator, and one Trainer in this process; no other processes.
 FAST := tests/core tests/sim tests/forecast tests/house/test_layering.py \
 	tests/data/test_buckets.py tests/data/test_sources.py tests/data/test_byte_text.py \
@@ -98,10 +101,10 @@ docs: $(VENV)/.installed
 docs-serve: $(VENV)/.installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve $(ARGS)
 
-rivals: $(RIVALS)/.installed
+rivals: $(SPECTRAX)/.installed $(RIVALS)/.installed
 
 clean:
-	rm -rf $(VENV) $(RIVALS) .venv-gpu .venv-models .venv-newest build site *.egg-info
+	rm -rf $(VENV) $(RIVALS) $(SPECTRAX) .venv-gpu .venv-models .venv-newest build site *.egg-info
 
 .venv-gpu/.installed: pyproject.toml
 	$(PYTHON) -m venv .venv-gpu
@@ -134,4 +137,10 @@ $(RIVALS)/.installed:
 	$(RIVALS)/bin/python -m pip install --quiet --disable-pip-version-check numpy '$(TORCH)' || { echo \
 		'rivals: skipped, pip finds no $(TORCH): name an index that has it in PIP_EXTRA_INDEX_URL, or take' \
 		'the default wheel: make rivals TORCH=torch' >&2; exit 1; }
+	touch $@
+
+$(SPECTRAX)/.installed: | $(VENV)/.train
+	$(PYTHON) -m venv $(SPECTRAX)
+	$(BIN)/python -m pip list --format=freeze | grep -E '^(jax|jaxlib|flax|optax|numpy)=' >$(SPECTRAX)/same.txt
+	$(SPECTRAX)/bin/python -m pip install --quiet --disable-pip-version-check -c $(SPECTRAX)/same.txt -e . spectrax-lib==0.1.4
 	touch $@

@@ -110,10 +110,13 @@ class Model:
         """A layer's own values, inside a trace."""
         return nnx.to_pure_dict(nnx.split(self._module(kind, key))[1])
 
+    def specs(self, kind: type) -> Any:
+        """Shape and dtype of a layer's parameters, by name."""
+        return nnx.to_pure_dict(self.kinds[kind][1])
+
     def values(self, kind: type, layer: int) -> Any:
         """Those that are given to a layer."""
-        specs = nnx.to_pure_dict(self.kinds[kind][1])
-        return {name: given_value(f"{layer}.{name}", spec) for name, spec in specs.items()}
+        return {name: given_value(f"{layer}.{name}", spec) for name, spec in self.specs(kind).items()}
 
     def apply(self, kind: type, params: Any, carry: Any, mb: Any) -> Any:
         """A layer of these values."""
