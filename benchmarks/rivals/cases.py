@@ -40,14 +40,15 @@ def _case(width: int, rows: int, lengths: Sequence[int], microbatches: int) -> C
 
 
 CASES = {
-    "real, 8": _case(128, 2, ONE_LENGTH, 8),
-    "real, 32": _case(128, 2, ONE_LENGTH, 32),
-    "three lengths, 8": _case(128, 2, THREE_LENGTHS, 8),
-    "three lengths, 32": _case(128, 2, THREE_LENGTHS, 32),
-    "empty, 8": _case(8, 1, (8,), 8),
-    "empty, 32": _case(8, 1, (8,), 32),
+    "real-8": _case(128, 2, ONE_LENGTH, 8),
+    "real-32": _case(128, 2, ONE_LENGTH, 32),
+    "lengths-8": _case(128, 2, THREE_LENGTHS, 8),
+    "lengths-32": _case(128, 2, THREE_LENGTHS, 32),
+    "empty-8": _case(8, 1, (8,), 8),
+    "empty-32": _case(8, 1, (8,), 32),
 }
-"""*Real*: milliseconds a task. *Empty*: next to nothing to compute. Then the number of microbatches."""
+"""*Real*: milliseconds a task. *Lengths*: the same with three lengths. *Empty*: next to nothing to compute.
+Then the number of microbatches."""
 
 
 @dataclass(frozen=True)
@@ -85,16 +86,14 @@ class CaseModel(Model):
         return float(sum(mb["mask"].sum() for mb in self.batch))
 
     def values(self, kind: type, layer: int) -> Any:
-        return {
-            name: given_value(f"{layer}.{name}", spec) for name, spec in self.specs(kind).items()
-        }
+        return {name: given_value(f"{layer}.{name}", spec) for name, spec in self.specs(kind).items()}
 
     def stage_layers(self, stage: int) -> list[tuple[type, int]]:
         """Class and number of each layer of a stage: one block, the first with the embedding, the last with
         the head."""
         layers: list[tuple[type, int]] = [(gpt.Embed, 0)] if stage == 0 else []
         layers.append((gpt.Block, stage + 1))
-        return layers + [(gpt.Head, STAGES + 1)] if stage == STAGES - 1 else layers
+        return [*layers, (gpt.Head, STAGES + 1)] if stage == STAGES - 1 else layers
 
     def stage_values(self, stage: int) -> list[Any]:
         return [self.values(kind, number) for kind, number in self.stage_layers(stage)]
@@ -112,7 +111,7 @@ def model_of(name: str) -> CaseModel:
 
 
 def given_value(path: str, spec: Any) -> Any:
-    """The value of a parameter, by its path: scales are 1, matrices random, so that carries keep their size."""
+    """The value of a parameter, by its path: scales are 1, matrices random; carries keep their size."""
     if len(spec.shape) == 1:
         return np.ones(spec.shape, spec.dtype)
     random = np.random.default_rng(zlib.crc32(path.encode()))

@@ -21,10 +21,10 @@ from configs.quickstart import loss
 
 
 class JaxPP:
-    """Losses and gradient by its loop, one function with marks behind stages; then an update of each stage, on
-    its device. Inside the loop's function the update would share a counter between stages, an array that jax
-    0.10 refuses in a run of one process. Microbatches of several lengths are padded to the longest, as the
-    loop takes slices of one array."""
+    """Losses and gradient by its loop, one function with marks behind stages; then an update of each stage,
+    on its device. Inside the loop's function the update would share a counter between stages, an array that
+    jax 0.10 refuses in a run of one process. Microbatches of several lengths are padded to the longest, as
+    the loop takes slices of one array."""
 
     def __init__(self, model: CaseModel) -> None:
         self._model = model
@@ -67,4 +67,4 @@ class JaxPP:
         return self._values
 
 
-SYSTEMS: Mapping[str, Callable[[CaseModel], System]] = {"JaxPP": JaxPP}
+SYSTEMS: Mapping[str, Callable[[CaseModel], System]] = {"jaxpp": JaxPP}

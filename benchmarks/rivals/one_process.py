@@ -1,10 +1,11 @@
-"""Systems of one process with a device a stage, that train the model of a case: ours, and two of plain JAX."""
+"""Systems of one process with a device a stage that train the model of a case: ours, some of plain JAX."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,10 @@ from configs.quickstart import loss, pipeline
 from models import gpt
 
 MOST_STEPS = 2**30
+
+Placing: TypeAlias = Literal["device", "named", "entered"]
+"""How a hand-written stage says where it computes: by its device; by a mesh of that device, named in every
+sharding; or by entering that mesh with `jax.set_mesh` around every call, with bare `PartitionSpec`s."""
 
 
 class System(Protocol):
@@ -67,12 +72,16 @@ class Stage:
     the backward. A *fused* last stage computes its forward and backward as one program.
     """
 
-    def __init__(self, model: CaseModel, number: int, fused: bool) -> None:
+    def __init__(self, model: CaseModel, number: int, fused: bool, placing: Placing) -> None:
         self.model, self.number = model, number
         self.last = number == STAGES - 1
         self.fused = fused and self.last
-        self.device = jax.devices()[number]
-        self.values = jax.device_put(model.stage_values(number), self.device)
+        mesh = jax.sharding.Mesh(np.array([jax.devices()[number]]), ("data",))
+        named = NamedSharding(mesh, P())
+        self.place = jax.devices()[number] if placing == "device" else named
+        self._constraint = {"device": None, "named": named, "entered": P()}[placing]
+        self._entered = partial(jax.set_mesh, mesh) if placing == "entered" else nullcontext
+        self.values = jax.device_put(model.stage_values(number), self.place)
         self.state = jax.jit(optimizer().init)(self.values)
         self._zeros = jax.jit(partial(jax.tree.map, jnp.zeros_like))
         self._forward = jax.jit(lambda params, carry, mb: jax.vjp(partial(self._run, mb), params, carry))
@@ -81,11 +90,18 @@ class Stage:
         self._update = jax.jit(self._updated, donate_argnums=(0, 1))
 
     def begin(self) -> None:
-        self.sums = self._zeros(self.values)
+        with self.entered():
+            self.sums = self._zeros(self.values)
         self._held: dict[int, Any] = {}
+
+    def entered(self) -> AbstractContextManager[Any]:
+        """What stands around a call."""
+        return self._entered()
 
     def _run(self, mb: Any, params: Any, carry: Any) -> Any:
         carry = self.model.run_stage(self.number, params, carry, mb)
+        if self._constraint is not None:
+            carry = jax.lax.with_sharding_constraint(carry, self._constraint)
         return loss(carry, mb).total if self.last else carry
 
     def _add_pulled(self, pullback: Any, gradient: Any, sums: Any) -> Any:
@@ -102,24 +118,29 @@ class Stage:
 
     def forward(self, number: int, carry: Any, mb: Any) -> Any:
         """The carry for the next stage; the loss behind the last one, unless its backward gives that."""
-        carry, mb = jax.device_put((carry, mb), self.device)
+        carry, mb = jax.device_put((carry, mb), self.place)
         if self.fused:
             self._held[number] = carry, mb
             return None
-        carry, self._held[number] = self._forward(self.values, carry, mb)
+        with self.entered():
+            carry, self._held[number] = self._forward(self.values, carry, mb)
         return carry
 
     def backward(self, number: int, gradient: Any) -> tuple[Any, Any]:
         """The gradient for the stage before, and the loss where this program computes it."""
         held = self._held.pop(number)
         if self.fused:
-            self.sums, gradient, total = self._both(self.values, *held, self.sums)
+            with self.entered():
+                self.sums, gradient, total = self._both(self.values, *held, self.sums)
             return gradient, total
-        self.sums, gradient = self._backward(held, jax.device_put(gradient, self.device), self.sums)
+        gradient = jax.device_put(gradient, self.place)
+        with self.entered():
+            self.sums, gradient = self._backward(held, gradient, self.sums)
         return gradient, None
 
     def update(self, weight: float) -> None:
-        self.values, self.state = self._update(self.values, self.state, self.sums, weight)
+        with self.entered():
+            self.values, self.state = self._update(self.values, self.state, self.sums, weight)
 
 
 def one_f_one_b(stages: int, microbatches: int) -> Iterator[tuple[str, int, int]]:
@@ -146,11 +167,11 @@ def one_f_one_b(stages: int, microbatches: int) -> Iterator[tuple[str, int, int]
 
 
 class ByHand:
-    """1F1B written by hand: everything is dispatched ahead in an order that is known, nothing is waited for."""
+    """1F1B written by hand: all tasks are dispatched ahead, in a known order; none waits for another."""
 
-    def __init__(self, model: CaseModel, fused: bool) -> None:
+    def __init__(self, model: CaseModel, fused: bool = False, placing: Placing = "device") -> None:
         self._model = model
-        self._stages = [Stage(model, number, fused) for number in range(STAGES)]
+        self._stages = [Stage(model, number, fused, placing) for number in range(STAGES)]
         self._order = list(one_f_one_b(STAGES, model.case.microbatches))
         self._first = [{"tokens": mb["tokens"]} for mb in model.batch]
         self._last = [{"labels": mb["labels"], "mask": mb["mask"]} for mb in model.batch]
@@ -237,14 +258,13 @@ class Spmd:
         return self._values
 
 
-BESIDE = "by hand"
-"""What all others are compared with."""
-
 SYSTEMS: Mapping[str, Callable[[CaseModel], System]] = {
-    BESIDE: partial(ByHand, fused=False),
-    "by hand, last stage fused": partial(ByHand, fused=True),
-    "ours, 1f1b": partial(Ours, schedule="1f1b"),
-    "ours, bf": partial(Ours, schedule="bf"),
-    "ours, bf, foreseen": partial(Ours, schedule="bf", dispatch="foreseen", layers_per_program=1000),
-    "SPMD": Spmd,
+    "by-hand": ByHand,
+    "by-hand-fused": partial(ByHand, fused=True),
+    "named": partial(ByHand, placing="named"),
+    "set-mesh": partial(ByHand, placing="entered"),
+    "1f1b": partial(Ours, schedule="1f1b"),
+    "bf": partial(Ours, schedule="bf"),
+    "bf-foreseen": partial(Ours, schedule="bf", dispatch="foreseen", layers_per_program=1000),
+    "spmd": Spmd,
 }

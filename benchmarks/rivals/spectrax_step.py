@@ -1,4 +1,4 @@
-"""SpectraX's 1F1B on the model of a case. Needs its package `spectrax-lib` (AGPL), so nothing else imports this."""
+"""SpectraX's 1F1B on the model of a case. Nothing imports this, as its package `spectrax-lib` is AGPL."""
 
 from __future__ import annotations
 
@@ -56,4 +56,4 @@ class SpectraX:
         return self._values
 
 
-SYSTEMS: Mapping[str, Callable[[CaseModel], System]] = {"SpectraX": SpectraX}
+SYSTEMS: Mapping[str, Callable[[CaseModel], System]] = {"spectrax": SpectraX}
