@@ -41,7 +41,7 @@ class JaxPP:
 
     def _loss(self, params: Any, mb: Any) -> Any:
         """A microbatch's share of the loss."""
-        carry = None
+        carry: Any = None
         for stage, own in enumerate(params):
             carry = self._model.run_stage(stage, own, carry, mb)
             value = carry if stage < STAGES - 1 else loss(carry, mb).total / self._model.weight

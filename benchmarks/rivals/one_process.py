@@ -228,8 +228,10 @@ class Spmd:
         flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), batch)
         x = model.apply(gpt.Embed, first, None, flat)
         x = x.reshape(count, -1, *x.shape[1:])
-        specs = {"in_specs": (P("pp"), P()), "out_specs": P("pp"), "check_vma": False}
-        x = jax.shard_map(self._ticks, mesh=self._mesh, **specs)(blocks, x)[-1]
+        through = jax.shard_map(
+            self._ticks, mesh=self._mesh, in_specs=(P("pp"), P()), out_specs=P("pp"), check_vma=False
+        )
+        x = through(blocks, x)[-1]
         # The head's work is shared out among the stages' devices: whole, each of them would do all of it.
         x = jax.lax.with_sharding_constraint(x, NamedSharding(self._mesh, P("pp")))
         logits = jax.vmap(lambda own: model.apply(gpt.Head, last, own, {}))(x)

@@ -35,7 +35,7 @@ class SpectraX:
 
     def _loss(self, params: Any, mb: Any) -> Any:
         """Of a microbatch; the schedule takes the mean of them."""
-        carry = None
+        carry: Any = None
         for stage, own in enumerate(params):
             carry = self._model.run_stage(stage, own, carry, mb)
             if stage < STAGES - 1:
