@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median, quantiles
@@ -76,32 +76,40 @@ Cells = Mapping[str, Mapping[str, Cell]]
     aims="none yet",
 )
 def rivals(
-    rounds: int = 9, systems: tuple[str, ...] = tuple(ROWS), cases: tuple[str, ...] = COLUMNS, jaxpp: str = ""
+    rounds: int = 9,
+    systems: tuple[str, ...] = tuple(ROWS),
+    cases: tuple[str, ...] = COLUMNS,
+    jaxpp: str = "",
+    programs: str = "",
 ) -> Found:
     """A GPT of 4 blocks on 4 stages: one process a system, 4 virtual CPU devices, AdamW, no rematerialisation
     but a system's own. *real*: 128 wide, 2 x 128 tokens a microbatch; *lengths*: 256, 64, 128 and 64 of them;
     *empty*: 8 wide, 8 tokens; then the number of microbatches. The losses of the first 4 steps, from given
     parameters, must be equal. Then everybody trains for a moment in turns, round by round; who does not,
     waits without using the CPU. Ratios are to the loop by hand in the same round. `--jaxpp=FOLDER` has
-    JaxPP's sources; `make rivals` installs SpectraX."""
+    JaxPP's sources; `make rivals` installs SpectraX. `--programs=FOLDER` keeps compiled programs for another
+    run: most of the time goes into compiling."""
     load = os.getloadavg()[0]
-    missing = {name: why for name in systems if (why := why_not(name, jaxpp))}
+    missing = {name: f"not run: {why}" for name in systems if (why := why_not(name, jaxpp))}
     names = [BESIDE, *(name for name in systems if name != BESIDE and name not in missing)]
+    ended = dict[str, str]()
     cells = {}
-    with TemporaryDirectory() as cache:
+    with TemporaryDirectory() if not programs else nullcontext(str(Path(programs).resolve())) as cache:
         for case in cases:
             own = [name for name in names if case.startswith(ROWS[name].only)]
-            cells[case] = in_turns(case, own, rounds, jaxpp, cache)
+            cells[case] = in_turns(case, own, rounds, jaxpp, cache, ended)
             say(f"{case}: " + ", ".join(f"{name} {1e3 * c.median:.1f} ms" for name, c in cells[case].items()))
     figures = {case: {name: asdict(cell) for name, cell in own.items()} for case, own in cells.items()}
-    note = f"{rounds} rounds; load of the machine before: {load:.1f}."
+    notes = [f"{rounds} rounds; load of the machine before: {load:.1f}."]
+    notes += [f"Ended with an error: {who}: {why}." for who, why in ended.items()]
+    tables = {
+        "side by side": "\n\n".join([steps_table(cells, missing), *notes]),
+        "bytes of a step": bytes_table(cells),
+        "microseconds a task": tasks_table(cells),
+    }
     return Found(
-        {"cells": figures, "not run": missing, "load": load},
-        tables={
-            "rivals.md side by side": f"{steps_table(cells, missing)}\n\n{note}",
-            "rivals.md bytes of a step": bytes_table(cells),
-            "rivals.md microseconds a task": tasks_table(cells),
-        },
+        {"cells": figures, "not run": missing, "ended": ended, "load": load},
+        tables={f"rivals.md {name}": text for name, text in tables.items() if text},
     )
 
 
@@ -121,8 +129,11 @@ def started(system: str, case: str, jaxpp: str, cache: str) -> Living:
     return Living(python, f"benchmarks.rivals.{ROWS[system].module}", system, case, str(folder), cache)
 
 
-def in_turns(case: str, systems: Sequence[str], rounds: int, jaxpp: str, cache: str) -> dict[str, Cell]:
-    """All systems on a case; they start one after the other, as many programs are the same.
+def in_turns(
+    case: str, systems: Sequence[str], rounds: int, jaxpp: str, cache: str, ended: dict[str, str]
+) -> dict[str, Cell]:
+    """All systems on a case; they start one after the other, as many programs are the same. Of other people's
+    systems, one that ends with an error before its first turn is left out, and noted.
 
     Raises:
         RuntimeError: a system ended, has other losses, or another version of JAX.
@@ -130,14 +141,22 @@ def in_turns(case: str, systems: Sequence[str], rounds: int, jaxpp: str, cache: 
     with ExitStack() as stack:
         running, ready = dict[str, Living](), dict[str, Any]()
         for name in systems:
-            running[name] = stack.enter_context(started(name, case, jaxpp, cache))
-            ready[name] = running[name].answer()
+            living = stack.enter_context(started(name, case, jaxpp, cache))
+            try:
+                ready[name] = living.answer()
+            except RuntimeError as error:
+                if ROWS[name].module == "one_process":
+                    raise
+                ended[f"{name}, {case}"] = str(error).strip().splitlines()[-1]
+            else:
+                running[name] = living
         check_equal(case, ready)
         count = max(1, round(TURN_SECONDS / running[BESIDE].seconds(1)))
-        seconds: dict[str, list[float]] = {name: [] for name in systems}
+        seconds: dict[str, list[float]] = {name: [] for name in running}
         for number in range(rounds):
-            at = number % len(systems)
-            for name in (*systems[at:], *systems[:at]):  # so that none always follows the same
+            order = list(running)
+            at = number % len(order)
+            for name in (*order[at:], *order[:at]):  # so that none always follows the same
                 seconds[name].append(running[name].seconds(count))
         return {name: Cell(tuple(seconds[name]), own.bytes()) for name, own in running.items()}
 
@@ -176,7 +195,7 @@ def steps_table(cells: Cells, missing: Mapping[str, str]) -> str:
     rows = []
     for name, row in ROWS.items():
         if name in missing:
-            rows.append((row.label, f"not run: {missing[name]}", *[""] * (len(cells) - 1)))
+            rows.append((row.label, missing[name], *[""] * (len(cells) - 1)))
         elif any(name in own for own in cells.values()):
             pads = " (pads)" if row.pads else ""
             rows.append((row.label, *(shown(c, name) + pads * c.startswith("lengths") for c in cells)))
@@ -184,26 +203,29 @@ def steps_table(cells: Cells, missing: Mapping[str, str]) -> str:
 
 
 def bytes_table(cells: Cells) -> str:
-    """MiB by which processes grow in a step, of cases that compute."""
-    known = {case: own for case, own in cells.items() if not case.startswith("empty")}
+    """MiB by which processes grow in a step, of cases that compute; empty without any."""
+    known = {case: own for case, own in cells.items() if case not in TASKS}
 
     def shown(cell: Cell | None) -> str:
         return "" if cell is None or cell.bytes is None else f"{cell.bytes / 2**20:.0f}"
 
-    rows = [
-        (row.label, *(shown(own.get(name)) for own in known.values()))
-        for name, row in ROWS.items()
-        if any(name in own for own in known.values())
-    ]
-    return table(["MiB beside what stays between steps", *known], rows)
+    return _by_system("MiB", known, lambda case, cell: shown(cell))
 
 
 def tasks_table(cells: Cells) -> str:
-    """Microseconds of a task: of a whole step, over its forwards and backwards."""
+    """Microseconds of a task: of a whole step, over its forwards and backwards; empty without such cases."""
     known = {case: own for case, own in cells.items() if case in TASKS}
+
+    def shown(case: str, cell: Cell | None) -> str:
+        return "" if cell is None else f"{1e6 * cell.median / TASKS[case]:.0f}"
+
+    return _by_system("us a task", known, shown)
+
+
+def _by_system(what: str, cells: Cells, shown: Callable[[str, Cell | None], str]) -> str:
     rows = [
-        (row.label, *(f"{1e6 * own[name].median / TASKS[case]:.0f}" for case, own in known.items()))
+        (row.label, *(shown(case, own.get(name)) for case, own in cells.items()))
         for name, row in ROWS.items()
-        if any(name in own for own in known.values())
+        if any(name in own for own in cells.values())
     ]
-    return table(["us a task", *known], rows)
+    return table([what, *cells], rows) if rows else ""

@@ -59,12 +59,13 @@ def test_cases_are_what_the_table_says():
 
 def test_ratios_are_of_one_round():
     assert ratios(CELLS["lengths-8"], "spmd") == [2.0, pytest.approx(1.5), 1.0]
-    lines = steps_table(CELLS, {"jaxpp": "no folder"}).splitlines()
+    lines = steps_table(CELLS, {"jaxpp": "not run: no folder"}).splitlines()
     spmd = next(line for line in lines if "SPMD" in line)
     assert "| 300: 1.50 (1.00-2.00) (pads) | |" in spmd
     assert any("not run: no folder" in line for line in lines)
     assert "| 1 |" in bytes_table(CELLS)
     assert "| 200 |" in tasks_table(CELLS)
+    assert not tasks_table({})
 
 
 @pytest.mark.parametrize("other", [{"losses": [5.0, 4.1]}, {"jax": "0.9"}])
