@@ -12,12 +12,15 @@ from statistics import median, quantiles
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.harness import REPOSITORY, Found, bench, say, table
+from benchmarks.harness import REPOSITORY, Found, bench, on_ranks, say, table
+from benchmarks.rivals.calls import call_costs, calls_table
 from benchmarks.rivals.living import Living
 
 SPECTRAX = REPOSITORY / ".venv-spectrax"
 EQUAL = 1e-4
 """How far losses of the same values may differ, of themselves."""
+
+CALLS_SECONDS = 300.0
 
 TURN_SECONDS = 0.4
 """Of the hand-written loop: all systems run as many steps a turn as it does in this time."""
@@ -100,15 +103,17 @@ def rivals(
             cells[case] = in_turns(case, own, rounds, jaxpp, cache, ended)
             say(f"{case}: " + ", ".join(f"{name} {1e3 * c.median:.1f} ms" for name, c in cells[case].items()))
     figures = {case: {name: asdict(cell) for name, cell in own.items()} for case, own in cells.items()}
+    calls = on_ranks(0, call_costs, seconds=CALLS_SECONDS)
     notes = [f"{rounds} rounds; load of the machine before: {load:.1f}."]
     notes += [f"Ended with an error: {who}: {why}." for who, why in ended.items()]
     tables = {
         "side by side": "\n\n".join([steps_table(cells, missing), *notes]),
         "bytes of a step": bytes_table(cells),
         "microseconds a task": tasks_table(cells),
+        "microseconds a call": calls_table(calls),
     }
     return Found(
-        {"cells": figures, "not run": missing, "ended": ended, "load": load},
+        {"cells": figures, "calls": calls, "not run": missing, "ended": ended, "load": load},
         tables={f"rivals.md {name}": text for name, text in tables.items() if text},
     )
 

@@ -1,10 +1,15 @@
 """All rivals in one run: what they train is the same, and figures belong to one round."""
 
 import sys
+from functools import partial
 
+import jax
+import jax.numpy as jnp
 import pytest
+from jax.sharding import PartitionSpec as P
 
 from benchmarks.rivals import side_by_side
+from benchmarks.rivals.calls import _stage, costs
 from benchmarks.rivals.cases import CASES, Case, CaseModel, model_of
 from benchmarks.rivals.living import Living
 from benchmarks.rivals.one_process import SYSTEMS, one_f_one_b
@@ -66,6 +71,14 @@ def test_ratios_are_of_one_round():
     assert "| 1 |" in bytes_table(CELLS)
     assert "| 200 |" in tasks_table(CELLS)
     assert not tasks_table({})
+
+
+def test_a_call_needs_the_mesh_that_it_enters():
+    with pytest.raises(RuntimeError, match="mesh"):
+        jax.jit(partial(_stage, P("data")))([jnp.ones(8), jnp.ones(8)], jnp.ones((8, 8)))
+    found = costs(1, 3)
+    assert set(found) == {"entered", "named", "entering alone"}
+    assert all(microseconds > 0 for microseconds in found.values())
 
 
 @pytest.mark.parametrize("other", [{"losses": [5.0, 4.1]}, {"jax": "0.9"}])
