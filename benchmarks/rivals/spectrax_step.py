@@ -17,8 +17,8 @@ from configs.quickstart import loss
 
 class SpectraX:
     """Value and gradient by its schedule, one function with marks between stages; then an update of each
-    stage, on its device. Microbatches of several lengths are padded to the longest, as its schedules cut one
-    array."""
+    stage, on its device. Its backwards compute the forward again, from a stage's inputs. Microbatches of
+    several lengths are padded to the longest, as its schedules cut one array."""
 
     def __init__(self, model: CaseModel) -> None:
         self._model = model
