@@ -76,7 +76,7 @@ Cells = Mapping[str, Mapping[str, Cell]]
 
 @bench(
     "Steps of one model by all rivals in JAX, in turns: how long, beside a loop by hand?",
-    minutes="not recorded",
+    minutes="15 *",
     aims="none yet",
 )
 def rivals(
