@@ -269,7 +269,9 @@ SYSTEMS: Mapping[str, Callable[[CaseModel], System]] = {
     "set-mesh": partial(ByHand, placing="entered"),
     "1f1b": partial(Ours, schedule="1f1b"),
     "bf": partial(Ours, schedule="bf"),
-    "bf-foreseen": partial(Ours, schedule="bf", dispatch="foreseen", layers_per_program=1000),
+    "bf-ready": partial(Ours, schedule="bf", dispatch="ready"),
+    "bf-whole": partial(Ours, schedule="bf", layers_per_program=1000),
+    "1f1b-whole": partial(Ours, schedule="1f1b", layers_per_program=1000),
     "1f1b-remat": partial(Ours, schedule="1f1b", remat="full"),
     "spmd": Spmd,
 }

@@ -7,16 +7,36 @@ import weakref
 from collections.abc import Callable, Sequence, Set
 from queue import SimpleQueue
 from time import perf_counter
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from rrfp_jax.core.step_rules import Bucket
-from rrfp_jax.data.contract import Arrays, Data, Microbatch, bucket_of, load_checked, plan_step
+from rrfp_jax.data.contract import (
+    Arrays,
+    Data,
+    Microbatch,
+    buckets_of,
+    load_checked,
+    plan_hash,
+    plan_step,
+)
 from rrfp_jax.errors import TrainingError
 from rrfp_jax.runtime._jax import adopt, settings_here
 from rrfp_jax.runtime.run.stacks import LOADER
 from rrfp_jax.runtime.run.waits import LONGEST_SLEEP_SECONDS, ForData
 from rrfp_jax.runtime.run.world import World
+
+
+class PlanSummary(NamedTuple):
+    """What follows from a plan alone."""
+
+    hash: str
+    buckets: Sequence[Bucket]
+
+    @classmethod
+    def of(cls, plan: Sequence[Microbatch]) -> PlanSummary:
+        return cls(plan_hash(plan), buckets_of(plan))
 
 
 class Loader:
@@ -39,6 +59,11 @@ class Loader:
                 if ahead.data is data and ahead.step == step and ahead.plan is not None:
                     return ahead.plan
             return self._request.plan(data, step)
+
+    def summary(self, plan: Sequence[Microbatch]) -> PlanSummary:
+        """The summary of a plan that `plan` gave."""
+        ahead = self._ahead
+        return ahead.summary if ahead is not None and ahead.plan is plan else PlanSummary.of(plan)
 
     def load(
         self, data: Data, step: int, plan: Sequence[Microbatch], fields: Sequence[Set[str]]
@@ -110,6 +135,7 @@ class _Ahead:
     ) -> None:
         self.data, self.step = data, step
         self.plan: Sequence[Microbatch] | None = None
+        self.summary = PlanSummary("", ())
         self.arrays: dict[int, Arrays] = {}
         self.ended = threading.Event()
         self._reads, self._request, self._settings = reads, request, settings_here()
@@ -117,10 +143,10 @@ class _Ahead:
     def load(self) -> None:
         before = adopt(self._settings)  # for data that is computed with JAX
         try:
-            self.plan = self._request.plan(self.data, self.step)
-            for j, planned in enumerate(self.plan):
-                names = self._reads(bucket_of(planned.fields), j)
-                self.arrays[j] = self._request.load(self.data, self.step, j, planned, names)
+            plan = self._request.plan(self.data, self.step)
+            self.summary, self.plan = PlanSummary.of(plan), plan
+            for j, (planned, bucket) in enumerate(zip(plan, self.summary.buckets, strict=True)):
+                self.arrays[j] = self._request.load(self.data, self.step, j, planned, self._reads(bucket, j))
         except BaseException:
             pass
         finally:

@@ -267,9 +267,8 @@ class Stepper:
         began = perf_counter()
         plan = self.loader.plan(data, step)  # which waits until the step's data has been loaded ahead
         waited = perf_counter() - began
-        planned = plan_hash(plan)
+        planned, buckets = self.loader.summary(plan)
         engine.world.agree(f"the plan of {phase} step {step}", planned)
-        buckets = buckets_of(plan)
         if not self._known_buckets[phase].keys() >= set(buckets):
             self._meet(phase, step, buckets, data)
         rules, ahead = self.rules(len(plan), phase), None

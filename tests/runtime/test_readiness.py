@@ -41,7 +41,7 @@ class DelayedTransport(LocalTransport):
 
 @pytest.fixture(scope="module")
 def trainer():
-    trainer = toy.trainer(4, max_in_flight=MICROBATCHES, spare_gradients=MICROBATCHES)
+    trainer = toy.trainer(4, max_in_flight=MICROBATCHES, spare_gradients=MICROBATCHES, dispatch="ready")
     trainer.start()
     return trainer
 

@@ -91,6 +91,9 @@ class OrderedTransport:
         self._offered.add(key)
         self._waiting[key] = arrays
 
+    def coming(self, key):
+        """Nothing is foreseen."""
+
     def produced(self, key, at):
         if key in self._waiting:  # else the round has been broken off
             self._link(key).post_send(key, self._waiting.pop(key), at)

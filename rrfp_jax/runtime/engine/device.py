@@ -197,12 +197,13 @@ class DeviceQueue:
 
     def room_at(self, now: float) -> float:
         """When one more program may be queued: `now` or before means at once, inf not before an end."""
-        if not self.flights or (self.is_updating and len(self.flights) == 1):
+        count = len(self.flights)
+        if count == 0 or (count == 1 and self.flights[0].is_update):
             return now
-        if len(self.flights) >= self._most:
+        if count >= self._most:
             return inf
         if self._foresees:
-            return room_from(len(self.flights), expected_end(self, now))
+            return room_from(count, expected_end(self, now))
         end = max(self.flights[0].dispatched, self.free)
         for running in self.flights:
             mean, deviation = self._usual.get(running.cost, (inf, 0.0))

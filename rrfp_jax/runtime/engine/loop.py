@@ -336,8 +336,8 @@ class StepExecution(TransferObserver):
         self._began = perf_counter()
         self._wait: LimitedWait  # of `run`
         self._late: dict[tuple[int, Task], float] = {}  # of that, how much was injected; by stage and task
-        real = all(queue.as_it_is for queue in self._queues)
-        self._foresees = driver.dispatch == "foreseen" and real and not (shared or self._delays)
+        others = len(self._queues) > 1 and all(queue.as_it_is for queue in self._queues)
+        self._foresees = driver.dispatch == "foreseen" and others and not (shared or self._delays)
         self._coming: dict[int, dict[Input, tuple[Running, Arrays]]] = {s: {} for s in parts}
         self._taken = set[Key]()  # inputs of tasks that have been dispatched before they came
         if self._foresees:
@@ -363,10 +363,10 @@ class StepExecution(TransferObserver):
                 while len(self._records) < self._total:
                     if interrupted():
                         raise KeyboardInterrupt
-                    moved = self._collect()
-                    moved |= self._fill()
-                    while self._foresees and self._fill():  # what one device is given, another may foresee
-                        moved = True
+                    moved, filled = self._collect(), self._fill()
+                    moved |= filled
+                    while filled and self._foresees:  # what one device is given, another may foresee
+                        filled = self._fill()
                     if moved:
                         self._wait.progressed()
                     elif self._wait.reached():
@@ -521,15 +521,15 @@ class StepExecution(TransferObserver):
         seconds = soonest_poll(self._transports)
         now = perf_counter()
         until = now + seconds
-        for queue in self._queues:
-            until = min(until, queue.next_event(now))
+        for queue, stages in zip(self._queues, self._driver._sharing, strict=True):
             if seconds > SHORT_SLEEP_SECONDS:
                 queue.watch()
+            if not queue.as_it_is:
+                until = min(until, queue.next_event(now))
+            elif (soonest := min(map(self._ask_at.__getitem__, stages))) < inf:
+                until = min(until, max(soonest, queue.room_at(now), now + SHORTEST_PAUSE))
         if self._delays is not None:
             until = min(until, self._delays.next_release())
-        for queue, stages in zip(self._queues, self._driver._sharing, strict=True) if self._foresees else ():
-            soonest = min(map(self._ask_at.__getitem__, stages))
-            until = min(until, max(soonest, queue.room_at(now), now + SHORTEST_PAUSE))
         self._driver._bell.sleep(max(0.0, until - now))
 
     def _waiting(self) -> list[AnyAwaited]:

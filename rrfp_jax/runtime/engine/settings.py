@@ -159,7 +159,8 @@ class Settings:
             key-value store of `jax.distributed`, or "socket" (`docs/transport.md`).
         protocol: a "leader" decides, or all are "unanimous".
         dispatch: "ready" dispatches a task when its input is there; "foreseen" also when that is computed on
-            another device of the process and expected in time, which hides the host's latency.
+            another device of the process and expected in time, which hides the host's latency. Delays that
+            are injected, and processes that share a stage, go by "ready".
         delays: injected delays, to test schedules: text such as "jitter=J2,skew=0.001"; empty for none
             (`benchmarks/paced.md`).
 
@@ -184,7 +185,7 @@ class Settings:
     equal_schedules: bool = False
     agreement: CarrierName = "kv"
     protocol: GroupProtocol = "leader"
-    dispatch: Dispatching = "ready"
+    dispatch: Dispatching = "foreseen"
     delays: str | Delays = ""
 
     def __post_init__(self) -> None:
