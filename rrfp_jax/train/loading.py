@@ -49,7 +49,8 @@ class Loader:
         self._reads = reads
         self._world, self._request = world, _Request()
         self._ahead: _Ahead | None = None
-        self._todo: SimpleQueue[_Ahead | None] | None = None  # of its thread, once there is one
+        self._thread: threading.Thread | None = None  # from the first step that is loaded ahead
+        self._todo: SimpleQueue[_Ahead | None] = SimpleQueue()  # of that thread
 
     def plan(self, data: Data, step: int) -> Sequence[Microbatch]:
         """The checked plan of a step; raises as `plan_step` and `settle` do."""
@@ -63,7 +64,8 @@ class Loader:
     def summary(self, plan: Sequence[Microbatch]) -> PlanSummary:
         """The summary of a plan that `plan` gave."""
         ahead = self._ahead
-        return ahead.summary if ahead is not None and ahead.plan is plan else PlanSummary.of(plan)
+        known = ahead.summary if ahead is not None and ahead.plan is plan else None
+        return known or PlanSummary.of(plan)
 
     def load(
         self, data: Data, step: int, plan: Sequence[Microbatch], fields: Sequence[Set[str]]
@@ -84,12 +86,15 @@ class Loader:
     def begin(self, data: Data, step: int) -> None:
         """Begin with a step that will come next. Raises as `settle` does."""
         self.settle()
-        if self._todo is None:
-            self._todo = SimpleQueue()
-            threading.Thread(target=_work, args=(self._todo,), name=LOADER, daemon=True).start()
-            weakref.finalize(self, self._todo.put, None).atexit = False
-        self._ahead = _Ahead(data, step, self._reads, self._request)
-        self._todo.put(self._ahead)
+        if self._thread is None or not self._thread.is_alive():  # a forked child has none of its own
+            todo: SimpleQueue[_Ahead | None] = SimpleQueue()
+            thread = threading.Thread(target=_work, args=(todo,), name=LOADER, daemon=True)
+            thread.start()
+            weakref.finalize(self, todo.put, None).atexit = False
+            self._thread, self._todo = thread, todo
+        ahead = _Ahead(data, step, self._reads, self._request)
+        self._todo.put(ahead)
+        self._ahead = ahead
 
     def settle(self) -> None:
         """Wait until nobody uses the data; TrainingError if that takes longer than `stall_seconds`."""
@@ -135,7 +140,7 @@ class _Ahead:
     ) -> None:
         self.data, self.step = data, step
         self.plan: Sequence[Microbatch] | None = None
-        self.summary = PlanSummary("", ())
+        self.summary: PlanSummary | None = None
         self.arrays: dict[int, Arrays] = {}
         self.ended = threading.Event()
         self._reads, self._request, self._settings = reads, request, settings_here()
@@ -144,18 +149,20 @@ class _Ahead:
         before = adopt(self._settings)  # for data that is computed with JAX
         try:
             plan = self._request.plan(self.data, self.step)
-            self.summary, self.plan = PlanSummary.of(plan), plan
-            for j, (planned, bucket) in enumerate(zip(plan, self.summary.buckets, strict=True)):
+            self.summary, self.plan = (summary := PlanSummary.of(plan)), plan
+            for j, (planned, bucket) in enumerate(zip(plan, summary.buckets, strict=True)):
                 self.arrays[j] = self._request.load(self.data, self.step, j, planned, self._reads(bucket, j))
         except BaseException:
-            pass
+            pass  # the step that needs it asks again, on the main thread
         finally:
             adopt(before)
-            self.ended.set()
 
 
 def _work(todo: SimpleQueue[_Ahead | None]) -> None:
     """Load one step after the other; a process does not wait for this at its end."""
     while (ahead := todo.get()) is not None:
-        ahead.load()
+        try:
+            ahead.load()
+        finally:
+            ahead.ended.set()
         del ahead  # it knows the Trainer

@@ -141,6 +141,20 @@ def test_what_was_loaded_is_not_taken_for_another_step(tmp_path):
     assert losses + [report.loss for report in trainer.steps(2)] == whole
 
 
+def test_a_thread_that_cannot_start_is_tried_again(monkeypatch):
+    def refused(self):
+        raise RuntimeError("can't start new thread")
+
+    loader, data = Loader(lambda bucket, j: set(), World()), Watched()
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refused)
+        with pytest.raises(RuntimeError, match="new thread"):
+            loader.begin(data, 1)
+    loader.settle()
+    loader.begin(data, 1)
+    assert loader.plan(data, 1) and loads(data) == {}
+
+
 def test_only_fields_that_are_read_are_loaded_and_others_when_asked_for():
     asked = []
 

@@ -66,7 +66,7 @@ LEAD_SPREAD = 0.1
 
 @dataclass(slots=True)
 class Running:
-    """A dispatched task; times in seconds on `time.perf_counter`'s clock."""
+    """A dispatched task, or the last update; times in seconds on `time.perf_counter`'s clock."""
 
     step: int
     stage: int
@@ -106,6 +106,10 @@ class Running:
         """What happened, once it has ended; `late` is how long its input was held by injected delays."""
         times = self.ready, self.dispatched, self.start, self.end
         return TaskRecord(self.stage, self.task, self.bucket, *times, self.delayed, late, self.held)
+
+    def is_possible_from(self, at: float) -> None:
+        """Count neither as ready nor as dispatched before that."""
+        self.ready, self.dispatched = max(self.ready, at), max(self.dispatched, at)
 
     def has_ended(self) -> bool:
         """Whether the program has ended; if so, `end` and `error` are set."""
@@ -186,8 +190,9 @@ class DeviceQueue:
                 running.ready = min(after.end + running.copy, running.end)
                 running.start, running.after = max(running.start, running.ready), None
             self.free = running.end
-            for later in self.flights if running.is_update else ():  # from now on they could run
-                later.ready, later.dispatched = max(later.ready, self.free), max(later.dispatched, self.free)
+            if running.is_update:
+                for later in self.flights:
+                    later.is_possible_from(self.free)
             seconds = running.end - running.start
             mean, deviation = self._usual.get(running.cost, (seconds, 0.0))
             deviation = 0.9 * deviation + 0.1 * abs(seconds - mean)

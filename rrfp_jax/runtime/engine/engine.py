@@ -174,7 +174,7 @@ class Engine:
         self._reductions: Mapping[int, Reduction] = {}
         self._has_gradients = False  # whether the stages' sums may be other than zero
         self._numbers: dict[Bucket, int] = {}  # of every bucket that a step has had
-        self._updated = 0.0  # when the latest update was dispatched, if one was
+        self._updated: float | None = None  # when the latest update was dispatched, if one was
         self._known: StepPrograms | None = None  # of the latest step
         self._ties: Sequence[ties.LeafTransfer] = ()
         self.driver: Driver  # once started

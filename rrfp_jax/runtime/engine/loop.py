@@ -96,7 +96,7 @@ UPDATE = "the last update"
 class LastUpdate(NamedTuple):
     """The update before a step, which may still run: when it was dispatched (s), and what it gives."""
 
-    dispatched: float  # 0 if there was none since the parameters were made
+    dispatched: float | None  # None if there was none since the parameters were made
     params: Mapping[int, Arrays]  # by stage replica
 
 
@@ -185,8 +185,9 @@ class Driver:
         """
         round = self._world.next_round()
         self._steps += 1  # rounds are also counted by whoever shares a stage
-        behind = update is not None and update.dispatched and all(queue.as_it_is for queue in self._queues)
-        if update is not None and not behind:
+        if update is not None and not all(queue.as_it_is for queue in self._queues):
+            update = update._replace(dispatched=None)
+        if update is not None and update.dispatched is None:
             self._world.await_ready(UPDATE, [*chain.from_iterable(update.params.values())])
         collect_together(self._steps, self._world.size)
         with interrupts_held() as interrupted, precise_timers(), no_collections(), ExitStack() as open_queues:
@@ -195,13 +196,15 @@ class Driver:
             agreed = self.agreement
             if agreed is not None and not agreed.alone and rules.hint is not None:  # else nothing is said
                 open_queues.enter_context(agreed.carrier)
-            # Copies between stages are meant, whatever guard a user has set against those that are not.
+            # Copies between stages, and of numbers to the host, are meant, whatever guard a user has set
+            # against those that are not.
             open_queues.enter_context(jax.transfer_guard_device_to_device("allow"))
+            open_queues.enter_context(jax.transfer_guard_device_to_host("allow"))
             broken = True
             try:
                 under_way = StepExecution(self, rules, step, round, parts, budgets)
-                if update is not None and behind:
-                    under_way.follows(update)
+                if update is not None and update.dispatched is not None:
+                    under_way.follows(update.dispatched, update.params)
                 for transport in self.transports:
                     transport.begin(round, under_way)
                 records = under_way.run(interrupted)
@@ -333,11 +336,12 @@ class StepExecution(TransferObserver):
             self._queues[0].decide_ahead(self._agreement.lead, MOST_QUEUED if limited else DEEPEST)
         if self._delays is not None:
             self._delays.clear()
-        self._began = perf_counter()
+        self._began = dict.fromkeys(parts, perf_counter())
         self._wait: LimitedWait  # of `run`
         self._late: dict[tuple[int, Task], float] = {}  # of that, how much was injected; by stage and task
-        others = len(self._queues) > 1 and all(queue.as_it_is for queue in self._queues)
-        self._foresees = driver.dispatch == "foreseen" and others and not (shared or self._delays)
+        real = all(queue.as_it_is for queue in self._queues)
+        may = real and len(self._queues) > 1 and not (shared or self._delays)
+        self._foresees = driver.dispatch == "foreseen" and may
         self._coming: dict[int, dict[Input, tuple[Running, Arrays]]] = {s: {} for s in parts}
         self._taken = set[Key]()  # inputs of tasks that have been dispatched before they came
         if self._foresees:
@@ -349,12 +353,16 @@ class StepExecution(TransferObserver):
         self._held: dict[int, WaitCause] = {}  # what it waited for when last asked, since its last dispatch
         self._records: list[TaskRecord] = []
 
-    def follows(self, update: LastUpdate) -> None:
-        """Have tasks run behind it."""
+    def follows(self, at: float, params: Mapping[int, Arrays]) -> None:
+        """Have tasks run behind the update that was dispatched then, and gives these parameters."""
         for queue, stages in zip(self._queues, self._driver._sharing, strict=True):
-            token, at = Tokens(chain.from_iterable(map(update.params.__getitem__, stages))), update.dispatched
+            token = Tokens(chain.from_iterable(map(params.__getitem__, stages)))
             first, cost = Task(FORWARD, 0, 0), (UPDATE, stages[0])
-            queue.submit(Running(self._step, stages[0], first, 0, cost, token, at, at, is_update=True))
+            update = Running(self._step, stages[0], first, 0, cost, token, at, at, is_update=True)
+            if not update.has_ended():  # else nobody knows how long it took
+                queue.submit(update)
+            elif update.error is not None:
+                raise self._update_failed(update.error) from update.error
 
     def run(self, interrupted: Callable[[], bool]) -> list[TaskRecord]:
         """To the end of this process's part; `interrupted` tells whether to break it off."""
@@ -380,17 +388,18 @@ class StepExecution(TransferObserver):
     def _collect(self) -> bool:
         """Note the programs that have ended and the inputs that have arrived."""
         moved = False
-        for queue in self._queues:
+        for queue, stages in zip(self._queues, self._driver._sharing, strict=True):
             for running in queue.ended():
                 moved = True
-                if not running.is_update:
-                    self._recorder.ended()
-                if (error := running.error) is not None:
-                    what = UPDATE if running.is_update else self._task(running.task, running.stage)
-                    raise self._failed(what, error) from error
+                error = running.error
                 if running.is_update:
-                    self._began = max(self._began, running.end)
+                    if error is not None:
+                        raise self._update_failed(error) from error
+                    self._began |= dict.fromkeys(stages, running.end)
                     continue
+                self._recorder.ended()
+                if error is not None:
+                    raise self._failed(running.task, running.stage, error) from error
                 if running.sends is not None:
                     carrier = self._local if running.sends.stage in self._parts else self._remote
                     carrier.produced(running.sends, running.end)
@@ -471,8 +480,8 @@ class StepExecution(TransferObserver):
         try:
             outputs, token = part.run(task, bool(dispatch.additions))
         except Exception as error:
-            raise self._failed(self._task(task, stage), error) from error
-        ready = self._ready[stage].pop(task, self._began)
+            raise self._failed(task, stage, error) from error
+        ready = self._ready[stage].pop(task, self._began[stage])
         bucket = part.buckets[task.microbatch]
         cost = part.phase, stage, task.chunk, task.kind, part.shapes[task.microbatch]
         key = None
@@ -509,13 +518,15 @@ class StepExecution(TransferObserver):
         self._recorder.sent(sender, source[1], DELIVERED)
         self._parts[sender].meter.delivered(source[1])
 
-    def _failed(self, what: str, error: Exception) -> TrainingError:
+    def _failed(self, task: Task, stage_replica: int, error: Exception) -> TrainingError:
         if self._agreement is not None and self._driver._world.mailbox is not None:
             self._driver._world.mailbox.hear_of_losses()  # of whoever shares the stage
-        return TrainingError(f"{what} failed: {error}")
+        return TrainingError(f"step {self._step}: {task} on {self._name(stage_replica)} failed: {error}")
 
-    def _task(self, task: Task, stage_replica: int) -> str:
-        return f"step {self._step}: {task} on {self._name(stage_replica)}"
+    def _update_failed(self, error: Exception) -> TrainingError:
+        if (mailbox := self._driver._world.mailbox) is not None:
+            mailbox.hear_of_losses()  # of other replicas, with which it may share an optimizer's state
+        return TrainingError(f"{UPDATE} failed: {error}")
 
     def _sleep(self) -> None:
         seconds = soonest_poll(self._transports)
@@ -524,7 +535,7 @@ class StepExecution(TransferObserver):
         for queue, stages in zip(self._queues, self._driver._sharing, strict=True):
             if seconds > SHORT_SLEEP_SECONDS:
                 queue.watch()
-            if not queue.as_it_is:
+            if not queue.as_it_is:  # its programs end by the clock
                 until = min(until, queue.next_event(now))
             elif (soonest := min(map(self._ask_at.__getitem__, stages))) < inf:
                 until = min(until, max(soonest, queue.room_at(now), now + SHORTEST_PAUSE))
@@ -535,13 +546,13 @@ class StepExecution(TransferObserver):
     def _waiting(self) -> list[AnyAwaited]:
         """What this process waits for just now."""
         found: list[AnyAwaited] = []
+        if any(queue.is_updating for queue in self._queues):  # first: all else waits for it
+            found.append(ForDevices(what=UPDATE))
         for number, scheduler in self._schedulers.items():
             if not scheduler.finished:
                 replica, stage = divmod(number, self._stages)
                 why = self._machines[number].awaited()
                 found.append(ForTask(step=self._step, stage=stage, replica=replica, why=why))
-        if any(queue.is_updating for queue in self._queues):
-            found.append(ForDevices(what=UPDATE))
         running = [task for queue in self._queues for task in queue.running]
         return found + [ForProgram(step=self._step, task=task) for task in running]
 
