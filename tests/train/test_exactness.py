@@ -107,7 +107,7 @@ def test_equal_to_the_bit_within_a_placement(runs):
 
 
 def test_hints_ran_in_other_orders(runs):
-    """So that the delays did something. On a busy machine, all may arrive before a stage chooses, now and then."""
+    """So that the delays did something. On a busy machine all may arrive before a stage chooses."""
     hints = {key: pair for key, pair in runs.items() if re.match("bfw?$|ranked:", str(key[1]))}
     assert len(hints) >= 3 * len(FEW)
     others = [first != second for (_, _, first), (_, _, second) in hints.values()]
