@@ -101,7 +101,7 @@ class Run:
         self._step = ModelStep(own, "train", StagePart([0], [[stage.programs]], [0], [0]), [[]])  # type: ignore[arg-type]
         self._sums = own.sums
         jax.block_until_ready([self._x, self._cotangent, leaves, sums])
-        jax.block_until_ready([head for _, head, _ in self._step._bound.values()])
+        jax.block_until_ready([head for _, head in self._step._bound.values()])
 
     def forward(self, x: jax.Array | None = None) -> Any:
         """Dispatch the forward of a microbatch; what it gives, and what is kept for the backward."""

@@ -83,6 +83,10 @@ class Hint(ABC):
         """Whether it is charged by chunk, as it keeps room for what it needs next (`admission.py`)."""
         return False
 
+    def turns_back(self, placement: Placement, microbatches: int) -> bool:
+        """Whether the last virtual stage mostly runs a microbatch's B or I right after its F."""
+        return True
+
     def placement_for(self, stages: int, chunks: int = 1) -> Placement:
         """Where it runs with so many chunks a stage: any placement will do, so the plain one."""
         return Placement(stages, chunks)
@@ -168,6 +172,9 @@ class FPriority(BPriority):
 
     directions: tuple[Direction, ...] = (Direction.FORWARD, Direction.BACKWARD)
 
+    def turns_back(self, placement: Placement, microbatches: int) -> bool:
+        return False
+
 
 class _Line:
     """A stage's order, and what follows from it."""
@@ -215,6 +222,9 @@ class Ranked(Hint):
     def by_chunk(self) -> bool:
         """True if it reserves: the room that it keeps is counted by chunk."""
         return self.reserve
+
+    def turns_back(self, placement: Placement, microbatches: int) -> bool:
+        return self.order.turns_back(placement, microbatches)
 
     def placement_for(self, stages: int, chunks: int = 1) -> Placement:
         return self.order.placement_for(stages, chunks)

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import pairwise
 
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, KINDS, LIVES, WEIGHT, Kind, Placement, Task
 
@@ -31,6 +32,13 @@ class FixedOrder(ABC):
         Raises:
             ValueError: the schedule is not defined for this placement or number of microbatches.
         """
+
+    def turns_back(self, placement: Placement, microbatches: int) -> bool:
+        """Whether the last virtual stage runs a microbatch's B or I right after its F."""
+        stage, chunk = placement.place(placement.last)
+        found = pairwise(self.order(stage, placement, microbatches))
+        own = [(task, after) for task, after in found if task[:2] == (FORWARD, chunk)]
+        return all(after[1:] == task[1:] and KINDS[after.kind].flow < 0 for task, after in own)
 
 
 def split_of(order: Iterable[Task]) -> set[tuple[int, int]]:

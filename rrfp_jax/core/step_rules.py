@@ -77,6 +77,11 @@ class StepRules:
         return name_of(self.schedule)
 
     @cached_property
+    def joined(self) -> bool:
+        """Whether the last layer's forward is to be run by its backward, which follows at once."""
+        return not self.forward_only and self.schedule.turns_back(self.placement, self.microbatches)
+
+    @cached_property
     def unadded_gradients(self) -> int:
         """Most gradients that a stage has beside its sums: those that wait for their turn."""
         if self.forward_only or self.accumulation == "arrival":

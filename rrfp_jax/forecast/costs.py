@@ -65,6 +65,7 @@ class PaperSegments:
     flow: Sequence[Border]
     kinds: Collection[Kind]
     remat: str
+    joined: bool  # see `StepRules.joined`
     halves: bool = False  # whether a whole backward is I and W back to back
     known: dict[Any, Segment] = field(default_factory=dict)  # by kind
 
@@ -76,9 +77,9 @@ class PaperSegments:
             fields=specs_of(self.bucket),
             shapes=self.shapes,
             trainable=trainable(self.shapes, self.roles, layers),
-            carry_gradients=self.flow[layers.start],
-            cotangents=self.flow[layers.stop],
+            borders=self.flow,
             remat=self.remat,
+            joined=self.joined and layers.stop == len(self.shapes),
         )
         if shape.kind not in self.known:
             kinds = parts_of(self.kinds) if self.halves else self.kinds
@@ -198,6 +199,7 @@ class ModelCosts:
         *,
         kinds: Collection[Kind],
         remat: str,
+        joined: bool = False,
         together: int = 1,
         halves: bool = False,
     ) -> ModelCosts:
@@ -213,7 +215,7 @@ class ModelCosts:
             if optimizer is not None:
                 refuse_untrained([*flows.values()])
             segments = {
-                b: PaperSegments(pipe, b, own, roles, flows[b].borders, kinds, remat, halves)
+                b: PaperSegments(pipe, b, own, roles, flows[b].borders, kinds, remat, joined, halves)
                 for b, own in shapes.items()
             }
             layers = {bucket: own.layers for bucket, own in segments.items()}
@@ -343,8 +345,8 @@ def layer_work(engine: Engine, split: Sequence[int], buckets: Sequence[Bucket], 
     shapes, flow = library.examine(bucket), library.flow(bucket).borders  # which it knows
     try:
         with tracing_alone():
-            on_paper = PaperSegments(engine.pipe, bucket, shapes, library.roles, flow, {BACKWARD}, remat)
-            costs = on_paper.layers
+            model = engine.pipe, bucket, shapes, library.roles, flow
+            costs = PaperSegments(*model, {BACKWARD}, remat, library.joined).layers
     except Exception:  # whatever it is: the model trains, and its report does without
         return None
     kind = next(iter(engine.layout.stage_meshes.values())).device.device_kind

@@ -7,9 +7,9 @@ compiler's, which `rrfp compile` asks.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property, partial
 from math import inf
 from operator import itemgetter
 from typing import Any
@@ -415,6 +415,19 @@ class Prediction:
             ) from None
 
 
+def _costs_of(run: RunSpec, buckets: Sequence[Bucket], kinds: frozenset[Kind], joined: bool) -> ModelCosts:
+    """What the model costs with these kinds of backward; see `StepRules.joined`."""
+    settings = run.settings
+    return ModelCosts.of(
+        *(run.pipe, buckets, run.optimizer),
+        kinds=kinds,
+        remat=settings.remat,
+        joined=joined and not settings.equal_schedules,
+        together=settings.layers_per_program,
+        halves=settings.equal_schedules,
+    )
+
+
 def forecast(run: RunSpec, devices: Devices) -> Prediction:
     """The first step of one replica of a run; if its schedule is "auto", with the hint that is fastest.
 
@@ -434,36 +447,30 @@ def forecast(run: RunSpec, devices: Devices) -> Prediction:
         )
     settings = run.settings if devices.limited else run.settings.limited(run.mesh.pp)
     buckets = buckets_of(plan_step(run.data, 0))[:: run.mesh.dp]  # of one replica
-    every = [*buckets, *declared_buckets(run.data)]
 
     def rules_of(schedule: Schedule) -> StepRules:
         return settings.rules(run.mesh.placement(schedule), len(buckets), schedule)
 
-    def costs_of(kinds: Collection[Kind]) -> ModelCosts:
-        return ModelCosts.of(
-            *(run.pipe, every, run.optimizer),
-            kinds=kinds,
-            remat=settings.remat,
-            together=settings.layers_per_program,
-            halves=settings.equal_schedules,
-        )
-
+    costs_of = cache(partial(_costs_of, run, [*buckets, *declared_buckets(run.data)]))
     if not isinstance(run.schedule, Auto):
         rules = rules_of(run.order)
         check_order(rules)
         stages = range(run.mesh.pp)
-        kinds = sorted({kind for s in stages for own in rules.backward_kinds(s) for kind in own})
-        model = costs_of(kinds)
+        kinds = frozenset(kind for s in stages for own in rules.backward_kinds(s) for kind in own)
+        model = costs_of(kinds, rules.joined)
         one = Estimate(model=model, buckets=buckets, rules=rules, devices=devices)
         return Prediction(run.order, one, run.split)
-    model = costs_of([BACKWARD, INPUT, WEIGHT])
+    every_kind = frozenset({BACKWARD, INPUT, WEIGHT})
+    costs_of(every_kind, True)  # outside of `try`: it refuses a model that no hint can train
     splits: dict[Placement, Sequence[int] | None] = {}
     found: dict[str, tuple[Hint, Estimate]] = {}
     candidates: dict[str, Candidate | str] = {}
     for name, hint in run.schedule.hints.items():
         try:
-            one = Estimate(model=model, buckets=buckets, rules=rules_of(hint), devices=devices)
-            placement = one.rules.placement
+            rules = rules_of(hint)
+            model = costs_of(every_kind, rules.joined)
+            one = Estimate(model=model, buckets=buckets, rules=rules, devices=devices)
+            placement = rules.placement
             if placement not in splits:
                 splits[placement] = one.suggested().split if isinstance(run.split, str) else run.split
             candidates[name], found[name] = one.candidate(splits[placement]), (hint, one)

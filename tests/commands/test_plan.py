@@ -62,9 +62,8 @@ class TestLedger:
         buckets = buckets_of(plan_step(as_data(data), 0))
         rules = trainer._stepper.rules(len(data), "train")
         kinds = {kind for s in range(2) for own in rules.backward_kinds(s) for kind in own}
-        model = ModelCosts.of(
-            pipe, buckets, optimizer, kinds=kinds, remat=remat, together=together, halves=halves
-        )
+        how = {"remat": remat, "together": together, "halves": halves, "joined": rules.joined and not halves}
+        model = ModelCosts.of(pipe, buckets, optimizer, kinds=kinds, **how)
         devices = Devices(accelerator=H100, link=NVLINK, memory=None, setting=None)
         estimate = Estimate(model=model, buckets=buckets, rules=rules, devices=devices)
         for s, chunks in enumerate(layers_of_chunks(len(pipe), rules.placement, None)):

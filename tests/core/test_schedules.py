@@ -1,7 +1,7 @@
 """Every schedule on its placements, with deliveries and room in random order."""
 
 import random
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -195,6 +195,23 @@ class TestOrdersThatCannotBe:
     def test_foreign(self):
         tasks = Task(FORWARD, 0, 0), Task(INPUT, 0, 0), Task(WEIGHT, 0, 0), Task(FORWARD, 0, 1)
         self.refused(*tasks, match="F1 does not belong")
+
+
+@pytest.mark.parametrize("name", sorted(NAMED))
+def test_who_turns_back_at_the_end_of_the_model(name):
+    """At the last virtual stage each backward follows its forward; by hints mostly, in any order of arrival."""
+    schedule = NAMED[name]
+    placement = schedule.placement_for(4, 1)
+    rules = StepRules(placement=placement, microbatches=16, schedule=schedule)
+    stage, chunk = placement.place(placement.last)
+    pairs = []
+    for seed in range(4):
+        order = World(rules, seed).run().orders[stage]
+        pairs += [(one, after) for one, after in pairwise(order) if one[:2] == (FORWARD, chunk)]
+    turned = sum(after.kind is not FORWARD and after[1:] == one[1:] for one, after in pairs) / len(pairs)
+    assert rules.joined == (name not in ("gpipe", "f-priority", "v-half", "dualpipe-v"))
+    assert turned >= (1.0 if isinstance(schedule, FixedOrder) else 0.6) if rules.joined else turned < 0.6
+    assert not StepRules(placement=placement, microbatches=16, schedule=schedule, forward_only=True).joined
 
 
 def test_a_budget_too_small_for_one_microbatch_is_refused():

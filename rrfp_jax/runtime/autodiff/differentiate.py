@@ -1,7 +1,8 @@
 """A stage's forward and backward as programs that pass each other as little as possible.
 
 The backward reads from the forward only what it cannot get otherwise (`residuals.py`). What follows from
-weights alone is computed once a step. The backward may be split in two (`split_backward.py`).
+weights alone is computed once a step. The backward may be split in two (`split_backward.py`), and it may do
+the forward as well (`joined`).
 
 All programs take and give flat lists of arrays, so nothing is flattened in the dispatch loop.
 """
@@ -9,7 +10,7 @@ All programs take and give flat lists of arrays, so nothing is flattened in the 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -43,6 +44,9 @@ class Differentiated:
 
         input     what backward reads                          -> carry gradients, crossing
         weight    what backward reads, then input's outputs    -> gradients
+
+    If they are joined, the forward does nothing, and backward and input give statistics after the carry
+    gradients.
     """
 
     prepare: Program | None
@@ -54,6 +58,11 @@ class Differentiated:
     has_statistics: bool
     fixed: int  # number of entries at the head of an argument list that all microbatches share
     cotangents: int  # index of the first in the backward's argument list, which ends with the loss scale
+    joined: bool = False  # whether the backward does the forward, too
+
+    def gives_statistics(self, flow: int) -> bool:
+        """Whether tasks of this flow (`KindRow.flow`) give the vector of statistics."""
+        return self.has_statistics and flow == (-1 if self.joined else 1)
 
     @property
     def passed(self) -> dict[int, int]:
@@ -65,8 +74,8 @@ class Differentiated:
 
     @cached_property
     def _split(self) -> tuple[Program, Program]:
-        arriving = len(self.moving_out) + 1
-        return split(self.backward, len(self.moving_in), self.fixed, self.cotangents, arriving)
+        arriving, first = len(self.moving_out) + 1, len(self.moving_in) + self.gives_statistics(-1)
+        return split(self.backward, first, self.fixed, self.cotangents, arriving)
 
     @property
     def input(self) -> Program:
@@ -141,6 +150,32 @@ def differentiate(
         fixed=fixed + more,
         cotangents=first + more,
     )
+
+
+def joined(apart: Differentiated) -> Differentiated:
+    """A stage that sends nothing on, whose backward follows at once, with both as one program.
+
+    XLA sees both, and nothing is held between them.
+    """
+    forward, backward, moving = apart.forward, apart.backward, len(apart.moving_in)
+    before = apart.cotangents - len(forward.closed.jaxpr.outvars)
+    specs = {i: spec for own in (forward, backward) for i, spec in zip(own.reads, own.specs, strict=True)}
+    reads = sorted(i for i in specs if i < before)
+
+    def both(*args: Any) -> list[Any]:
+        at_hand = dict(zip(reads, args, strict=False))
+        made = forward(*(at_hand[i] for i in forward.reads))
+        at_hand |= dict(enumerate([*made, args[-1]], before))
+        results = backward(*(at_hand[i] for i in backward.reads))
+        return [*results[:moving], *made[: apart.has_statistics], *results[moving:]]
+
+    program = reduce(jax.make_jaxpr(both)(*(specs[i] for i in reads), SCALE)).at([*reads, before])
+    return replace(apart, forward=nothing(), backward=program, cotangents=before, joined=True)
+
+
+def nothing() -> Program:
+    """The program that does nothing."""
+    return reduce(jax.make_jaxpr(lambda: [])())
 
 
 @dataclass(frozen=True)

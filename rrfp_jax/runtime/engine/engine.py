@@ -351,10 +351,11 @@ class Engine:
         statistics, norms, peaks, hyperparams = [], [], [], list[list[Any]]()
         for s, part in parts.items():
             replica, stage = divmod(s, layout.stages)
-            for (chunk, i), vector in part.statistics.items():
+            for (kind, chunk, i), vector in part.statistics.items():
                 microbatch = i * layout.replicas + replica
-                names = known.programs[microbatch][s][chunk].statistics
-                statistics.append([known.stages[s].virtual_stages[chunk], microbatch, names, vector])
+                metrics = known.programs[microbatch][s][chunk].tasks[kind].statistics
+                virtual_stage = known.stages[s].virtual_stages[chunk]
+                statistics.append([virtual_stage, microbatch, int(kind), metrics, vector])
             if training and not replica:
                 norms.append([stage, self.stages[s].norms() if part.norms is None else part.norms])
             peaks.append([s, part.meter.peak])

@@ -43,11 +43,13 @@ class RankPrograms(dict[int, Sequence[StagePrograms]]):
     """By stage replica, the programs of each of its chunks for a bucket.
 
     Attributes:
+        joined: whether the last layer's backward does its forward (`StepRules.joined`).
         fields: by replica of the model, those that stages here read; for who loads them (`Inputs`).
     """
 
-    def __init__(self, programs: Mapping[int, Sequence[StagePrograms]]) -> None:
+    def __init__(self, programs: Mapping[int, Sequence[StagePrograms]], joined: bool) -> None:
         super().__init__(programs)
+        self.joined = joined
         self.fields: dict[int, frozenset[str]] = {}
         self.reads = {n: sorted({i for of in own for i in of.inputs}) for n, own in programs.items()}
 
@@ -74,6 +76,7 @@ class Library:
         self._segments: dict[Job, Segment] = {}  # by bucket, stage replica and kind
         self._programs: dict[tuple[Bucket, Phase], RankPrograms] = {}
         self._kinds: Mapping[int, Sequence[Collection[Kind]]] = {}  # of backwards in the latest step
+        self.joined = False  # see `StepRules.joined`; of the latest step, too
         self._complete: set[Bucket] = set()  # those with programs for all these kinds
         self._shardings: dict[int, Sharding] = {}  # by number of devices
         self.compile_seconds = dict.fromkeys(compilers, 0.0)
@@ -183,8 +186,9 @@ class Library:
         """
         stages = rules.placement.stages
         kinds = {s: rules.backward_kinds(s % stages) for s in self._virtual_stages}
-        if kinds != self._kinds:
-            self._kinds, self._complete = kinds, set()
+        joined = rules.joined and not self._halves
+        if (kinds, joined) != (self._kinds, self.joined):
+            self._kinds, self.joined, self._complete = kinds, joined, set()
         if self._complete.issuperset(buckets):
             return False
         phase = phase_of(rules)
@@ -205,15 +209,16 @@ class Library:
                 s: [*map(partial(self._stage, bucket, s), own, kinds[s])]
                 for s, own in self._virtual_stages.items()
             }
-            self._programs[bucket, phase] = RankPrograms(programs)
+            self._programs[bucket, phase] = RankPrograms(programs, joined)
         self._complete.update(asked)
         return True
 
     def _is_there(self, bucket: Bucket, phase: Phase) -> bool:
         """Whether a step with the latest kinds of backward has its programs already."""
-        return (bucket, phase) in self._programs and all(
+        there = self._programs.get((bucket, phase))
+        return (there is not None and there.joined == self.joined) and all(
             programs.tasks.keys() == {FORWARD, *kinds}
-            for s, own in self._programs[bucket, phase].items()
+            for s, own in there.items()
             for programs, kinds in zip(own, self._kinds[s], strict=True)
         )
 
@@ -240,7 +245,7 @@ class Library:
         """By stage replica here, all messages to it in such steps: shape and dtype's name of each array."""
         return {
             stage_replica: {
-                self._compilers[stage_replica].stage_mesh.shapes_sent(how.arrives, how.arrives_once)
+                self._compilers[stage_replica].stage_mesh.shapes_sent(how.arrives, how.once.before)
                 for programs in self.all_programs(phase)
                 for virtual_stage in programs[stage_replica]
                 for how in virtual_stage.tasks.values()
@@ -267,7 +272,7 @@ class Library:
     def _shapes_of(self, bucket: Bucket, virtual_stage: VirtualStage, training: bool) -> list[SegmentShape]:
         """The segments of a virtual stage."""
         shapes, fields, layers = self._shapes[bucket], specs_of(bucket), virtual_stage.layers
-        borders = self.flow(bucket).borders if training else None
+        borders = self.flow(bucket).borders if training else None  # else all leaves have a gradient
         found = []
         for own in segments_of(layers, virtual_stage.width, self._together):
             found.append(
@@ -277,9 +282,9 @@ class Library:
                     fields=fields,
                     shapes=shapes,
                     trainable=trainable(shapes, self.roles, own),
-                    carry_gradients=None if borders is None else borders[own.start],
-                    cotangents=None if borders is None else borders[own.stop],
+                    borders=borders,
                     remat=self._remat,
+                    joined=training and self.joined and own.stop == len(self._pipe),
                     sharding=self.sharding(virtual_stage.width),
                     ends=virtual_stage.ends,
                 )

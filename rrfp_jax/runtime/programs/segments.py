@@ -26,10 +26,11 @@ from jax.sharding import PartitionSpec
 
 from rrfp_jax.core.tasks import FORWARD, KINDS, Kind
 from rrfp_jax.runtime._jax import cast_like
-from rrfp_jax.runtime.autodiff.differentiate import Differentiated, differentiate
+from rrfp_jax.runtime.autodiff.differentiate import Differentiated, differentiate, joined, nothing
 from rrfp_jax.runtime.autodiff.residuals import NONE
 from rrfp_jax.runtime.autodiff.traced import SCALE, Program, Specs, reduce, without_outputs
 from rrfp_jax.runtime.mesh.stage_mesh import StageMesh, WidthChanges
+from rrfp_jax.runtime.model.gradient_flow import Border
 from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.model.metrics import Name, in_one_vector
 from rrfp_jax.runtime.model.pipeline import IDS, INDEX, LayerShapes, Pipeline, run_layers
@@ -71,9 +72,9 @@ class SegmentShape:
     fields: Fields
     shapes: Sequence[LayerShapes]  # of all layers of the model
     remat: str = NONE  # what the layers' backwards compute again; see `autodiff/residuals.py`
+    joined: bool = False  # whether the backward is to do what the forward would
     trainable: Sequence[bool] | None = None  # which leaves have a gradient; None for all
-    carry_gradients: Sequence[int] | None = None  # which leaves of the carry that arrives; None for all
-    cotangents: Sequence[int] | None = None  # the same of the carry that leaves; see `gradient_flow.py`
+    borders: Sequence[Border] | None = None  # leaves of the carries that have one; see `gradient_flow.py`
     sharding: Sharding = field(default_factory=Sharding)  # where the stage has several devices
     ends: WidthChanges = field(default_factory=WidthChanges)
     metrics: list[Name] = field(default_factory=list, init=False)  # of the loss here, once it is traced
@@ -84,10 +85,10 @@ class SegmentShape:
     def kind(self) -> Hashable:
         """Equal for segments whose programs are alike, as long as one of them is there."""
         layers = tuple(id(self.shapes[i]) for i in self.layers)
-        masks = self.trainable, self.carry_gradients, self.cotangents
+        masks = self.trainable, *self._borders
         last = self.layers.stop == len(self.pipe)
         lie = (*self._params_lie, self.ends)
-        return layers, last, tuple(None if own is None else tuple(own) for own in masks), lie
+        return layers, last, self.joined, tuple(None if own is None else tuple(own) for own in masks), lie
 
     @cached_property
     def params(self) -> list[Any]:
@@ -99,6 +100,18 @@ class SegmentShape:
         """How each parameter is partitioned."""
         named = [{str(i): self.shapes[i].params} for i in self.layers]
         return [spec for own in named for spec in self.sharding.of_params(own)]
+
+    @property
+    def _remat(self) -> str:
+        """A single layer whose backward does its forward holds nothing that it could compute again."""
+        return NONE if self.joined and len(self.layers) == 1 else self.remat
+
+    @property
+    def _borders(self) -> tuple[Border, Border] | tuple[None, None]:
+        """Of the carries that arrive and leave; None for all leaves that could have a gradient."""
+        if self.borders is None:
+            return None, None
+        return self.borders[self.layers.start], self.borders[self.layers.stop]
 
     @property
     def carry_in(self) -> Any:
@@ -122,7 +135,7 @@ class SegmentShape:
         named = zip(self.input_names, values, strict=True)
         fields = {name: value.astype(self.fields[name].dtype) for name, value in named}
         out, loss = run_layers(
-            self.pipe, self.layers, tree, carry, fields, ids, first, training=training, remat=self.remat
+            self.pipe, self.layers, tree, carry, fields, ids, first, training=training, remat=self._remat
         )
         sent = [leaf.astype(on_the_way(leaf).dtype) for leaf in map(jnp.asarray, jax.tree.leaves(out))]
         if loss is None:
@@ -150,8 +163,8 @@ class SegmentShape:
             return self._traced[training]
 
     def _trained(self) -> Differentiated:
-        masks = self.trained, self.carry_gradients, self.cotangents
-        return differentiate(self.flat, *self.specs(), *masks)
+        traced = differentiate(self.flat, *self.specs(), self.trained, *self._borders)
+        return joined(traced) if self.joined else traced
 
     def _evaluated(self) -> Differentiated:
         """A forward alone, which leaves nothing for a backward."""
@@ -168,7 +181,7 @@ class SegmentShape:
         return Differentiated(
             prepare=None,
             forward=program,
-            backward=reduce(jax.make_jaxpr(lambda: [])()),
+            backward=nothing(),
             out=sends,
             moving_in=(),
             moving_out=(),
@@ -275,7 +288,7 @@ class SegmentSpecs:
     outputs: Specs  # of the forward, with what is passed on
     cotangents: Specs
     scale: Specs
-    crossing: Specs  # what the input's program gives after gradients of the carry, if it is there
+    made: Specs  # by B or I: gradients of the carry, statistics if it is joined, and I's for W
     sums: Specs
 
 
@@ -286,7 +299,7 @@ class Segment:
     traced: Differentiated
     forward: Program  # without what is passed on
     passed: Mapping[int, int]  # by place among what the whole forward gives, the argument that it is
-    statistics: Sequence[Name] | None  # the metrics in the vector that the forward gives besides, if any
+    metrics: Sequence[Name]  # in the vector of statistics, if there is one
     prepare: Any  # computes from parameters alone, once a step, what several programs read
     lowered: Mapping[Kind, Any]
     specs: SegmentSpecs
@@ -314,19 +327,19 @@ class Segment:
         lowered: dict[Kind, Any] = {} if before is None else dict(before.lowered)
         if FORWARD not in lowered:
             first = where([spec for i, spec in enumerate(sent) if i not in passed])
-            first += where(scale) if traced.has_statistics else []
+            first += where(scale) if traced.gives_statistics(1) else []
             lowered[FORWARD] = by.lower(forward, [specs[i] for i in forward.reads], first, ())
-        made = iter(by.outputs(forward, lowered[FORWARD]))
+        results = iter(by.outputs(forward, lowered[FORWARD]))
         count = len(traced.forward.closed.jaxpr.outvars)
-        outputs = [specs[passed[i]] if i in passed else next(made) for i in range(count)]
+        outputs = [specs[passed[i]] if i in passed else next(results) for i in range(count)]
         cotangents, sums = [sent[i] for i in traced.moving_out], shape.sums(params)
-        specs += [*outputs, *cotangents, *scale, *(carry[i] for i in traced.moving_in)]
-        crossing = _lower_backwards(traced, kinds, by, specs, sums, lowered)
+        specs += [*outputs, *cotangents, *scale]
+        made = _lower_backwards(traced, kinds, by, specs, carry, sums, lowered)
         return cls(
             traced=traced,
             forward=forward,
             passed=passed,
-            statistics=list(shape.metrics) if traced.has_statistics else None,
+            metrics=list(shape.metrics),
             prepare=prepare,
             lowered=lowered,
             specs=SegmentSpecs(
@@ -338,7 +351,7 @@ class Segment:
                 outputs=outputs,
                 cotangents=cotangents,
                 scale=scale,
-                crossing=crossing,
+                made=made,
                 sums=sums,
             ),
         )
@@ -353,24 +366,29 @@ def _lower_backwards(
     kinds: Collection[Kind],
     by: Lowering,
     specs: Sequence[Any],
+    carry: Specs,
     sums: Specs,
     lowered: dict[Kind, Any],
 ) -> Specs:
-    """Add to `lowered` what is not there; what the input's program gives for that of the weights.
+    """Add to `lowered` what is not there; specs of what B or I gives besides sums.
 
-    `specs` are of the whole argument list, and of gradients of the carry.
+    `specs` are of the whole argument list, `carry` of what arrives from the segment before.
     """
-    moving, crossing = len(traced.moving_in), list[Any]()
+    moving = len(traced.moving_in)
+    vector = traced.backward.outputs[moving : moving + traced.gives_statistics(-1)]
+    made = [*(carry[i] for i in traced.moving_in), *by.spread(vector, [WHOLE] * len(vector))]
+    both, first = len(made), where(made[:])
     for kind in sorted({*kinds, *lowered} - {FORWARD}):  # W takes what I gives
         program, row = program_of(traced, kind), KINDS[kind]
         if kind not in lowered:
-            at_hand = [*specs, *crossing]
+            at_hand = [*specs, *made]
             given = [at_hand[i] for i in program.reads]
-            first = where([*specs[len(specs) - moving :]]) if row.flow else []
-            lowered[kind] = by.lower(program, given, first, sums if row.charge < 0 else ())
+            lowered[kind] = by.lower(
+                program, given, first if row.flow else (), sums if row.charge < 0 else ()
+            )
         if row.holds is not None:
-            crossing = by.outputs(program, lowered[kind])[moving:]
-    return crossing
+            made[both:] = by.outputs(program, lowered[kind])[both:]
+    return made
 
 
 def program_of(traced: Differentiated, kind: Kind) -> Program:

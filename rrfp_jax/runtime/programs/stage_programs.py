@@ -81,8 +81,8 @@ class TaskProgram:
     arrives: Sequence[Any]  # specs of what it waits for, with their shardings
     takes: Sequence[int]  # then: indices into what the microbatch holds, followed by what has arrived
     sends: int  # how many of its outputs go to another virtual stage; they come first
-    arrives_once: bool  # whether one copy is sent for all devices of a process; see `WidthChanges`
-    sends_once: bool
+    statistics: Sequence[Name] | None  # the metrics in the vector that it gives then, if any
+    once: WidthChanges  # of those from which its input comes and to which it sends
     keeps: Sequence[int]  # what is held after it: indices into what was held, arrived and computed
     held_bytes: int  # of that
     dropped_bytes: int  # of what was held or arrived, and is not held any more
@@ -95,7 +95,6 @@ class StagePrograms:
     segments: Sequence[Segment]
     prepare: Row | None  # computes from parameters alone, once a step, what several programs read
     tasks: Mapping[Kind, TaskProgram]  # those that the schedule runs; forward-only, the forward
-    statistics: Sequence[Name] | None  # the metrics in the vector that a forward gives besides, if any
     inputs: frozenset[int]  # indices of the inputs (fields, then numbers) that any program reads
     prepared_bytes: int
     footprint: Footprint  # what a microbatch takes of the stage's memory
@@ -123,7 +122,6 @@ class StagePrograms:
             segments=segments,
             prepare=row.prepare,
             tasks=tasks,
-            statistics=row.statistics,
             inputs=frozenset(i - row.inputs[0] for i in row.read_by(FORWARD, *kinds) if i in row.inputs),
             prepared_bytes=sum(nbytes(segment.specs.prepared) for segment in segments),
             footprint=row.footprint(tasks),
@@ -136,8 +134,14 @@ class _Edge(NamedTuple):
     arrives: Sequence[int] = ()
     scale: Sequence[int] = ()  # the loss scale, which comes with gradients
     sends: Sequence[int] = ()
-    arrives_once: bool = False
-    sends_once: bool = False
+    once: WidthChanges = ALONE
+
+
+class _Vector(NamedTuple):
+    """A vector of statistics: the value's number, and the metrics in it."""
+
+    number: int
+    metrics: Sequence[Name]
 
 
 class _Planned(NamedTuple):
@@ -179,10 +183,11 @@ class _Numbers:
         self.prepare = _row(prepare, shared, range(len(shared), self._fixed), 0, self.values)
         self._carry, self.inputs = self._new(segments[0].specs.carry), self._new(segments[0].specs.inputs)
         self._steps: dict[Kind, list[_Planned | None]] = {}  # by kind, of each segment in the order of calls
+        self._vectors: dict[int, _Vector] = {}  # by flow of the tasks that give one
 
     def forwards(self, by: Lowering) -> None:
         """Number what the forward takes and gives; statistics of several segments are added up."""
-        arriving, vector, vectors, steps = self._carry, list[int](), list[int](), list[_Planned | None]()
+        arriving, vectors, steps = self._carry, list[_Vector](), list[_Planned | None]()
         for args, segment in zip(self._arguments, self._segments, strict=True):
             args.extend([*arriving, *self.inputs])
             made = list[int]()
@@ -192,16 +197,19 @@ class _Numbers:
             steps.append(self._step(FORWARD, segment, args, own))
             args.extend(made)
             out = segment.traced.out
-            arriving, vectors = made[:out], vectors + made[out : out + segment.traced.has_statistics]
-        names = [own.statistics for own in self._segments if own.statistics is not None]
-        self.statistics: Sequence[Name] | None = names[0] if names else None
+            arriving = made[:out]
+            vectors += [_Vector(made[out], segment.metrics)] if segment.traced.gives_statistics(1) else []
         if len(vectors) > 1:
-            self.statistics, add_up = joined_vectors(names)
-            program = reduce(jax.make_jaxpr(lambda *given: [add_up(*given)])(*self._specs(vectors)))
-            lowered = by.lower(program, self._specs(vectors), where(self._segments[0].specs.scale), ())
-            vector = self._new(by.outputs(program, lowered))
-            steps.append(_Planned(lowered, vectors, vector))
-        self._steps[FORWARD], self._sent, self._vector = steps, arriving, vector or vectors
+            given = [vector.number for vector in vectors]
+            metrics, add_up = joined_vectors([vector.metrics for vector in vectors])
+            program = reduce(jax.make_jaxpr(lambda *own: [add_up(*own)])(*self._specs(given)))
+            lowered = by.lower(program, self._specs(given), where(self._segments[0].specs.scale), ())
+            (vector,) = self._new(by.outputs(program, lowered))
+            steps.append(_Planned(lowered, given, [vector]))
+            vectors = [_Vector(vector, metrics)]
+        self._steps[FORWARD], self._sent = steps, arriving
+        if vectors:
+            self._vectors[1] = vectors[0]
 
     def backwards(self, kinds: Collection[Kind]) -> None:
         """Number what these kinds of backward take and give."""
@@ -210,20 +218,26 @@ class _Numbers:
         scale = self._new(last.specs.scale)
         self._steps |= {kind: [] for kind in kinds}
         for k in reversed(range(len(self._segments))):
-            segment, args = self._segments[k], self._arguments[k]
-            gradients = self._new([segment.specs.carry[i] for i in segment.traced.moving_in])
-            crossing = self._new(segment.specs.crossing)
-            args += [*arriving, *scale, *gradients, *crossing]
+            segment, args, made = (
+                self._segments[k],
+                self._arguments[k],
+                self._new(self._segments[k].specs.made),
+            )
+            args += [*arriving, *scale, *made]
+            gradients, counts = len(segment.traced.moving_in), segment.traced.gives_statistics(-1)
+            if counts:
+                self._vectors[-1] = _Vector(made[gradients], segment.metrics)
             for kind in sorted(kinds):
-                gives = [*gradients * bool(KINDS[kind].flow), *crossing * (KINDS[kind].holds is not None)]
+                most = len(made) if KINDS[kind].holds is not None else gradients + counts
+                gives = made[:most] if KINDS[kind].flow else ()
                 sums = self._places[k] if KINDS[kind].charge < 0 else ()
                 self._steps[kind].append(self._step(kind, segment, args, gives, sums))
-            arriving = gradients
+            arriving = made[:gradients]
         ends = self._ends
         self._edges = {
             0: _Edge(),
-            1: _Edge(self._carry, (), self._sent, ends.before, ends.after),
-            -1: _Edge(cotangents, scale, arriving, ends.after, ends.before),
+            1: _Edge(self._carry, (), self._sent, ends),
+            -1: _Edge(cotangents, scale, arriving, WidthChanges(ends.after, ends.before)),
         }
 
     def _step(
@@ -250,7 +264,8 @@ class _Numbers:
             row, edge, steps = KINDS[kind], self._edges[KINDS[kind].flow], self._calls(kind)
             at_hand = [*held[row.after], *edge.arrives, *edge.scale]
             later = self.read_by(*(other for other in kinds if other > kind)) if row.holds else ()
-            first = [*edge.sends, *(self._vector if row.flow > 0 else ())]
+            vector = self._vectors.get(row.flow)
+            first = [*edge.sends, *([] if vector is None else [vector.number])]
             gives = [*first, *(n for step in steps for n in step.gives if n in later and n not in first)]
             places = [*enumerate([*at_hand, *(gives if row.holds else ())])]
             place = {value: i for i, value in reversed(places)}  # what is passed on is there already
@@ -265,8 +280,8 @@ class _Numbers:
                 arrives=self._specs(edge.arrives),
                 takes=[place[value] for value in takes],
                 sends=len(edge.sends),
-                arrives_once=edge.arrives_once,
-                sends_once=edge.sends_once,
+                statistics=None if vector is None else vector.metrics,
+                once=edge.once,
                 keeps=[place[value] for value in held[kind]],
                 held_bytes=self._bytes(held[kind]),
                 dropped_bytes=self._bytes(set(at_hand) - set(held[kind])),

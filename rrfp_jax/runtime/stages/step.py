@@ -116,7 +116,7 @@ class ModelStep:
 
     Attributes:
         meter: counts what the stage holds for microbatches.
-        statistics: by chunk and microbatch, the vector of numbers that its forward gave.
+        statistics: by task, the vector of numbers that it gave.
         norms: of the stage's gradient sums, once all have been added; see `SumPrograms.norms`.
     """
 
@@ -131,8 +131,8 @@ class ModelStep:
         self.norms: jax.Array | None = None
         self._sums_are_final = sums_are_final
         self.stage, self.phase, self.buckets, self.shapes = stage, phase, part.buckets, part.shapes
-        self.statistics: dict[tuple[int, int], jax.Array] = {}
-        self._bound: dict[tuple[int, int, Kind], tuple[TaskProgram, Arrays, bool]] = {}
+        self.statistics: dict[Task, jax.Array] = {}
+        self._bound: dict[tuple[int, int, Kind], tuple[TaskProgram, Arrays]] = {}
         footprints: list[list[Footprint]] = []
         for bucket, virtual_stages in enumerate(part.programs):
             footprints.append([])
@@ -150,18 +150,18 @@ class ModelStep:
 
     def receive(self, task: Task, arrays: Arrays) -> None:
         """See `StageStep.receive`."""
-        how, _, _ = self._bound[self.buckets[task.microbatch], task.chunk, task.kind]
-        self._arrived[task] = self.stage.stage_mesh.copied(arrays) if how.arrives_once else arrays
+        how, _ = self._bound[self.buckets[task.microbatch], task.chunk, task.kind]
+        self._arrived[task] = self.stage.stage_mesh.copied(arrays) if how.once.before else arrays
 
     def run(self, task: Task, in_turn: bool) -> tuple[Arrays, Any]:
         """See `StageStep.run`."""
         kind, chunk, microbatch = task
-        how, head, counts = self._bound[self.buckets[microbatch], chunk, kind]
+        how, head = self._bound[self.buckets[microbatch], chunk, kind]
         stage_mesh, program = self.stage.stage_mesh, how.program
         at_hand = self._held.pop((chunk, microbatch))
         if task in self._arrived:
             arrays = self._arrived.pop(task)
-            at_hand += arrays if how.arrives_once else stage_mesh.joined(arrays, how.arrives)
+            at_hand += arrays if how.once.before else stage_mesh.joined(arrays, how.arrives)
         row = KINDS[kind]
         if row.flow < 0:
             at_hand.append(self.stage.loss_scale)
@@ -172,8 +172,11 @@ class ModelStep:
         outputs, token = list[Any](), None
         if program is not None:
             outputs, token = program(*sums, *head, *map(at_hand.__getitem__, how.takes))
+        if how.statistics is not None:
+            self.statistics[task] = statistics = outputs[how.sends]
+            statistics.copy_to_host_async()  # so that the step's end waits for the last ones only
         if ends:
-            added = outputs[how.sends :]
+            added = outputs[how.sends + (how.statistics is not None) :]
             if in_turn:
                 self.stage.put_sums(chunk, added)
             else:
@@ -181,10 +184,7 @@ class ModelStep:
         else:
             at_hand += outputs
             self._held[chunk, microbatch] = [*map(at_hand.__getitem__, how.keeps)]
-            if counts:
-                self.statistics[chunk, microbatch] = statistics = outputs[how.sends]
-                statistics.copy_to_host_async()  # so that the step's end waits for the last ones only
-        sent = (stage_mesh.copies if how.sends_once else stage_mesh.shards)(outputs[: how.sends])
+        sent = (stage_mesh.copies if how.once.after else stage_mesh.shards)(outputs[: how.sends])
         return sent, token
 
     def accumulate(self, chunk: int, microbatch: int) -> None:
@@ -204,8 +204,7 @@ class ModelStep:
             prepared, _ = virtual_stage.prepare(*fixed)
             fixed += prepared
         for kind, how in virtual_stage.tasks.items():
-            counts = KINDS[kind].flow > 0 and virtual_stage.statistics is not None
-            self._bound[bucket, chunk, kind] = how, [*map(fixed.__getitem__, how.head)], counts
+            self._bound[bucket, chunk, kind] = how, [*map(fixed.__getitem__, how.head)]
 
 
 @dataclass(frozen=True)
@@ -263,9 +262,9 @@ def add_up(
     """Sum what all virtual stages found of every microbatch, in the model's order, and that in theirs.
 
     Args:
-        results: of each process: `virtual_stages`, lists of virtual stage, microbatch, metrics and numbers of
-            statistics; `norms`, lists of stage and what `SumPrograms.norms` gives; `hyperparams`, by name;
-            `peaks`, of stage replica and bytes; `load_seconds`.
+        results: of each process: `virtual_stages`, lists of virtual stage, microbatch, kind of task, metrics
+            and numbers of statistics; `norms`, lists of stage and what `SumPrograms.norms` gives;
+            `hyperparams`, by name; `peaks`, of stage replica and bytes; `load_seconds`.
         budgets: bytes for microbatches, by stage replica.
     """
     stages, hyperparams, seconds = recorded.trace.placement.stages, dict[str, float](), 0.0
@@ -276,7 +275,7 @@ def add_up(
         for name, rows in found.items():
             rows.extend(result[name])
     totals, weight, metrics = [0.0] * microbatches, 0.0, dict[str, Reduced]()
-    for _, j, names, (total, counted, *numbers) in sorted(found["virtual_stages"]):
+    for _, j, _, names, (total, counted, *numbers) in sorted(found["virtual_stages"]):
         totals[j] += total
         weight += counted
         rest = iter(numbers)
