@@ -199,7 +199,7 @@ class TestOrdersThatCannotBe:
 
 @pytest.mark.parametrize("name", sorted(NAMED))
 def test_who_turns_back_at_the_end_of_the_model(name):
-    """At the last virtual stage each backward follows its forward; by hints mostly, in any order of arrival."""
+    """Each backward of the last virtual stage follows its forward; by hints mostly, whatever arrives."""
     schedule = NAMED[name]
     placement = schedule.placement_for(4, 1)
     rules = StepRules(placement=placement, microbatches=16, schedule=schedule)
