@@ -4,13 +4,15 @@ While a stage's device is idle nothing is dispatched on it. So what it may run c
 three times split every gap between two tasks:
 
     |---- nothing is ready ----|---- something is ready ----|---- the gap's last task is ready ----|
-     STAGE, LINK, then INJECTED       ORDER, MEMORY, TURN            GROUP, then HOST
+     STAGE, LINK, then INJECTED  ORDER, MEMORY, TURN, ESTIMATE        GROUP, then HOST
 
 The first is split once more, where the task ended whose output was awaited: until then that task's stage is
 waited for, afterwards the link. If a delay was injected there, the end of it is that delay. Why something
 ready did not run is what the core said at the time (`TaskRecord.held`). Simulated steps and older files lack
-that; there the kind of the first ready task tells. The gaps before a stage's first task and after its last
-are the step's own (BEGIN, END): a pipeline has to be filled and drained.
+that; there the kind of the first ready task tells. It is a wrong estimate if the gap's last task had been
+queued before its input came (core/foresight.py). The gaps before a
+stage's first task and after its last are the step's own (BEGIN, END): a pipeline has to be filled and
+drained.
 
 `critical_path` is the chain of tasks, transfers and waits that made a step as long as it was, followed back
 from its end. What kept a task from beginning earlier is either its input, if that came after the device was
@@ -42,6 +44,7 @@ class Cause(StrEnum):
     ORDER = "order"  # something is ready, but a fixed order waits for another task
     MEMORY = "memory"  # a forward is ready, but a limit holds it back
     TURN = "turn"  # a backward is ready, but the order of accumulation holds it back
+    ESTIMATE = "estimate"  # a task is ready, but one whose input was expected earlier is queued before it
     GROUP = "group"  # a task is ready, but the processes of the stage have not agreed on it
     HOST = "host"  # a task is ready, but the host has not brought it to the device
     END = "end"  # nothing is left to do
@@ -96,6 +99,11 @@ CAUSES: Mapping[Cause, CauseRow] = {
         *("gradients' turn", "idle: gradients wait for their turn", "for its turn to add gradients"),
         "{task} is ready, but its gradient's turn to be added has not come",
         *("held back", "held", "t", "cyan", "#44aa99"),
+    ),
+    Cause.ESTIMATE: CauseRow(
+        *("wrong estimates", "idle: an input came later than estimated", "for what was expected earlier"),
+        "another task is ready, but {task} was queued first, as its input was expected earlier{after}",
+        *("not started", "launch", "e", "bright_magenta", "#661100"),
     ),
     Cause.GROUP: CauseRow(
         *("agreement", "idle: the processes of the stage agree", "for its group"),
@@ -257,11 +265,14 @@ def _gap(
     left = any_ready if source is None else min(within(source.end), any_ready)
     on_time = max(min(within(first.ready - first.late), any_ready), left)
     held = HELD.get(last.held, Cause.ORDER if fixed_order else _held_back(first))
+    if ahead := last.dispatched < last.ready and not fixed_order:
+        held = Cause.ESTIMATE
+    held_by = (last, awaited) if fixed_order or ahead else (firsts.get(held, first), None)
     parts = (
         (start, left, Cause.STAGE, first, source),
         (left, on_time, Cause.LINK, first, source),
         (on_time, any_ready, Cause.INJECTED, first, source),
-        (any_ready, own, held, *((last, awaited) if fixed_order else (firsts.get(held, first), None))),
+        (any_ready, own, held, *held_by),
         (own, chosen, Cause.GROUP, last, None),
         (chosen, last.start, Cause.HOST, last, None),
     )

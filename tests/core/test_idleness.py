@@ -10,6 +10,7 @@ from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, Task
+from rrfp_jax.report.timeline import reason
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.trace.costs import WorkloadCosts, log_normal
 from rrfp_jax.trace.idleness import (
@@ -57,6 +58,21 @@ def test_every_part_of_a_gap_has_its_cause():
         (Cause.HOST, 2, 3),
         (Cause.END, 11, 13),
     ]
+
+
+def test_a_task_queued_for_an_input_that_came_late_is_a_wrong_estimate():
+    trace = trace_of(
+        record(F0, 0, 0, 0, 1),
+        record(F1, 3, 0.5, 4, 5),  # expected at 1, came at 3, and was noticed at 4
+        record(B0, 1.5, 4, 5, 6),  # ready all the time
+        stages=1,
+    )
+    assert causes(trace, 0) == [(Cause.STAGE, 1, 1.5), (Cause.ESTIMATE, 1.5, 3), (Cause.HOST, 3, 4)]
+    (gap,) = (idle for idle in idleness(trace, False) if idle.cause is Cause.ESTIMATE)
+    assert reason(gap) == (
+        "another task is ready, but F1 was queued first, as its input was expected earlier"
+    )
+    assert causes(trace, 0, fixed_order=True)[1] == (Cause.ORDER, 1.5, 3), "which had no choice"
 
 
 def test_injected_delays_are_neither_computing_nor_a_slow_link():
