@@ -21,6 +21,7 @@ from rrfp_jax.core.foresight import (
     arrival_of,
     expected_end,
     foreseen_from,
+    ordered_from,
     room_from,
 )
 from rrfp_jax.core.step_rules import MOST_QUEUED, StepRules
@@ -118,6 +119,8 @@ class HostSimulation:
     def _room_at(self, now: float, line: _Line, end: float) -> float:
         count = len(line.flights)
         if self._host.dispatch == "foreseen":
+            if self._rules.hint is None:
+                return ordered_from(line.flights)
             return room_from(count, end, self._host.round_trip)
         return now if not count else end - self._host.lead if count < MOST_QUEUED else inf
 

@@ -12,12 +12,12 @@ in a balanced pipeline the input comes one copy after the queue's end. A fixed o
 there, whatever is on its way is foreseen.
 
 A device has room by time: for a second program when the first is expected to end within `SECOND` round
-trips, for more when all are within `FURTHER`.
+trips, for more when all are within `FURTHER`. Under a fixed order it has room for `ORDERED_SECONDS` of work.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from math import inf
 from typing import Literal, Protocol, TypeAlias
 
@@ -35,6 +35,9 @@ OVERDUE = 0.1
 
 SECOND, FURTHER = 5, 2
 """See above."""
+
+ORDERED_SECONDS = 0.05
+"""So much may be dispatched where there is no choice to lose: the host need not wake for every program."""
 
 DEEPEST = 8
 """Programs on a device at most."""
@@ -94,6 +97,12 @@ def room_from(queued: int, end: float, round_trip: float = ROUND_TRIP_SECONDS) -
     if not queued:
         return -inf
     return end - (SECOND if queued == 1 else FURTHER) * round_trip if queued < DEEPEST else inf
+
+
+def ordered_from(flights: Collection[Flight]) -> float:
+    """The same for a device whose stages follow a fixed order; inf: not before one of its programs ends."""
+    work = sum(inf if flight.usual is None else flight.usual for flight in flights)
+    return -inf if len(flights) < DEEPEST and work < ORDERED_SECONDS else inf
 
 
 def foreseen_from(arrival: float, end: float, round_trip: float = ROUND_TRIP_SECONDS) -> float:

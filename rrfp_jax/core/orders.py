@@ -48,11 +48,15 @@ def split_of(order: Iterable[Task]) -> set[tuple[int, int]]:
 
 @dataclass(frozen=True, repr=False)
 class ListedOrder(FixedOrder):
-    """An order that was written down, or found: `rows[stage]` are its tasks. For its own sizes only."""
+    """An order that was written down, or found: `rows[stage]` are its tasks. For its own sizes only.
+
+    `turns`: what `turns_back` is to say, so that orders of many steps have the same programs.
+    """
 
     placement: Placement
     microbatches: int
     rows: tuple[tuple[Task, ...], ...]
+    turns: bool | None = None
 
     @property
     def title(self) -> str:
@@ -68,6 +72,9 @@ class ListedOrder(FixedOrder):
         if stages != self.placement.stages:
             raise ValueError(f"the order is for {self.placement.stages} stages, not for {stages}")
         return self.placement
+
+    def turns_back(self, placement: Placement, microbatches: int) -> bool:
+        return super().turns_back(placement, microbatches) if self.turns is None else self.turns
 
     def order(self, stage: int, placement: Placement, microbatches: int) -> Sequence[Task]:
         if (placement, microbatches) != (self.placement, self.microbatches):

@@ -220,7 +220,7 @@ class Planned:
         costs: what tasks and transfers take by bucket, or the JSON file with it (`docs/performance.md`); None
             for the medians of the run's own latest steps.
         base: what is followed in forward-only passes, and in steps with a bucket that has not been measured
-            yet. Plans split the backwards that it splits, and no others.
+            yet. Plans split the backwards that it splits, and no others, and have its programs.
         evaluations: simulations that a plan may take; those of the first candidates are made in any case.
 
     Raises:
@@ -258,7 +258,9 @@ class Planned:
                 candidates[name] = _SplitAlike(schedule, self.hint)
             elif _splits(schedule, rules) == _splits(self.hint, rules):
                 candidates[name] = schedule
-        return plan(rules, costs, candidates=candidates, evaluations=self.evaluations, budgets=budgets)
+        made = plan(rules, costs, candidates=candidates, evaluations=self.evaluations, budgets=budgets)
+        turns = self.hint.turns_back(rules.placement, rules.microbatches)
+        return replace(made, order=replace(made.order, turns=turns))
 
 
 def base_of(schedule: Schedule | Planned) -> Schedule:

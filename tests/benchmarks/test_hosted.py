@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from benchmarks.foresight import KINDS, losses
 from benchmarks.hosted import Host, HostSimulation
-from rrfp_jax.core.foresight import MARGIN, expected_end, foreseen_from, room_from
+from rrfp_jax.core.foresight import DEEPEST, MARGIN, expected_end, foreseen_from, ordered_from, room_from
 from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.trace.costs import TableCosts
@@ -93,6 +93,14 @@ def test_a_queue_is_filled_by_time():
     assert room_from(0, 9.0) == -inf and room_from(8, 9.0) == inf
     assert room_from(1, 9.0, ROUND_TRIP) == pytest.approx(9.0 - 5 * ROUND_TRIP)
     assert room_from(2, 9.0, ROUND_TRIP) == pytest.approx(9.0 - 2 * ROUND_TRIP)
+
+
+@pytest.mark.parametrize(
+    "usual, expected",
+    [([], -inf), ([0.02, 0.02], -inf), ([0.03, 0.03], inf), ([1e-6] * DEEPEST, inf), ([None], inf)],
+)
+def test_a_fixed_orders_queue_is_filled_by_work(usual, expected):
+    assert ordered_from([SimpleNamespace(usual=own) for own in usual]) == expected
 
 
 @pytest.mark.parametrize("kind", KINDS)

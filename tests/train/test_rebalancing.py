@@ -340,7 +340,8 @@ def test_layers_by_name_with_what_they_take_and_hold():
     assert [layer.name for layer in work.layers] == ["embed", *["block"] * 4]
     assert work.split == [2, 3] and work.measure == "block"
     blocks = [layer.estimate for layer in work.layers[1:]]
-    assert blocks[:3] == [blocks[0]] * 3 and blocks[3] == pytest.approx(blocks[0], rel=0.05)
+    assert blocks[:3] == [blocks[0]] * 3
+    assert 0.85 * blocks[0] < blocks[3] < blocks[0], "its backward, which does its forward, reads less"
     assert work.layers[1].held_bytes > 0
     assert report.recorded.work() is work, "it is found out once"
 

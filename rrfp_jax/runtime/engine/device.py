@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any, ClassVar
 
 from rrfp_jax.core.events import WaitCause
-from rrfp_jax.core.foresight import expected_end, room_from
+from rrfp_jax.core.foresight import expected_end, ordered_from, room_from
 from rrfp_jax.core.step_rules import MOST_QUEUED
 from rrfp_jax.core.tasks import Task
 from rrfp_jax.trace.records import TaskRecord
@@ -143,7 +143,8 @@ class DeviceQueue:
         self._watched: SimpleQueue[Running | None] = SimpleQueue()
         self._last_watched: Running | None = None
         self._usual: dict[Hashable, tuple[float, float]] = {}  # duration and its deviation, running means
-        self.free, self._foresees = 0.0, False
+        self._settled: list[Running] = []  # that `ended` has not given yet
+        self.free, self._foresees, self._ordered = 0.0, False, False
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> DeviceQueue:
@@ -151,6 +152,7 @@ class DeviceQueue:
 
     def __exit__(self, kind: type[BaseException] | None, error: Any, trace: TracebackType | None) -> None:
         self._last_watched = None
+        self._settled.clear()
         self.flights.clear()  # of a step that was broken off: what its programs compute can go
         if kind is not None and (thread := self._thread) is not None:
             self.close()
@@ -180,16 +182,24 @@ class DeviceQueue:
 
     def ended(self) -> list[Running]:
         """The programs that have ended since the last call, in order."""
-        finished = []
-        while self.flights and self.flights[0].has_ended():
-            running = self.flights.popleft()
+        self._settle()
+        finished, self._settled = self._settled, []
+        return finished
+
+    def _settle(self, upto: Running | None = None) -> None:
+        """Say of the programs that have ended, or of those up to one, when they ran."""
+        while (upto is None or not upto.start) and self.flights and self.flights[0].has_ended():
+            running = self.flights[0]
+            if (after := running.after) is not None and not after.start:
+                after.line._settle(after)
+            self.flights.popleft()
             if self._foresees:  # a later one may have been seen to end first, by who waited for its output
                 running.end = min(running.end, *(later.end or running.end for later in self.flights), inf)
             running.start = max(running.dispatched, self.free)
-            if (after := running.after) is not None:
-                running.ready = min(after.end + running.copy, running.end)
+            if after is not None:
+                running.ready = min(after.end + running.copy, max(running.end, after.end))
                 running.start, running.after = max(running.start, running.ready), None
-            self.free = running.end
+            self.free = running.end = max(running.end, running.start)  # each end is noticed a little late
             if running.is_update:
                 for later in self.flights:
                     later.is_possible_from(self.free)
@@ -197,8 +207,7 @@ class DeviceQueue:
             mean, deviation = self._usual.get(running.cost, (seconds, 0.0))
             deviation = 0.9 * deviation + 0.1 * abs(seconds - mean)
             self._usual[running.cost] = 0.9 * mean + 0.1 * seconds, deviation
-            finished.append(running)
-        return finished
+            self._settled.append(running)
 
     def room_at(self, now: float) -> float:
         """When one more program may be queued: `now` or before means at once, inf not before an end."""
@@ -207,6 +216,8 @@ class DeviceQueue:
             return now
         if count >= self._most:
             return inf
+        if self._ordered:
+            return ordered_from(self.flights)
         if self._foresees:
             return room_from(count, expected_end(self, now))
         end = max(self.flights[0].dispatched, self.free)
@@ -219,9 +230,9 @@ class DeviceQueue:
         """Have room so much earlier than usual, from now on, for so many programs."""
         self._ahead, self._most = seconds, most if seconds else MOST_QUEUED
 
-    def foresee(self, most: int) -> None:
-        """Have room by what is expected, from now on, for so many programs."""
-        self._foresees, self._most = True, most
+    def foresee(self, most: int, ordered: bool) -> None:
+        """Have room by what is expected, from now on, for so many programs; of a fixed order or not."""
+        self._foresees, self._most, self._ordered = True, most, ordered
 
     def next_event(self, now: float) -> float:
         """When, after `now`, something happens here of which no thread tells; inf if nothing will."""

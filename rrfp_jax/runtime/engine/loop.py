@@ -346,7 +346,7 @@ class StepExecution(TransferObserver):
         self._taken = set[Key]()  # inputs of tasks that have been dispatched before they came
         if self._foresees:
             for queue in self._queues:
-                queue.foresee(MOST_QUEUED if any(budgets) else DEEPEST)
+                queue.foresee(MOST_QUEUED if any(budgets) else DEEPEST, rules.hint is None)
         # When a stage is to be asked what to run: not before something comes if it has just had nothing, nor
         # before an input is foreseen.
         self._ask_at = dict.fromkeys(parts, -inf)
