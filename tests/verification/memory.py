@@ -16,8 +16,9 @@ import gc
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from time import perf_counter
@@ -36,6 +37,8 @@ from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind, Placement, Task
 from rrfp_jax.runtime.engine.loop import Driver, LastUpdate
+from rrfp_jax.runtime.programs.stage_programs import Row, TaskProgram
+from rrfp_jax.runtime.sizes import nbytes, temporary_bytes
 from rrfp_jax.runtime.stages.memory import StageLedger
 from rrfp_jax.runtime.stages.optimizer import Optimizer
 from rrfp_jax.runtime.stages.stage import Stage
@@ -59,7 +62,7 @@ class InTurns(FixedOrder):
 
 @dataclass(frozen=True)
 class Moment:
-    """A device at rest before a task (bytes)."""
+    """A device at some moment of a step (bytes); `numbers` nobody counts: losses, scales, tokens."""
 
     stage: int
     waits_for: str
@@ -67,21 +70,30 @@ class Moment:
     of_microbatches: int
     of_all_stages: int
     live: int
+    numbers: int
+    temporary: int  # of the program that runs, as its compiler says
     resident: int
     in_use: int | None
 
+    @property
+    def found(self) -> int:
+        """What is there for microbatches, by the live buffers and the compiler."""
+        return self.live - self.fixed - self.numbers + self.temporary
+
 
 class Resting(LocalTransport):
-    """Delivers before it goes on, so that nothing is under way when somebody looks."""
+    """Delivers before it goes on, so that nothing is under way when somebody looks, but for `sending`."""
 
-    def __init__(self, devices: Devices) -> None:
+    def __init__(self, devices: Devices, sending: Callable[[], None]) -> None:
         super().__init__(devices)
         self._delivered: list[Arrival] = []
+        self._sending = sending
 
     def offer(self, key: Key, arrays: Sequence[jax.Array]) -> None:
         """See `Transport.offer`."""
         super().offer(key, arrays)
         jax.block_until_ready(arrays)
+        self._sending()
         super().produced(key, perf_counter())
         while not (arrivals := super().poll()):
             pass
@@ -100,61 +112,126 @@ class Resting(LocalTransport):
         return 0.0 if self._delivered else None
 
 
-def moments_of(trainer: rrfp.Trainer, ledgers: Sequence[StageLedger], count: int) -> list[Moment]:
-    """A step of so many microbatches, looked at before every task."""
-    gc.collect()  # of trainers that were here before
-    found: list[Moment] = []
-    driver, own_stages = trainer._engine.driver, trainer._engine.stages
-    foreign = {
-        s: buffers(stage.stage_mesh.device) - buffers_of_stage(stage, trainer._engine.optimizers)
-        for s, stage in own_stages.items()
-    }
-    parts: Mapping[int, Any] = {}
+@dataclass(frozen=True)
+class WatchedRow:
+    """The programs of a task; each is `seen` before the row lets go of what it took.
 
-    def look(stage: int, waits_for: str) -> None:
+    `numbers` are the values of the row that no footprint counts; `seen` is told how many bytes are there.
+    """
+
+    row: Row
+    numbers: Collection[int]
+    seen: Callable[[Any, int], None]
+
+    @classmethod
+    def of(cls, how: TaskProgram, counts: bool, seen: Callable[[Any, int], None]) -> TaskProgram:
+        """A task's programs, to be seen; if it counts, what it gives behind messages is a number."""
+        if how.program is None:
+            return how
+        own = {*how.program.tokens} - {*how.program.gives} | {*how.program.gives[how.sends :][:counts]}
+        return replace(how, program=cls(how.program, own, seen))  # type: ignore[arg-type]
+
+    def __call__(self, *given: Any) -> Any:
+        """As the row."""
+        there, numbers = len(given), 0
+
+        def call(program: Any, *args: Any) -> Any:
+            nonlocal there, numbers
+            made = program(*args)
+            numbers += sum(array.nbytes for i, array in enumerate(made, there) if i in self.numbers)
+            there += len(made)
+            self.seen(program, numbers)
+            return made
+
+        calls = [own._replace(program=partial(call, own.program)) for own in self.row.calls]
+        return replace(self.row, calls=calls)(*given)
+
+
+class Inspection:
+    """Looks at a step of a trainer's microbatches, so many times each."""
+
+    def __init__(self, trainer: rrfp.Trainer, ledgers: Sequence[StageLedger], count: int = 1) -> None:
+        gc.collect()  # of trainers that were here before
+        self._driver, self._ledgers = trainer._engine.driver, ledgers
+        self._foreign = {
+            s: buffers(stage.stage_mesh.device) - buffers_of_stage(stage, trainer._engine.optimizers)
+            for s, stage in trainer._engine.stages.items()
+        }
+        # Copies, since a device may share the host's memory, and equal arrays would be counted once.
+        own = list(trainer._own_data("step")._current) * count  # type: ignore[attr-defined]
+        self._microbatches = [{name: np.copy(value) for name, value in mb.items()} for mb in own]
+        self.at_rest: list[Moment] = []  # before every task
+        self.under_way: list[Moment] = []  # with what programs take and give, or messages
+        self._parts: Mapping[int, Any] = {}
+        self._running = 0  # the stage whose task was dispatched last
+        self._tokens = 0  # bytes of what tells that it has ended, until it is delivered
+        driver = self._driver
+        before = driver.scheduler, driver.local
+        driver.scheduler, driver.local = self._scheduler, Resting(driver.devices, self._sending)
+        driver.run = self._run  # type: ignore[assignment]
+        try:
+            self.report = trainer.step(self._microbatches)
+        finally:
+            driver.scheduler, driver.local = before
+            del driver.run
+
+    def look(self, stage: int, waits_for: str, numbers: int = 0, temporary: int = 0) -> Moment:
         """Let everything come to rest, and count."""
         for array in jax.live_arrays():
             array.block_until_ready()
-        for queue in driver._queues:
+        for queue in self._driver._queues:
             for running in queue.flights:
                 running.has_ended()  # lets go of its result
-        (device,), bucket = driver.devices[stage], ledgers[stage].largest
-        prepared = bucket.prepared_bytes + count * bucket.data_bytes
-        parked = ledgers[stage].parked_gradient_bytes  # of which nothing is there at rest
-        found.append(
-            Moment(
-                stage=stage,
-                waits_for=waits_for,
-                fixed=ledgers[stage].fixed_bytes - parked + prepared,
-                of_microbatches=parts[stage].meter.now,
-                of_all_stages=sum(part.meter.now for part in parts.values()),
-                live=sum(size for _, size in buffers(device) - foreign[stage]),
-                resident=resident_bytes(),
-                in_use=(device.memory_stats() or {}).get("bytes_in_use"),
-            )
+        (device,), ledger, part = self._driver.devices[stage], self._ledgers[stage], self._parts[stage]
+        bucket = ledger.largest
+        prepared = bucket.prepared_bytes + len(self._microbatches) * bucket.data_bytes
+        # Of the gradients that may be parked nothing is there at rest.
+        return Moment(
+            stage=stage,
+            waits_for=waits_for,
+            fixed=ledger.fixed_bytes - ledger.parked_gradient_bytes + prepared,
+            of_microbatches=part.meter.now,
+            of_all_stages=sum(other.meter.now for other in self._parts.values()),
+            live=sum(size for _, size in buffers(device) - self._foreign[stage]),
+            numbers=numbers + nbytes([part.stage.loss_scale, *part.statistics.values()]),
+            temporary=temporary,
+            resident=resident_bytes(),
+            in_use=(device.memory_stats() or {}).get("bytes_in_use"),
         )
 
-    class Inspected(StageScheduler):
-        """Looks before it answers."""
+    def seen(self, program: Any, numbers: int) -> None:
+        """A program has ended, and what it took is still there."""
+        self._tokens = numbers
+        self.under_way.append(self.look(self._running, "its end", numbers, temporary_bytes(program)))
 
-        def handle(self, event: Event) -> Dispatch | None:
-            """As it should."""
-            if isinstance(event, Room) and not self.finished:
-                look(self.stage, str(self.awaited()))
-            return super().handle(event)
+    def _sending(self) -> None:
+        for stage in self._parts:
+            numbers = self._tokens if stage == self._running else 0
+            self.under_way.append(self.look(stage, "a delivery", numbers))
 
-    def run(
-        rules: StepRules, step: int, own: Mapping[int, Any], budgets: Any, update: LastUpdate
+    def _scheduler(self, *given: Any) -> StageScheduler:
+        inspection = self
+
+        class Looking(StageScheduler):
+            """Looks before it answers."""
+
+            def handle(self, event: Event) -> Dispatch | None:
+                """As it should."""
+                if isinstance(event, Room) and not self.finished:
+                    inspection.at_rest.append(inspection.look(self.stage, str(self.awaited())))
+                    inspection._running = self.stage
+                return super().handle(event)
+
+        return Looking(*given)
+
+    def _run(
+        self, rules: StepRules, step: int, own: Mapping[int, Any], budgets: Any, update: LastUpdate
     ) -> list[TaskRecord]:
-        nonlocal parts
-        parts = own
-        return Driver.run(driver, rules, step, own, budgets, update)
-
-    driver.scheduler, driver.local, driver.run = Inspected, Resting(driver.devices), run  # type: ignore
-    # Copies, since a device may share the host's memory, and equal arrays would be counted once.
-    microbatches = list(trainer._own_data("step")._current) * count  # type: ignore[attr-defined]
-    trainer.step([{name: np.copy(value) for name, value in mb.items()} for mb in microbatches])
-    return found
+        self._parts = own
+        for part in own.values():
+            for key, (how, head, counts) in part._bound.items():
+                part._bound[key] = WatchedRow.of(how, counts, self.seen), head, counts
+        return Driver.run(self._driver, rules, step, own, budgets, update)
 
 
 def buffers(device: jax.Device) -> set[tuple[int, int]]:
@@ -224,7 +301,7 @@ def measure(split: bool, remat: bool) -> dict[str, Any]:
     worst = worst_in_flight = 0.0
     before_backward: dict[int, int] = {}
     for count in IN_FLIGHT:
-        moments = moments_of(trainer, ledgers, count)
+        moments = Inspection(trainer, ledgers, count).at_rest
         for moment in moments:
             counted = moment.fixed + moment.of_microbatches
             worst = max(worst, abs(moment.live - counted) / moment.live)
@@ -260,7 +337,7 @@ def measure_resident(split: bool, remat: bool) -> dict[str, Any]:
     trainer = trainer_of(split, remat, LARGE_BATCH)
     ledgers = trainer.start()
     count = -(-PAYLOAD // sum(ledger.largest.held_bytes for ledger in ledgers))
-    moments = moments_of(trainer, ledgers, count)
+    moments = Inspection(trainer, ledgers, count).at_rest
     fullest = max(moments, key=lambda moment: moment.of_all_stages)
     counted = fullest.of_all_stages
     grown = fullest.resident - moments[0].resident
