@@ -47,7 +47,7 @@ def _rows(stages, name, remat):
     pipe = outside.STREAMS[name]() if name in outside.STREAMS else composed.model(name).pipeline()
     data, mesh = composed.batch(MICROBATCHES), rrfp.Mesh(pp=stages)
     trainer = rrfp.Trainer(pipe, optax.sgd(0.1), data=data, mesh=mesh, remat=remat, schedule=SCHEDULES[0])
-    estimate = _estimate(pipe, data, mesh, remat)
+    estimate, settings = _estimate(pipe, data, mesh, remat)
     for schedule in SCHEDULES:
         trainer.schedule = schedule
         report, ledgers = trainer.step(data), trainer.start()
@@ -56,7 +56,7 @@ def _rows(stages, name, remat):
         held = order_peaks(orders, footprints, [0] * MICROBATCHES)
         step = Inspection(trainer, ledgers)
         paper = on_paper(step.report.trace, footprints)
-        rules = replace(estimate.rules, schedule=trainer.schedule)
+        rules = settings.rules(mesh.placement(trainer.schedule), MICROBATCHES, trainer.schedule)
         predicted = replace(estimate, rules=rules).forecast(None).stages
         for stage, ledger in enumerate(ledgers):
             at_rest = [moment for moment in step.at_rest if moment.stage == stage]
@@ -100,26 +100,27 @@ def on_paper(trace, footprints):
 
 
 def _estimate(pipe, data, mesh, remat):
-    """What the layers are predicted to take, by whole backwards and by halves."""
+    """What layers are predicted to take by every kind of backward, and the settings."""
     import optax
 
-    from rrfp_jax.core.schedules import by_name
     from rrfp_jax.data.contract import as_data
     from rrfp_jax.forecast.devices import CPU, LINKS
     from rrfp_jax.forecast.forecast import Devices, RunSpec, forecast
     from rrfp_jax.runtime.engine.settings import Settings
+    from rrfp_jax.sim.choice import Auto
 
-    schedule = by_name(SCHEDULES[-1])  # by which the first stage has whole ones
+    settings = Settings(remat=remat)
     run = RunSpec(
         pipe=pipe,
         optimizer=optax.sgd(0.1),
         data=as_data(data),
         mesh=mesh,
-        schedule=schedule,
+        schedule=Auto(candidates=("bfw",)),
         split=None,
-        settings=Settings(remat=remat),
+        settings=settings,
     )
-    return forecast(run, Devices(accelerator=CPU, link=LINKS[CPU.link], memory=None, setting=None)).estimate
+    devices = Devices(accelerator=CPU, link=LINKS[CPU.link], memory=None, setting=None)
+    return forecast(run, devices).estimate, settings
 
 
 def summary(rows):
