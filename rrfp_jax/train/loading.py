@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Sequence, Set
+from contextlib import suppress
 from queue import SimpleQueue
 from time import perf_counter
-from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -28,15 +28,9 @@ from rrfp_jax.runtime.run.waits import LONGEST_SLEEP_SECONDS, ForData
 from rrfp_jax.runtime.run.world import World
 
 
-class PlanSummary(NamedTuple):
-    """What follows from a plan alone."""
-
-    hash: str
-    buckets: Sequence[Bucket]
-
-    @classmethod
-    def of(cls, plan: Sequence[Microbatch]) -> PlanSummary:
-        return cls(plan_hash(plan), buckets_of(plan))
+def summary_of(plan: Sequence[Microbatch]) -> tuple[str, list[Bucket]]:
+    """What follows from a plan alone: its hash, and the buckets of its microbatches."""
+    return plan_hash(plan), buckets_of(plan)
 
 
 class Loader:
@@ -61,11 +55,11 @@ class Loader:
                     return ahead.plan
             return self._request.plan(data, step)
 
-    def summary(self, plan: Sequence[Microbatch]) -> PlanSummary:
-        """The summary of a plan that `plan` gave."""
+    def summary(self, plan: Sequence[Microbatch]) -> tuple[str, list[Bucket]]:
+        """The same as `summary_of`, of a plan that `plan` gave."""
         ahead = self._ahead
         known = ahead.summary if ahead is not None and ahead.plan is plan else None
-        return known or PlanSummary.of(plan)
+        return known or summary_of(plan)
 
     def load(
         self, data: Data, step: int, plan: Sequence[Microbatch], fields: Sequence[Set[str]]
@@ -140,29 +134,28 @@ class _Ahead:
     ) -> None:
         self.data, self.step = data, step
         self.plan: Sequence[Microbatch] | None = None
-        self.summary: PlanSummary | None = None
+        self.summary: tuple[str, list[Bucket]] | None = None
         self.arrays: dict[int, Arrays] = {}
         self.ended = threading.Event()
         self._reads, self._request, self._settings = reads, request, settings_here()
 
     def load(self) -> None:
-        before = adopt(self._settings)  # for data that is computed with JAX
+        """Ask for all of it; the step that needs what fails asks again, on the main thread."""
         try:
-            plan = self._request.plan(self.data, self.step)
-            self.summary, self.plan = (summary := PlanSummary.of(plan)), plan
-            for j, (planned, bucket) in enumerate(zip(plan, summary.buckets, strict=True)):
-                self.arrays[j] = self._request.load(self.data, self.step, j, planned, self._reads(bucket, j))
-        except BaseException:
-            pass  # the step that needs it asks again, on the main thread
-        finally:
+            before = adopt(self._settings)  # for data that is computed with JAX
+            with suppress(BaseException):
+                plan = self._request.plan(self.data, self.step)
+                self.summary, self.plan = (summary := summary_of(plan)), plan
+                for j, (planned, bucket) in enumerate(zip(plan, summary[1], strict=True)):
+                    names = self._reads(bucket, j)
+                    self.arrays[j] = self._request.load(self.data, self.step, j, planned, names)
             adopt(before)
+        finally:
+            self.ended.set()
 
 
 def _work(todo: SimpleQueue[_Ahead | None]) -> None:
     """Load one step after the other; a process does not wait for this at its end."""
     while (ahead := todo.get()) is not None:
-        try:
-            ahead.load()
-        finally:
-            ahead.ended.set()
+        ahead.load()
         del ahead  # it knows the Trainer
