@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import cycle, islice
 from math import prod
@@ -112,7 +112,7 @@ MOST_FORWARDS, MOST_SEEDS = 1_000_000, 10_000
 """Stages x microbatches x chunks of one simulated step, and how many of them."""
 
 
-class Comparison(Mapping[str, Outcome]):
+class Comparison(dict[str, Outcome]):
     """What each schedule did, by name. Printed it is a table, as it is in a notebook.
 
     Args:
@@ -121,16 +121,8 @@ class Comparison(Mapping[str, Outcome]):
     """
 
     def __init__(self, outcomes: Mapping[str, Outcome], baseline: Outcome) -> None:
-        self._outcomes, self._baseline = outcomes, baseline
-
-    def __getitem__(self, name: str) -> Outcome:
-        return self._outcomes[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._outcomes)
-
-    def __len__(self) -> int:
-        return len(self._outcomes)
+        super().__init__(outcomes)
+        self._baseline = baseline
 
     def speedup(self, name: str) -> float:
         """How many times as long 1F1B takes; median over the steps."""
