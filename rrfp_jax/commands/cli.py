@@ -51,9 +51,9 @@ def run_verb(verb: Verb, arguments: Sequence[str]) -> int:
         if {"--help", "-h"} & {*own}:
             return _help(verb, own)
         options = parse(verb, own, script)
-        module, _, name = verb.body.partition(":")
         with ending_at_once(verb.command if verb.at_once else None):
-            run: Callable[[argparse.Namespace], int] = getattr(import_module(f"rrfp_jax.{module}"), name)
+            module = import_module(f"rrfp_jax.commands.{verb.name}")
+            run: Callable[[argparse.Namespace], int] = getattr(module, verb.body or verb.name)
             return run(options)
 
     return exit_status(verb.command, body)

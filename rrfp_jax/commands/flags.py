@@ -121,25 +121,26 @@ class Verb(NamedTuple):
         name: after `rrfp`.
         line: what it is for, in the list of commands.
         text: the same at length, before the flags in its help.
-        body: the function of its options that it calls, as `module:NAME`; returns the exit status.
         notes: after the flags in its help.
         flags: that it takes.
         config: whether it reads a run's config, `--config=FILE.py --config.FIELD=VALUE`.
         script: whether it runs a script, too, which may follow its flags.
         usage: of its help, if it is not the list of the flags.
         at_once: Ctrl-C ends it at once, whatever it imports, until it listens itself.
+        body: the function of its options in `commands/NAME.py` that it calls, if its name is another one;
+            returns the exit status.
     """
 
     name: str
     line: str
     text: str
-    body: str
     notes: str = ""
     flags: tuple[Flag, ...] = ()
     config: bool = False
     script: bool = False
     usage: str = ""
     at_once: bool = False
+    body: str = ""
 
     @property
     def command(self) -> str:

@@ -35,7 +35,7 @@ one ends it at once.
 
 {STATUS}""",
     config=True,
-    body="commands.train:train_run",
+    body="train_run",
 )
 
 LAUNCH = Verb(
@@ -95,7 +95,6 @@ examples:
     ),
     config=True,
     script=True,
-    body="commands.launch:launch",
     at_once=True,
 )
 
@@ -177,7 +176,6 @@ examples:
         Flag("--trace", "FILE.json", "for ui.perfetto.dev", output_of, group=OUTPUTS),
         Flag("--plot", "FILE", "a picture: .svg, .html, .png or .pdf", output_of, group=OUTPUTS),
     ),
-    body="commands.sim:sim",
 )
 
 CARD = "every stage's device"
@@ -226,7 +224,6 @@ exit status: 0 done, whether or not the run fits; 1 failed, 2 invalid arguments,
         FIGURES,
     ),
     config=True,
-    body="commands.plan:plan",
 )
 
 COMPILE = Verb(
@@ -260,7 +257,7 @@ exit status: 0 done and it fits, 1 it does not fit or failed, 2 invalid argument
         FIGURES,
     ),
     config=True,
-    body="commands.compile:compile_for_card",
+    body="compile_for_card",
 )
 
 DOCTOR = Verb(
@@ -290,7 +287,6 @@ examples:
         ),
         Flag("--json", "FILE.json", "the findings of rank 0; of rank 2: FILE.json.2", output_of),
     ),
-    body="commands.doctor:doctor",
 )
 
 EXPORT = Verb(
@@ -343,7 +339,7 @@ examples:
         Flag("--shard-gb", "GB", "10^9 bytes of a file at most", number(float, "a size", above=0), 5.0),
         Flag("--replace", "", "rename what is at FOLDER to FOLDER.1, or the next free number"),
     ),
-    body="commands.export:export_run",
+    body="export_run",
     at_once=True,
 )
 
@@ -369,7 +365,6 @@ examples:
         Flag("RUN2", "RUN2", "another one, to be compared with it", path_of),
         Flag("--out", "FILE.html", "where the page of one run goes (RUN/report.html)", output_of),
     ),
-    body="commands.report:report",
 )
 
 TOP = Verb(
@@ -394,7 +389,6 @@ examples:
         Flag("--every", "SECONDS", "between two looks", number(float, "seconds", 0.1, most=3600), 1.0),
         Flag("--once", "", "print one frame, and end"),
     ),
-    body="commands.top:top",
 )
 
 WHY = Verb(
@@ -414,7 +408,6 @@ examples:
   rrfp why runs/quickstart
   watch -n 10 'rrfp why runs/quickstart | head -5'""",
     flags=(RUN,),
-    body="commands.why:why",
     at_once=True,
 )
 
@@ -427,7 +420,6 @@ Prints functions of a shell that complete the commands, their flags and the name
   eval "$(rrfp completion bash)"        in ~/.bashrc
   eval "$(rrfp completion zsh)"         in ~/.zshrc, after compinit""",
     flags=(Flag("SHELL", "SHELL", "yours", choices=["bash", "zsh"], needed=True),),
-    body="commands.completion:completion",
 )
 
 VERBS = {
