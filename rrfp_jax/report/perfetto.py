@@ -81,9 +81,9 @@ def _slices(step: StepTrace, origin: float) -> Iterator[dict[str, Any]]:
         if record.delayed:
             yield slice_of(DELAY, record.stage, record.computed, record.end, of=str(record.task))
     for stage in range(step.stages):
-        for gap in step.gaps(stage, SHORTEST_GAP):
-            ready = _microseconds(gap.ready - origin)
-            yield slice_of("idle", stage, gap.start, gap.end, awaited=str(gap.awaited), ready=ready)
+        for start, awaited in step.gaps(stage, SHORTEST_GAP):
+            ready = _microseconds(awaited.ready - origin)
+            yield slice_of("idle", stage, start, awaited.start, awaited=str(awaited.task), ready=ready)
 
 
 def _arrows(step: StepTrace, origin: float, mark: str) -> Iterator[dict[str, Any]]:

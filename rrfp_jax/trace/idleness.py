@@ -299,10 +299,6 @@ class Stretch(NamedTuple):
     end: float
     cause: Cause | None  # None: it ran
 
-    @property
-    def seconds(self) -> float:
-        return self.end - self.start
-
 
 def critical_path(trace: StepTrace, grouped: bool = False) -> list[Stretch]:
     """Its stretches in the order of time, each beginning where the one before ends; they fill the step."""

@@ -63,16 +63,6 @@ class Transfer(NamedTuple):
         return max(self.receiver.ready - self.sender.end, 0.0)
 
 
-class Gap(NamedTuple):
-    """A time in which a stage's device did nothing; `awaited` is the task that ended it."""
-
-    stage: int
-    start: float
-    end: float
-    awaited: Task
-    ready: float
-
-
 RECORD = struct.Struct("<iBiiidddddd")
 """A task record in bytes: stage, kind + 16 * cause, chunk, microbatch, bucket, four times, what was injected.
 Causes count from 1; 0 is for none."""
@@ -226,12 +216,12 @@ class StepTrace:
         span = self.makespan
         return [1.0 - self.busy(stage) / span if span > 0 else 0.0 for stage in range(self.stages)]
 
-    def gaps(self, stage: int, shortest: float = 0.0) -> list[Gap]:
-        """The stage's idle times longer than `shortest` seconds, from the step's start on."""
+    def gaps(self, stage: int, shortest: float = 0.0) -> list[tuple[float, TaskRecord]]:
+        """The stage's idle times longer than `shortest` seconds: from when on, and the task that ended it."""
         gaps, idle_since = [], self.start
         for record in self.stage_records(stage):
             if record.start - idle_since > shortest:
-                gaps.append(Gap(stage, idle_since, record.start, record.task, record.ready))
+                gaps.append((idle_since, record))
             idle_since = max(idle_since, record.end)
         return gaps
 
