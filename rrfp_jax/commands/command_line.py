@@ -23,11 +23,10 @@ def print_whole(text: str) -> None:
     """
     try:
         print(text, flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # where what waits goes now
-        raise UsageError(f"standard output: cannot be written: {error.strerror}") from None
+        if not isinstance(error, BrokenPipeError):
+            raise UsageError(f"standard output: cannot be written: {error.strerror}") from None
 
 
 def exit_status(command: str, body: Callable[[], int]) -> int:

@@ -41,14 +41,10 @@ def export_run(options: argparse.Namespace) -> int:
     )
     tensors = sum(len(own.names) for own in content.sources)
     total, count = sum(own.nbytes for own in content.sources), "one file" if files == 1 else f"{files} files"
-    print_whole(
-        f"{checkpoint.folder}: {tensors} tensors, {total:,} bytes, in {options.to}/ ({count})"
-        + (
-            f"\nleft out, as no part of {options.as_}: {_layers(content.left_out)}"
-            if content.left_out
-            else ""
-        )
-    )
+    told = [f"{checkpoint.folder}: {tensors} tensors, {total:,} bytes, in {options.to}/ ({count})"]
+    if content.left_out:
+        told.append(f"left out, as no part of {options.as_}: {_layers(content.left_out)}")
+    print_whole("\n".join(told))
     return DONE
 
 

@@ -161,11 +161,8 @@ def _what_hides_them(found: Surroundings) -> tuple[Level, str, str]:
 
 def check_shares(found: Surroundings) -> Answer:
     """Whether the ranks of this node have a GPU and its memory each."""
-    environment, ranks, gpus = (
-        found.environment,
-        found.step.tasks_here if found.step else 1,
-        _gpus_here(found),
-    )
+    environment, gpus = found.environment, _gpus_here(found)
+    ranks = found.step.tasks_here if found.step else 1
     if MEMORY in environment and OLD_MEMORY in environment:
         return "FAIL", f"{MEMORY} and {OLD_MEMORY} are set, which JAX refuses", f"unset {OLD_MEMORY}"
     if not gpus or ranks <= gpus or found.platform == "cpu":
