@@ -158,7 +158,7 @@ def compile_run(
     from rrfp_jax.runtime.programs.executables import Executables
     from rrfp_jax.train.compile_ahead import MadeFor, compile_ahead
 
-    count = config.processes if processes is None else processes
+    count = config.mesh.devices if processes is None else processes
     if count < 1:
         raise UsageError(f"--processes={count}: give a whole number above 0")
     chosen = range(config.mesh.pp) if stages is None else stages

@@ -74,7 +74,7 @@ def _launch_run(options: argparse.Namespace, line: ConfigLine) -> int:
     from rrfp_jax.launcher.supervisor import Patience
 
     config = config_of(line)
-    most = config.processes
+    most = config.mesh.devices
     count = most if options.n is None else options.n
     if count > most or most % count:
         raise UsageError(

@@ -215,11 +215,6 @@ class RunConfig(Settings, ABC):
             own["executables"] = Path(self.directory) / ".executables"
         return Settings(**own)
 
-    @property
-    def processes(self) -> int:
-        """How many processes the run asks for when it is launched on one machine: one per device."""
-        return self.mesh.devices
-
     def spec(self) -> RunSpec:
         """What the run consists of, but for its validation data, to be forecast or compiled ahead."""
         return RunSpec(

@@ -31,9 +31,9 @@ from tests.odd_models import corpus
 REMATS, SCHEDULES, MICROBATCHES = ("none", "full"), ("1f1b", "zb-h1"), 6
 
 
-def rows_of(stages, name):
+def rows_of(stages, name, remats=REMATS):
     """All of a model: one for each stage of each run."""
-    return [row for remat in REMATS for row in _rows(stages, name, remat)]
+    return [row for remat in remats for row in _rows(stages, name, remat)]
 
 
 def _rows(stages, name, remat):
@@ -162,6 +162,9 @@ def aims_of(rows):
         "moments at which the count is not the live buffers": sum(row["off"] for row in rows),
         "stages where the replay is not the meter": sum(row["paper"] != row["meter"] for row in rows),
         "stages with more than the meter says": sum(row["buffers"] > row["meter"] for row in rows),
+        "stages of one layer with less than the meter says": sum(
+            row["buffers"] < row["meter"] for row in rows if row["layers"] == 1
+        ),
         "stages above the bound": sum(max(row["meter"], row["training"]) > row["bound"] for row in rows),
         "stages whose lasting bytes were foreseen otherwise": sum(
             row["forecast_lasting"] != row["lasting"] for row in rows

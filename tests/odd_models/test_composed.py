@@ -4,7 +4,7 @@ import collections
 
 import pytest
 
-from tests.odd_models import composed, corpus, outside
+from tests.odd_models import composed, corpus, footprints, outside
 
 COUNT = 320
 
@@ -19,6 +19,14 @@ def test_like_plain_jax(number):
 @pytest.mark.parametrize("name", ["NNX stream, jit", "Linen stream"])
 def test_streams_of_modules_draw_what_the_whole_model_draws(name):
     assert corpus.outcomes(name, (2,)) == [(2, "equal", "")]
+
+
+@pytest.mark.slow(reason="8 s: runtime/test_memory.py has the live buffers")
+def test_footprints_are_what_is_there():
+    """A slice of `python -m tests.odd_models.footprints`."""
+    rows = footprints.rows_of(4, 73, remats=["none"])
+    assert len(rows) == 8
+    assert not [str(aim) for aim in footprints.aims_of(rows) if not aim.met]
 
 
 @pytest.mark.parametrize("name", outside.REFUSED)
