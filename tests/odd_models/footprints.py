@@ -46,7 +46,7 @@ def _rows(stages, name, remat):
 
     pipe = outside.STREAMS[name]() if name in outside.STREAMS else composed.model(name).pipeline()
     data, mesh = composed.batch(MICROBATCHES), rrfp.Mesh(pp=stages)
-    trainer = rrfp.Trainer(pipe, optax.sgd(0.1), data=data, mesh=mesh, remat=remat, schedule=SCHEDULES[0])
+    trainer = rrfp.Trainer(pipe, optax.sgd(1e-6), data=data, mesh=mesh, remat=remat, schedule=SCHEDULES[0])
     estimate, settings = _estimate(pipe, data, mesh, remat)
     for schedule in SCHEDULES:
         trainer.schedule = schedule
@@ -112,7 +112,7 @@ def _estimate(pipe, data, mesh, remat):
     settings = Settings(remat=remat)
     run = RunSpec(
         pipe=pipe,
-        optimizer=optax.sgd(0.1),
+        optimizer=optax.sgd(1e-6),
         data=as_data(data),
         mesh=mesh,
         schedule=Auto(candidates=("bfw",)),
