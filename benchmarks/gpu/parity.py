@@ -29,7 +29,7 @@ from configs.quickstart import pipeline
 from models import gpt
 from rrfp_jax.data.contract import load_step
 from rrfp_jax.runtime.model.layers import Params
-from rrfp_jax.train.reference import leaf_errors, relative, unpipelined_value_and_grad
+from rrfp_jax.train.reference import PlainStep, leaf_errors, relative
 
 # Few wide blocks: as many parameters as twelve narrow ones, and a third to compile.
 FULL = gpt.GPTConfig(d_model=1280, n_heads=20, d_ff=3456, n_layers=4, vocab_size=8192)
@@ -94,9 +94,8 @@ def differing(runs: Sequence[tuple[str, float, Params]]) -> dict[str, list[str]]
 
 def against_reference(case: Case, runs: Sequence[tuple[str, float, Params]]) -> dict[str, Any]:
     """Differences from unpipelined JAX by schedule: of the loss, and of the gradient of the worst leaf."""
-    expected_loss, expected = unpipelined_value_and_grad(
-        case.pipe, case.trainer.stage_params, case.data, 0, 0
-    )
+    step = PlainStep(case.pipe, case.trainer.stage_params, case.data, (0, 0))
+    expected_loss, expected = step.value_and_grad()
     found = {}
     for schedule, loss, gradient in runs:
         errors = leaf_errors(gradient, expected)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import signal
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median
 from textwrap import wrap
@@ -114,19 +114,20 @@ def summarised(rows: Sequence[StageRow], most: int) -> list[StageRow]:
         return list(rows)
     slowest = sorted(range(len(rows)), key=lambda at: (-rows[at].seconds, at))[: most - 1]
     others = [row for at, row in enumerate(rows) if at not in slowest]
-    peaks, budgets = (
-        [size for size in own if size is not None]
-        for own in ([row.peak for row in others], [row.budget for row in others])
-    )
     mean = StageRow(
         name=f"{len(others)} more",
         ranks=(),
         seconds=fmean(row.seconds for row in others),
         shares={name: fmean(row.shares[name] for row in others) for name in rows[0].shares},
-        peak=fmean(peaks) if peaks else None,
-        budget=fmean(budgets) if budgets else None,
+        peak=_mean(row.peak for row in others),
+        budget=_mean(row.budget for row in others),
     )
     return [rows[at] for at in sorted(slowest)] + [mean]
+
+
+def _mean(sizes: Iterable[float | None]) -> float | None:
+    known = [size for size in sizes if size is not None]
+    return fmean(known) if known else None
 
 
 class Slowest(NamedTuple):

@@ -318,13 +318,6 @@ def compare(
     )
 
 
-def unpipelined_value_and_grad(
-    pipe: Pipeline, params: Params, microbatches: Sequence[Mapping[str, Any]], seed: int, step: int
-) -> tuple[float, Params]:
-    """Loss and gradient of all microbatches on the first local device; see `PlainStep`."""
-    return PlainStep(pipe, params, microbatches, (seed, step)).value_and_grad()
-
-
 def relative(value: float, expected: float) -> float:
     """How far a number is from what was expected, as a share of that."""
     return abs(value - expected) / max(abs(expected), 1e-30)

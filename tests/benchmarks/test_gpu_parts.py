@@ -23,7 +23,7 @@ class TestJudgement:
         runs = [("bf", 3.0, right), ("1f1b", 3.0, right)]
         case = SimpleNamespace(trainer=SimpleNamespace(stage_params=right), pipe=None, data=[])
         case.gradients = lambda: runs
-        monkeypatch.setattr(parity, "unpipelined_value_and_grad", lambda *_: (3.0, right))
+        monkeypatch.setattr(parity.PlainStep, "value_and_grad", lambda _: (3.0, right))
         monkeypatch.setattr(parity.Case, "of", lambda *_: case)
         figures = {}
         assert parity.check("float32", True, figures) == {"bf and 1f1b (run 1)": []}

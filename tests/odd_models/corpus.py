@@ -85,7 +85,7 @@ def _streams(pipeline, batch, stages):
     """Random streams kept in modules: each number of stages draws what the unpipelined model draws."""
     import jax
 
-    from rrfp_jax.train.reference import unpipelined_value_and_grad
+    from rrfp_jax.train.reference import PlainStep
     from tests.odd_models import plain
     from tests.odd_models.odd import close
 
@@ -96,7 +96,7 @@ def _streams(pipeline, batch, stages):
             trainer.start()
             if expected is None:
                 params = jax.device_put(jax.device_get(trainer.stage_params), jax.local_devices()[0])
-                expected = unpipelined_value_and_grad(pipeline, params, batch, 0, 0)
+                expected = PlainStep(pipeline, params, batch, (0, 0)).value_and_grad()
                 evaluation = trainer.evaluate(batch).loss
             loss, gradient = trainer.value_and_grad(batch)
             close(loss, expected[0], 2e-4, "loss")

@@ -26,7 +26,7 @@ from rrfp_jax.runtime.engine.engine import agreement_of
 from rrfp_jax.runtime.engine.pacing import Delays
 from rrfp_jax.runtime.run import consensus as agreement
 from rrfp_jax.schedules import Auto
-from rrfp_jax.train.reference import leaf_errors, unpipelined_value_and_grad
+from rrfp_jax.train.reference import PlainStep, leaf_errors
 from tests.support import toy
 from tests.support.sharded import pipeline
 
@@ -61,7 +61,7 @@ def main(folder, size, word=""):
     driver, layout, batch, cases = trainer._engine.driver, trainer._engine.layout, toy.microbatches(8), {}
     params = toy.initial_params(trainer)
     if pipe.tied:
-        expected, reference = unpipelined_value_and_grad(pipe, params, batch, 0, 0)
+        expected, reference = PlainStep(pipe, params, batch, (0, 0)).value_and_grad()
     else:
         expected, reference = toy.reference(params, batch)
     for way, schedule in ways:
