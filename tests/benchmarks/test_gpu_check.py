@@ -117,7 +117,10 @@ def is_running(pid):
 
 @pytest.fixture(scope="module")
 def run(request, tmp_path_factory):
-    """Fake parts, of which only the first and last pass; one waits for its end while the real ones run."""
+    """Fake parts, of which only the first and last pass; one waits for its end while the real ones run.
+
+    `make test` has that one alone.
+    """
     if not is_quick(request):
         request.getfixturevalue("started")
     folder, out = tmp_path_factory.mktemp("fakes"), tmp_path_factory.mktemp("out")
@@ -130,6 +133,8 @@ def run(request, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(folder))
         patch.setenv("JAX_PLATFORMS", "cpu")
+        if is_quick(request):
+            return check.run(parts[3:4], out, quick=True), out
         check.run(parts[:2], out, quick=True)
         return check.run(parts[2:], out, quick=True), out
 
@@ -149,7 +154,6 @@ class TestSupervision:
         assert parts["2"]["figures"] == {"a": {"failed": "ValueError: broken"}, "b": {"x": 1}}
         assert set(parts["4"]["figures"]["a"]) == {"child"} and parts["4"]["machine"]["jax"]
 
-    @pytest.mark.costly(reason="processes, one of which runs out of its time")
     def test_nothing_is_left_running(self, run):
         deadline = time.monotonic() + 5
         pid = run[0].parts["4"]["figures"]["a"]["child"]
@@ -157,6 +161,7 @@ class TestSupervision:
             time.sleep(0.05)
         assert not is_running(pid)
 
+    @pytest.mark.slow(reason="5 s: a process for each part")
     def test_the_log_has_what_was_printed_and_the_table_a_line_each(self, run):
         log = (run[1] / "log.txt").read_text()
         assert "last words" in log and "ValueError: broken" in log

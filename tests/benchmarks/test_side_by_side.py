@@ -97,6 +97,7 @@ def test_what_is_missing_is_not_run(monkeypatch, tmp_path):
     assert not why_not("bf", "")
 
 
+@pytest.mark.slow(reason="3 s: a process that imports JAX")
 def test_a_process_that_ends_says_why():
     with (
         Living(sys.executable, "benchmarks.rivals.one_process", "none", "empty-8") as living,

@@ -143,6 +143,7 @@ def test_parameters_alone(saved, base):
     assert np.array_equal(found[3]["base"], tensors()["3"]) and np.asarray(found[3]["own"]).any()
 
 
+@pytest.mark.slow(reason="2 s: two Trainers")
 def test_parameters_alone_for_full_fine_tuning_after_adapters(saved, base, tmp_path):
     """What was frozen is trained from its values in the files, and checkpoints keep it from then on."""
     own = trainer(init_of(base), frozen=())
@@ -157,6 +158,7 @@ def test_parameters_alone_for_full_fine_tuning_after_adapters(saved, base, tmp_p
     assert again.restore(tmp_path / "full")
 
 
+@pytest.mark.slow(reason="a Trainer; test_a_changed_base_is_refused has values")
 def test_a_base_in_another_dtype_is_told_as_that(saved, base):
     own = trainer(init_of(base), dtype=jnp.float16)
     said = r"model.safetensors; 0.base was float32 there and is float16 here: give the frozen parameters"
@@ -182,6 +184,7 @@ def test_nothing_is_hashed_before_a_checkpoint(base, tmp_path, monkeypatch):
     assert len(threads) == LAYERS and not any(name == "MainThread" for name in threads)
 
 
+@pytest.mark.slow(reason="2 s: two Trainers")
 def test_values_that_a_checkpoint_has_given_are_kept(base, tmp_path):
     """They may be others than the files have."""
     first = trainer()
@@ -194,6 +197,7 @@ def test_values_that_a_checkpoint_has_given_are_kept(base, tmp_path):
     assert {*BASES} <= stored(tmp_path / "second", 0)
 
 
+@pytest.mark.slow(reason="4 s: five Trainers")
 def test_what_another_run_has_is_kept(saved, base, tmp_path):
     """Its checkpoints may go; and so is what a function has made, and what is trained."""
     whole = trainer()
@@ -216,6 +220,7 @@ def test_what_another_run_has_is_kept(saved, base, tmp_path):
         )
 
 
+@pytest.mark.slow(reason="a Trainer of its own")
 def test_of_several_files_all_are_named(base, tmp_path):
     other = tmp_path / "other.safetensors"
     save_file({"3": tensors()["3"]}, other)
@@ -254,6 +259,7 @@ def test_a_checkpoint_to_begin_with_says_what_it_leaves_out(saved):
         trainer(rrfp.weights.checkpoint(saved[0]))
 
 
+@pytest.mark.slow(reason="2 s: a Trainer of its own")
 def test_no_engine_is_kept_once_layers_have_moved(base):
     assert forgets_its_engine(trainer(init_of(base)), [1, 3])
 

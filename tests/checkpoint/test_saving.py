@@ -84,6 +84,11 @@ def test_what_a_start_finds_there(train, tmp_path, monkeypatch):
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
     status, said, lines = train(steps=4)
     assert "resumes after 3 steps" in said and [line["step"] for line in lines] == [0, 1, 2, 3]
+
+
+@pytest.mark.slow(reason="5 s: two runs; test_keeping.py has checkpoints that are laid aside")
+def test_a_run_that_does_not_resume_keeps_what_is_there(train, tmp_path):
+    train(steps=2)
     status, said, lines = train(steps=2, **{"checkpoint.resume": False})
     assert status == 0 and "earlier checkpoints are kept as" in said and checkpoints(tmp_path) == [2]
     assert len(lines) == 2
@@ -107,6 +112,7 @@ def test_sigterm_saves_and_is_a_good_end(train, tmp_path, monkeypatch):
     assert f"resumes after {done} steps" in said and len(lines) == done + 1
 
 
+@pytest.mark.slow(reason="2 s each: a run; test_keeping.py has a full disk")
 @pytest.mark.parametrize("earlier", [False, True])
 @pytest.mark.parametrize(
     ("number", "status", "said"),

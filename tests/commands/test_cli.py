@@ -169,19 +169,23 @@ def test_control_c_ends_after_a_step(folder, interrupted):
 def test_control_c_says_how_to_go_on(folder, interrupted):
     settings = {"checkpoint.every_steps": 10**5, "checkpoint.resume": False}
     out, command = interrupted("goes-on", "step     1", **settings)
-    (folder / "runs" / "goes-on.checkpoints").rename(folder / "runs" / "resumed.checkpoints")
     said = re.search(r"^Ctrl-C: stopped after step (\d+); resumes from .*/(\d+)\nto resume: (.*)$", out, re.M)
     assert int(said[2]) == int(said[1]) + 1 and out.splitlines()[-1] == f"to resume: {said[3]}"
     goes_on = command.replace(" --config.checkpoint.resume=False", "")
     assert said[3] == f"{goes_on} --config.checkpoint.resume=True"
-    del settings["checkpoint.resume"]
+
+
+@pytest.mark.slow(reason="5 s: a run and a process; the test above has one that is interrupted")
+def test_control_c_while_starting_says_what_is_kept(folder, interrupted):
+    settings = {"checkpoint.every_steps": 10**5}
+    assert main(arguments(folder, name="resumed", **settings)) == 0
     out, again = interrupted("resumed", "rrfp_jax on jax", **settings)
-    latest = folder / "runs" / "resumed.checkpoints" / said[2]
+    latest = folder / "runs" / "resumed.checkpoints" / "3"
     assert out.splitlines()[-2:] == [
         f"Ctrl-C while starting: ends; nothing is lost; resumes from {latest}",
         f"to resume: {again}",
     ]
-    assert not (folder / "runs" / "resumed").exists()
+    assert not (folder / "runs" / "resumed.1").exists()
 
 
 def test_control_c_while_compiling_says_so_and_writes_nothing(folder, capsys, monkeypatch):

@@ -256,6 +256,7 @@ class TestCommand:
         status, said = command("rrfp_jax", "plan", *tiny(text), folder=ROOT)
         assert status == 0 and "device measured (measured on cpu)" in said
 
+    @pytest.mark.slow(reason="3 s: a process; data/test_sources.py has what is skipped")
     def test_what_is_skipped_is_told_in_one_line(self, tmp_path):
         for name, text in {"a.txt": "one and two", "b.txt": "three and four", "none.txt": ""}.items():
             (tmp_path / name).write_text(text)

@@ -49,6 +49,7 @@ class TestAuto:
     def test_it_is_the_same_every_time(self):
         assert len({str(heavy_head(3, split="auto")._engine.chunks) for _ in range(3)}) == 1
 
+    @pytest.mark.slow(reason="2 s: costs of all layers are measured")
     def test_chunks(self):
         trainer = heavy_head(2, split="auto", schedule="interleaved-1f1b", data=[*BATCH, BATCH[0]])
         sizes = [len(layers) for chunks in trainer._engine.chunks for layers in chunks]

@@ -81,6 +81,7 @@ def test_multimodal(tmp_path):
     assert truth == read
 
 
+@pytest.mark.slow(reason="2 s: a process that compiles for itself; train/test_loggers.py has it")
 def test_prometheus(tmp_path):
     shutil.copy(EXAMPLES / "prometheus.py", tmp_path)
     train = (sys.executable, "-m", "rrfp_jax", "train", "--config=prometheus.py")

@@ -59,6 +59,7 @@ def test_a_node_with_another_jaxlib_is_refused(nodes, tmp_path, packages):
         assert "on rank 0 (n0), 0.10.99 on rank 1 (n1): the numbers of this run would depend on" in said
 
 
+@pytest.mark.slow(reason="3 s: a start on two nodes; test_doctor.py has such a folder")
 def test_checkpoints_in_a_folder_that_a_node_has_for_itself_are_refused(nodes, tmp_path, packages, train):
     (tmp_path / "runs").mkdir()
     nodes.local("n1", tmp_path / "runs")

@@ -6,6 +6,8 @@ import shutil
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.nodes import ranks
 
 LIMIT_SECONDS = 240.0
@@ -20,6 +22,7 @@ def commands():
     return once, "\n".join(line for line in lines if "rrfp doctor" not in line)
 
 
+@pytest.mark.slow(reason="8 s: two ranks; test_firewall.py has nodes, train/test_processes.py a named run")
 def test_a_named_run_starts_by_the_commands_of_the_page(nodes, tmp_path):
     shutil.copy(ranks.ROOT / "tests" / "nodes" / "small_run.py", tmp_path / "run.py")
     (tmp_path / "activation.py").write_text("from jax.nn import relu as activate\n")

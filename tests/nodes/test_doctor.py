@@ -57,6 +57,7 @@ def left(nodes, folder):
     return [nodes.run(node, "find", folder / "home", "-type", "f").stdout for node in ON]
 
 
+@pytest.mark.slow(reason="3 s: a start on two nodes; the test below has such a home")
 def test_a_home_that_nodes_do_not_share_is_told(nodes, tmp_path, step):
     statuses, said = step("-c", "import rrfp_jax; rrfp_jax.join()")
     assert statuses == [1, 1], said  # of a program without a command of ours around it

@@ -111,6 +111,7 @@ def test_whichever_is_later_of_memory_and_checkpoint(attempt, tmp_path):
     assert status == DONE and "12 steps have been trained already" in said
 
 
+@pytest.mark.slow(reason="2 s: a run; launcher/test_elastic.py has such memory")
 @pytest.mark.parametrize("asked_after", [-1, 4])
 def test_full_memory_is_told_and_training_goes_on(attempt, monkeypatch, asked_after):
     def full(*args):

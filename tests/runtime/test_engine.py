@@ -104,6 +104,7 @@ def test_a_kept_report_keeps_no_trainer():
     assert gone() is None and report.recorded.work() is None and "step" in str(report)
 
 
+@pytest.mark.slow(reason="2 s: a Trainer that compiles two shapes")
 def test_durations_of_one_shape_are_none_of_another():
     trainer = toy.trainer(2)
     shapes = [
@@ -169,6 +170,7 @@ def test_ends_are_noticed_in_time_while_arrivals_are_held(late):
     assert max(r.end - r.start for r in late.records) < LATE / 2
 
 
+@pytest.mark.slow(reason="3 s: two Trainers; core/test_jitter.py has the draws")
 def test_jitter_keeps_the_device_busy_and_changes_no_number():
     plain, jittered = trainer(), trainer(jitter="J3", seed=1)
     assert [r.loss for r in plain.steps(2)] == [r.loss for r in jittered.steps(2)]
@@ -260,6 +262,7 @@ def test_programs_that_were_all_loaded_are_told_so(compiled, detail):
     assert [doing.detail for doing in found] == ["", "", detail]
 
 
+@pytest.mark.slow(reason="2 s; train/test_said.py has programs that are told")
 def test_a_trainer_tells_of_programs_by_bucket_also_of_shapes_met_later():
     """Eight layers of three kinds."""
     found = []

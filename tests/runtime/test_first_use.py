@@ -57,6 +57,7 @@ def test_one_process_is_told_who_used_jax_first(package, tmp_path, text, says):
     assert says in said and "call jax.config.update('jax_num_cpu_devices', 3) before that" in said
 
 
+@pytest.mark.slow(reason="2 s: a process")
 def test_a_script_in_a_folder_named_like_a_package_is_named(package, tmp_path):
     (folder := tmp_path / "jax").mkdir()
     text, says = CASES["by the script"]
@@ -78,6 +79,7 @@ def test_whoever_asked_for_too_few_devices_is_named(package, tmp_path, variable,
 LAUNCH = ("-m", "rrfp_jax", "launch", "-n", "2")
 
 
+@pytest.mark.slow(reason="5 s: a launch; train/test_processes.py has such")
 @pytest.mark.parametrize("joins", ["", "rrfp.join()\n"])
 def test_a_script_joins_before_it_imports_what_uses_jax(package, tmp_path, joins):
     made = "from tests.support import toy\ntoy.trainer(2)\nprint('done')\n"

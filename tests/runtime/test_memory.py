@@ -65,6 +65,7 @@ class TestEveryState:
             full += any(m == room for m, room in zip(most.most, case.memory.rooms, strict=True))
         assert full > SLICE / 10  # the argument gives nothing away
 
+    @pytest.mark.slow(reason="the test above has what holds")
     def test_what_comes_early_must_be_reserved(self, cases):
         """Costs in full, but nothing for messages of microbatches that are not admitted."""
         broken = 0

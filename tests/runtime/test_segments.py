@@ -72,7 +72,7 @@ def bound(layers_per_program, **settings):
     """Loss and gradient at given parameters of a model whose layers 9 and 10 are on one stage."""
     layers = [
         rrfp.layer(toy.embed, init=toy.embed_init),
-        rrfp.layer(noisy, init=toy.block_init, repeat=24),
+        rrfp.layer(noisy, init=toy.block_init, repeat=12),
         rrfp.layer(toy.head, init=toy.head_init),
     ]
     pipe, settings = rrfp.Pipeline(layers, toy.loss), settings | {"layers_per_program": layers_per_program}

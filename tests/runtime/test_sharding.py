@@ -45,6 +45,7 @@ def test_gradients_are_those_of_plain_jax(pp, tp, dp, trained):
         assert toy.worst_leaf(whole(gradient), reference) <= 1e-5
 
 
+@pytest.mark.slow(reason="5 s: two Trainers; test_agreement.py trains with tp, test_sharded_state.py with dp")
 @pytest.mark.parametrize(("pp", "tp", "dp"), [*SIZES, *UNEVEN])
 def test_training_is_that_of_one_device(pp, tp, dp, trained):
     one, reports = trained(1, 1, 1)

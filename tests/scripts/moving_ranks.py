@@ -30,19 +30,18 @@ def equal(one, other):
 
 
 BY_THEMSELVES = "by themselves"
-SPLITS = {2: ([4, 4], [3, 5]), 4: ([2, 2, 2, 2], [1, 2, 2, 3])}
-"""By number of processes, a stage on each: before layers move, and after that."""
+BEFORE, AFTER = [2, 2, 2, 2], [1, 2, 2, 3]
+"""The split before layers move, and after that: a stage on each process."""
 
 
 def by_themselves():
     """Splits and losses by step of a run whose layers move once, when all ranks have compiled."""
-    before, after = SPLITS[int(os.environ["RRFP_PROCESSES"])]
-    decided_moves.decide_always_for(before, after)
-    trainer = toy.trainer(len(before), data=BATCH, split=before, rebalance="auto")
+    decided_moves.decide_always_for(BEFORE, AFTER)
+    trainer = toy.trainer(len(BEFORE), data=BATCH, split=BEFORE, rebalance="auto")
     found = []
     for report in trainer.steps(400):
         found.append([trainer.split, report.loss])
-        if [split for split, _ in found[-2:]] == [after] * 2:
+        if [split for split, _ in found[-2:]] == [AFTER] * 2:
             break
         time.sleep(0.05)
     return found

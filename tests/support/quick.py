@@ -22,7 +22,7 @@ MUTANTS = TESTS / "verification" / "bugs.md"
 
 KEPT_OF = {
     **{"attacks": 3, "checkpoint": 6, "commands/test_compile.py": 2, "commands/test_plan.py": 4},
-    **{"core/test_explore.py": 4},
+    **{"core/test_explore.py": 4, "core/test_idleness.py": 2, "runtime/test_segments.py": 9},
     **{"first_day": 3, "data/test_documents.py": 4, "data/test_loading.py": 4, "data/test_user_data.py": 6},
     **{"docs/test_blocks.py": 4, "house/test_mutants.py": 4, "launcher": 6, "models": 3, "odd_models": 40},
     **{"runs": 3, "runtime": 8, "runtime/test_sharding.py": 12, "train": 8},

@@ -45,7 +45,13 @@ def compiled(mesh, schedule, pipe, folder, stages=None, memory=None, here=False,
     return compile_ahead(run, devices, stages, memory, Executables(folder, here=here))
 
 
-@pytest.mark.parametrize("name", MESHES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("tied, split backward", "tp, dp"),
+        pytest.param("equal chunks of several devices", marks=pytest.mark.slow(reason="5 s; others: less")),
+    ],
+)
 def test_a_start_compiles_nothing_and_says_the_same(name, tmp_path):
     mesh, schedule, pipe = MESHES[name]
     ahead = compiled(mesh, schedule, pipe(), tmp_path)

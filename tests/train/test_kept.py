@@ -127,6 +127,7 @@ def test_evaluation_is_that_of_the_authors_modules(trainer):
     assert trainer.evaluate(BATCH).loss == trainer.evaluate(BATCH).loss
 
 
+@pytest.mark.slow(reason="3 s: a Trainer of its own; test_put_in.py exports such layers")
 def test_checkpoints_and_exports_have_all_of_it(trainer, tmp_path):
     trainer.save(tmp_path)
     assert any("Dense_0%2Fkernel%2Fscale" in path.name for path in tmp_path.rglob("params.3.*"))

@@ -14,10 +14,10 @@ from rrfp_jax.runtime.stages import leaves as moving
 from rrfp_jax.runtime.stages.leaves import transfers
 from rrfp_jax.runtime.stages.stage import Leaf
 from tests.runtime.test_interrupts import interrupt_after
-from tests.scripts.moving_ranks import BY_THEMSELVES, SPLITS
+from tests.scripts.moving_ranks import AFTER, BEFORE, BY_THEMSELVES
 from tests.support import sharded, toy
 from tests.support.decided_moves import forgets_its_engine
-from tests.support.selected import is_quick, selected
+from tests.support.selected import selected
 from tests.train.test_processes import SCRIPTS, command
 
 BATCH = toy.microbatches(4)
@@ -112,6 +112,7 @@ def test_state_of_no_layer_goes_to_a_stage_that_had_none(share_devices):
     np.testing.assert_array_equal(*map(jax.random.key_data, keys))
 
 
+@pytest.mark.slow(reason="a Trainer of its own")
 def test_layers_lost_on_their_way_are_not_made_anew(monkeypatch):
     trainer = toy.trainer(2, data=BATCH, split=[4, 4])
     list(trainer.steps(1))
@@ -195,6 +196,7 @@ def test_a_split_that_cannot_be_changes_nothing(split, said):
     assert next(trainer.steps(1)).loss != first
 
 
+@pytest.mark.slow(reason="2 s: a Trainer of its own")
 def test_stages_of_other_widths_are_refused_before_anything_moves():
     trainer = toy.trainer(2, data=BATCH, split=[4, 4], mesh=rrfp.Mesh(pp=2, tp=(1, 2)))
     list(trainer.steps(1))
@@ -214,11 +216,11 @@ PROCESSES, CASES_OF_PROCESSES = 4, ("tied", "spread")  # moving_ranks.py has mor
 @pytest.fixture(scope="module")
 def moved_between_processes(request, tmp_path_factory):
     """What every rank found, of the cases that are to run."""
-    folder, count = tmp_path_factory.mktemp("moving"), 2 if is_quick(request) else PROCESSES
-    launch = ["rrfp_jax", "launch", "-n", count, SCRIPTS / "moving_ranks.py", folder]
+    folder = tmp_path_factory.mktemp("moving")
+    launch = ["rrfp_jax", "launch", "-n", PROCESSES, SCRIPTS / "moving_ranks.py", folder]
     status, said = command(*launch, *selected(request, "case_of_processes"), BY_THEMSELVES, folder=folder)
     assert status == 0, said
-    return [json.loads((folder / f"moving-{rank}.json").read_text()) for rank in range(count)]
+    return [json.loads((folder / f"moving-{rank}.json").read_text()) for rank in range(PROCESSES)]
 
 
 @pytest.mark.slow(reason="a run of four processes; in one, the tests above")
@@ -231,13 +233,12 @@ def test_layers_move_between_processes(moved_between_processes, case_of_processe
         assert all(rank[case_of_processes]["equal"])
 
 
-@pytest.mark.costly(reason="a run of processes that compiles twice")
+@pytest.mark.slow(reason="10 s: processes; test_processes.py moves layers between two")
 def test_processes_move_layers_before_the_same_step(moved_between_processes):
     found = [rank[BY_THEMSELVES] for rank in moved_between_processes]
     assert found[1:] == found[:1] * (len(found) - 1)
     splits = [split for split, _ in found[0]]
-    before, after = SPLITS[len(found)]
-    assert splits == [before] * (len(splits) - 2) + [after] * 2
+    assert splits == [BEFORE] * (len(splits) - 2) + [AFTER] * 2
 
 
 @st.composite

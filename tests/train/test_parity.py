@@ -131,6 +131,7 @@ def test_initial_values_do_not_depend_on_the_split(stages, four_stages):
     chex.assert_trees_all_equal(trainer_params(toy.trainer(stages)), four_stages.stage_params)
 
 
+@pytest.mark.slow(reason="a Trainer of its own")
 def test_a_layer_that_stands_several_times_is_as_many_layers(four_stages):
     first, *_, last = toy.layers()
     turns = [rrfp.layer(toy.block, init=toy.block_init), rrfp.layer(toy.block, init=toy.block_init)] * 3

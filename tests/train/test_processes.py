@@ -69,7 +69,7 @@ def parity(request, tmp_path_factory):
 def alone():
     """The losses of one process."""
     trainer = toy.trainer(1, clip_norm=0.3)
-    return [report.loss for report in trainer.steps(3)]
+    return [report.loss for report in trainer.steps(5)]
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,7 @@ class TestParity:
         for name in ("losses", "evaluated", "wrong"):
             assert len({json.dumps(rank[name]) for rank in parity}) == 1
 
-    def test_training_is_that_of_one_process(self, parity, alone):
+    def test_training_is_that_of_one_process_also_after_layers_have_moved(self, parity, alone):
         np.testing.assert_allclose(parity[0]["losses"], alone, rtol=1e-5)
 
     def test_tied_parameters_and_skipped_steps_are_those_of_one_process(self, parity, tied_alone):
@@ -118,6 +118,7 @@ class TestParity:
         """Two are left, with a channel each beside that of all processes."""
         assert [rank["channels"] for rank in parity] == [3] * len(parity)
 
+    @pytest.mark.slow(reason="a Trainer of each rank; test_parity.py has a wrong gradient")
     def test_a_wrong_loss_would_be_caught(self, parity):
         assert parity[0]["wrong"] > 1e-3
 

@@ -41,6 +41,7 @@ def test_a_listener_is_told_of_what_lasts(tmp_path):
     assert told == []
 
 
+@pytest.mark.slow(reason="a Trainer; test_a_listener_is_told_of_what_lasts has all")
 def test_it_is_shown_if_that_is_asked_for(monkeypatch, capsys):
     monkeypatch.setattr(progress_line, "LINE_AFTER", 0.0)
     trainer = toy.trainer(1)

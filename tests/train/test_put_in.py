@@ -184,6 +184,7 @@ def test_checkpoints_of_the_first_versions(monkeypatch, tmp_path):
     assert bits(rrfp.export(tmp_path, pipe=trainer._engine.pipe)) == bits(rrfp.export(trainer))
 
 
+@pytest.mark.slow(reason="a Trainer of its own")
 def test_a_checkpoint_that_tells_of_other_layers_than_it_has(monkeypatch, tmp_path):
     told = (StoredLayer(kind="nnx", paths=(("scale",), ("tables", 0))),)
     monkeypatch.setattr("rrfp_jax.train.stepping.stored_layers", lambda engine: told)

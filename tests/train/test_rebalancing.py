@@ -123,6 +123,7 @@ def test_a_suggestion_is_made_once_and_says_what_to_do(decides, capfd):
     assert "set trainer.split = [3, 5], resume from a checkpoint with --config.split=3,5, or have" in said[0]
 
 
+@pytest.mark.slow(reason="a Trainer of its own")
 def test_what_came_of_it_is_said(decides, capfd):
     made = Move((4, 4), (3, 5), 1.0, 0.8)
     decides(
@@ -180,6 +181,7 @@ def test_layers_go_back_if_bytes_do_not_suffice_after_all(decides, capfd, monkey
     assert "split=3,5 was rejected: activation_budget=auto: stage 1 has too little" in capfd.readouterr().out
 
 
+@pytest.mark.slow(reason="a Trainer of its own")
 def test_what_cannot_be_looked_at_is_said_and_training_goes_on(decides, capfd, monkeypatch):
     decided = decides()
 
@@ -290,6 +292,7 @@ def test_a_step_may_meet_another_shape_while_a_thread_asks_for_those_there_are()
     assert library.buckets(Asked("train")) == [("a",)]
 
 
+@pytest.mark.slow(reason="a Trainer of its own")
 def test_steps_that_are_given_one_by_one(decides):
     decided = decides()
     own = trainer("suggest")
@@ -298,6 +301,7 @@ def test_steps_that_are_given_one_by_one(decides):
     assert decided.told[1] == (2, 2), "as many are expected as there have been"
 
 
+@pytest.mark.slow(reason="a Trainer of its own; sim/test_rebalance.py has looks")
 def test_an_unhurried_look_at_real_steps():
     own = trainer("suggest")
     list(own.steps(10))

@@ -57,6 +57,7 @@ def test_nothing_is_compiled_again_after_a_step_of_another_kind(monkeypatch):
     trainer.evaluate(batch)
 
 
+@pytest.mark.slow(reason="a Trainer of its own")
 def test_a_schedule_that_does_not_split_holds_no_more_after_one_that_does():
     trainer = toy.trainer(2, schedule="bf")
     kinds = []

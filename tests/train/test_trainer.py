@@ -131,6 +131,7 @@ def test_the_check_accepts_bfloat16_parameters():
     assert toy.trainer(2, pipe=pipe).check().ok
 
 
+@pytest.mark.slow(reason="2 s: a Trainer; runtime/test_segments.py has a layer that prints")
 def test_a_layer_may_print(capfd):
     def printing(params, carry, mb):
         jax.debug.print("seen {}", carry["x"].shape[0])
@@ -268,6 +269,7 @@ class TestWhatIsLeftOfAStep:
         assert trainer.step(toy.microbatches()).applied
 
 
+@pytest.mark.slow(reason="runtime/test_engine.py has threads of one")
 def test_a_trainer_that_is_gone_has_closed_what_connected_it(monkeypatch):
     closed = []
     monkeypatch.setattr(Driver, "close", lambda driver: closed.append(weakref.ref(driver)))
