@@ -8,7 +8,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from tests.support.kept import FAST_COMPILING, share_contexts
+from tests.support.kept import FAST_COMPILING, share_contexts, share_programs
 
 # Most of a test's time is XLA compiling. Without optimizations that takes a quarter of the time, here and in
 # the processes that tests start. Tests marked `optimized` are about what XLA makes of programs: `make test`
@@ -20,6 +20,7 @@ if "RRFP_TEST_OPTIMIZED" not in os.environ and FAST_COMPILING not in given:  # w
 # Shells start background jobs with Ctrl-C ignored, which what tests start would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 share_contexts()
+share_programs()
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 4)
 # Many programs are those of another test.

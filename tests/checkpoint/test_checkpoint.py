@@ -145,6 +145,7 @@ class TestRoundTrip:
 
 
 class TestOrbax:
+    @pytest.mark.slow(reason="2 s: a process; the test below has orbax")
     def test_plain_orbax_in_a_fresh_process_restores_every_leaf(self, made):
         kinds = ["float16", "float8_e4m3fn", "int4", "int64", "bool", "complex64"]
         more = [(("kinds", kind), np.arange(6).reshape(2, 3).astype(kind)) for kind in kinds]

@@ -22,6 +22,7 @@ def folder(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow(reason="5 s: two files; tests/report has what is in them")
 def test_a_run_is_explained(folder, capsys):
     assert report([str(folder)]) == 0
     told = capsys.readouterr().out

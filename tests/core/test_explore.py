@@ -94,7 +94,7 @@ class TestKeys:
     )
     def test_equal_keys_mean_equal_memories(self, case):
         known, met, space = {}, 0, Space(case)
-        for seed in range(40):
+        for seed in range(20):
             for node, machine in walk(space, random.Random(seed)):
                 key, memories = (node, keys.key_of(machine)), memory(machine)
                 met += key in known
@@ -179,7 +179,7 @@ def budgets(draw, rules):
 
 @large
 @given(steps().flatmap(lambda rules: st.tuples(st.just(rules), st.none() | budgets(rules))), SEEDS)
-@example((StepRules(placement=Placement(16, 4), microbatches=64, schedule=BFW(), limit=32), None), 0)
+@example((StepRules(placement=Placement(16, 4), microbatches=32, schedule=BFW(), limit=32), None), 0)
 def test_hints(step, seed):
     """Also that a stage never idles while it has an admissible ready task."""
     rules, budgets = step

@@ -126,6 +126,7 @@ def test_the_optimizer_holds_the_adapters_only(tuned):
     assert sum(own.accumulator_bytes for own in ledgers) == size
 
 
+@pytest.mark.slow(reason="2 s: a Trainer; the test above has the training")
 def test_the_base_is_as_it_was_and_merging_is_exact(base, tuned, tmp_path):
     trainer, first, _, _ = tuned
     cfg, _ = fine_tune.read(base)

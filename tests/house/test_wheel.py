@@ -136,6 +136,7 @@ def test_launches_a_run_anywhere_with_the_modules_beside_its_config(environment,
     assert "--config.rate=0.1\n        of every step" in listed
 
 
+@pytest.mark.slow(reason="2 s: processes; the test of what it holds has the wheel")
 def test_is_used_from_the_new_environment(environment, tmp_path):
     where = "from importlib.util import find_spec; print(find_spec('rrfp_jax').origin)"
     assert run(environment / "python", "-c", where, folder=tmp_path).startswith(str(environment.parent))

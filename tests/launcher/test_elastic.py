@@ -87,6 +87,7 @@ def test_a_lost_replica_is_done_without_and_replaced(launch_ranks):
     assert second.startswith("rrfp launch: continues with all 2 replicas; see ")
 
 
+@pytest.mark.slow(reason="a run of its own")
 def test_at_once_if_no_time_is_to_pass(launch_ranks):
     status, said, started = launch_ranks(
         "die() if restarts == 0 and rank == 3 else sys.exit(restarts == 0)", 0
@@ -94,6 +95,7 @@ def test_at_once_if_no_time_is_to_pass(launch_ranks):
     assert (status, len(started)) == (DONE, 8) and " in 0 s with all 2 replicas; see " in said
 
 
+@pytest.mark.slow(reason="a run of its own")
 def test_if_too_few_are_left_all_begin_again(launch_ranks):
     status, _, started = launch_ranks(
         "if restarts == 0: die() if rank else sys.exit(1)\nsys.exit(replicas != 2)", seconds=60
@@ -163,6 +165,7 @@ def test_who_is_lost_at_once_is_not_brought_back_at_once(tmp_path, clock):
     assert replicas.lost([1], False, 0.0) == " with 1 of 2 replicas, with all again 1 s later"
 
 
+@pytest.mark.slow(reason="a run of its own")
 def test_a_folder_that_somebody_removed_is_made_again(launch_ranks, tmp_path):
     gone = "import shutil\nif restarts == 0:\n    shutil.rmtree(lent, True)\n"
     status, said, _ = launch_ranks(gone + "    die() if rank == 1 else sys.exit(1)", seconds=60)
@@ -210,6 +213,7 @@ def test_only_who_may_hand_over_ends_well_so(tmp_path, capfd):
     assert "rank 1 exited with status 75" in capfd.readouterr().err
 
 
+@pytest.mark.slow(reason="a run of its own")
 def test_losses_are_counted(launch_ranks):
     status, said, _ = launch_ranks("die() if rank == 0 else sys.exit(1)", 60, restarts=1)
     assert status == FAILED and "not restarted again: --max-restarts=1" in said
@@ -266,6 +270,7 @@ def test_so_it_is_between_two_attempts(launch_ranks, tmp_path):
     assert (tmp_path / "trial.checkpoints" / "12").exists()
 
 
+@pytest.mark.slow(reason="a run of its own")
 def test_only_what_is_later_is_saved(launch_ranks, tmp_path):
     (tmp_path / "trial.checkpoints" / "12").mkdir(parents=True)
     then = "signal_launcher(signal.SIGTERM)"

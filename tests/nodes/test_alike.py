@@ -45,6 +45,7 @@ def train(tmp_path):
     return "-m", "rrfp_jax", "train", f"--config={config}", f"--config.directory={tmp_path}/runs"
 
 
+@pytest.mark.slow(reason="4 s: a start on two nodes; runtime/test_alike.py has the hashes")
 def test_a_node_with_other_code_is_refused(nodes, tmp_path, packages, train):
     write(nodes, "n1", packages / "activation.py", "from jax.nn import silu as activate\n")
     for said in refused(nodes, tmp_path, packages, *train):

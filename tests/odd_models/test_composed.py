@@ -9,6 +9,7 @@ from tests.odd_models import composed, corpus, footprints, outside
 COUNT = 320
 
 
+@pytest.mark.slow(reason="2 s each: many layers; the other files have them one by one")
 @pytest.mark.parametrize("number", [7, 73, 211])
 def test_like_plain_jax(number):
     stages = corpus.STAGES[number % 3 :][:1]

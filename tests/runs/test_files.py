@@ -214,6 +214,7 @@ print(Path(sys.argv[1]).read_text() == 4 * line, kept.missing)
 """
 
 
+@pytest.mark.slow(reason="2 s: a process")
 def test_the_kernels_own_refusal(tmp_path):
     command = [sys.executable, "-c", LIMITED, tmp_path / "metrics.jsonl"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

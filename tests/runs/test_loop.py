@@ -105,6 +105,7 @@ def test_the_validation_is_as_long_as_asked_and_told_with_its_metrics(run):
     assert end == f"validation loss {loss:.4f}  accuracy {accuracy:.4f}  (over a weight of {weight:,.0f})"
 
 
+@pytest.mark.slow(reason="a run of its own")
 def test_a_method_that_raises(run):
     def fails(report):
         raise KeyError("logger")

@@ -48,6 +48,7 @@ def test_bits_and_records(schedule, monkeypatch):
         assert all(receiver.ready >= sender.end for sender, receiver in trace.transfers())
 
 
+@pytest.mark.slow(reason="2 s: 60 steps; test_bits_and_records has what is foreseen")
 def test_a_stage_that_a_timer_woke_is_asked_again():
     """With one microbatch, all that a stage runs next follows from what was foreseen."""
     reports, _ = trained("bf", "foreseen", steps=60, microbatches=1)

@@ -123,6 +123,7 @@ def test_stages_that_differ_may_have_several_chunks_frozen_parameters_and_budget
     assert several.evaluate(batch).loss == pytest.approx(one.evaluate(batch).loss, rel=1e-5)
 
 
+@pytest.mark.slow(reason="2 s: a Trainer of its own")
 def test_what_lies_on_other_stages_need_not_be_divisible():
     """The head's 16 rows cannot be shared by three devices, but those of the first stage are only two."""
     own = trainer(2, (3, 1), pipe=toy.pipeline(sharding={"-1.out": P("tp", None)}))

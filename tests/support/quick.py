@@ -21,11 +21,12 @@ TESTS = Path(__file__).parents[1]
 MUTANTS = TESTS / "verification" / "bugs.md"
 
 KEPT_OF = {
-    **{"attacks": 3, "checkpoint": 6, "commands/test_compile.py": 2, "commands/test_plan.py": 4},
-    **{"core/test_explore.py": 4, "core/test_idleness.py": 2, "runtime/test_segments.py": 9},
+    **{"attacks": 3, "bad_inputs": 4, "checkpoint": 6, "commands/test_compile.py": 2},
+    **{"commands/test_plan.py": 4, "core/test_explore.py": 4, "core/test_idleness.py": 2},
     **{"first_day": 3, "data/test_documents.py": 4, "data/test_loading.py": 4, "data/test_user_data.py": 6},
     **{"docs/test_blocks.py": 4, "house/test_mutants.py": 4, "launcher": 6, "models": 3, "odd_models": 40},
-    **{"runs": 3, "runtime": 8, "runtime/test_sharding.py": 12, "train": 8},
+    **{"nodes/test_nodes.py": 3, "report": 4, "runs": 3, "runtime": 8, "runtime/test_segments.py": 9},
+    **{"runtime/test_sharding.py": 12, "sim": 4, "train": 8},
 }
 """By folder or file below tests/, of how many cases one is kept."""
 
