@@ -94,7 +94,7 @@ class TestKeys:
     )
     def test_equal_keys_mean_equal_memories(self, case):
         known, met, space = {}, 0, Space(case)
-        for seed in range(20):
+        for seed in range(40):
             for node, machine in walk(space, random.Random(seed)):
                 key, memories = (node, keys.key_of(machine)), memory(machine)
                 met += key in known
