@@ -7,6 +7,7 @@ from rrfp_jax.runtime.run.recorder import FlightRecorder
 from tests.support import toy
 
 
+@pytest.mark.slow(reason="2 s: a Trainer of its own")
 def test_recording_is_switched_off_and_on_again():
     trainer, account = toy.trainer(2), Account()
     there = [vars(owner)[name] for owner, name in RECORDING]

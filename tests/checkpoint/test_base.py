@@ -166,6 +166,7 @@ def test_a_base_in_another_dtype_is_told_as_that(saved, base):
         own.restore(saved[0])
 
 
+@pytest.mark.slow(reason="a Trainer of its own")
 def test_nothing_is_hashed_before_a_checkpoint(base, tmp_path, monkeypatch):
     """A thread of the checkpoint does it then, once."""
     threads = []
@@ -232,6 +233,7 @@ def test_of_several_files_all_are_named(base, tmp_path):
     assert told["files"] == sorted([str(base), str(other)])
 
 
+@pytest.mark.slow(reason="a Trainer of its own")
 def test_a_tied_base_is_left_out_under_all_its_names(base, tmp_path):
     pipe = pipeline()
     pipe.tied = [("0.base", "3.base")]

@@ -270,6 +270,7 @@ def started(init):
 
 
 class TestInitialValues:
+    @pytest.mark.slow(reason="2 s: two Trainers; the test of all that are given asks alike")
     def test_some_are_given(self):
         asked = {}
 

@@ -89,6 +89,7 @@ def test_an_update_that_fails_is_named(monkeypatch):
         trained(slowly)
 
 
+@pytest.mark.slow(reason="a Trainer of its own")
 def test_norms_are_dispatched_behind_the_last_gradients(monkeypatch):
     """By the time all tasks have ended they are under way on every stage, whatever transfers are barred."""
     finish, finished = ModelStep.finish, []

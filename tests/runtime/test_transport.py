@@ -367,6 +367,7 @@ class TestOrderedLink:
         ends.receive(range(3))
         assert [key.input.microbatch for key in ends.arrived] == [2, 0, 1]
 
+    @pytest.mark.slow(reason="2 s: a Trainer of four stages")
     def test_training_gives_the_same_gradients_to_the_bit(self):
         trainer = toy.trainer(4, data=lambda step: toy.microbatches(8), max_in_flight=8)
         trainer.start()

@@ -546,6 +546,7 @@ class OnlyTwo(GPipe):
         return super().order(stage, placement, microbatches)[microbatches != 2 :]
 
 
+@pytest.mark.slow(reason="2 s: a Trainer of its own")
 def test_an_order_that_misses_tasks_of_an_evaluation_is_refused_at_the_start():
     trainer = toy.trainer(2, schedule=OnlyTwo(), data=toy.microbatches(2))
     with pytest.raises(rrfp.UsageError, match="F0"):
