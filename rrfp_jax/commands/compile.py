@@ -54,7 +54,9 @@ def compile_for_card(options: argparse.Namespace) -> int:
     if options.json is not None:
         write_json(options.json, found.as_json_object(), indent=1)
     if options.hlo is not None:
-        found.write_texts(options.hlo)
+        for own in found.run.stages:
+            for name, text in own.texts().items():
+                write_output(options.hlo / f"{name}.txt", text.encode())
     print_whole(str(found))
     return DONE if found.run.refusal is None else FAILED
 
@@ -83,12 +85,6 @@ class RunCompiled:
     predicted: Mapping[int, StageLedger]
     folder: Path
     made_for: MadeFor
-
-    def write_texts(self, folder: Path) -> None:
-        """Every program's HLO as a file of its own."""
-        for own in self.run.stages:
-            for name, text in own.texts().items():
-                write_output(folder / f"{name}.txt", text.encode())
 
     def as_json_object(self) -> dict[str, Any]:
         """All figures; seconds and bytes."""

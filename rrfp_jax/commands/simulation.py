@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import cycle, islice
-from math import prod
 from pathlib import Path
 from statistics import fmean
 from types import NoneType
@@ -246,7 +245,9 @@ def simulate(
     if byte_limit is not None:
         _check_counts(1, byte_limit=byte_limit)
     _check_counts(0, spare_gradients=spare_gradients, **({} if limit is None else {"limit": limit}))
-    _check_sizes(stages=stages, microbatches=count, chunks=chunks)
+    if stages * count * chunks > MOST_FORWARDS:
+        sizes = f"stages={shown(stages)}, microbatches={shown(count)}, chunks={shown(chunks)}"
+        raise UsageError(f"{sizes}: a simulated step has at most {MOST_FORWARDS:,} forwards")
     if seeds > MOST_SEEDS:
         raise UsageError(f"seeds={shown(seeds)}: give at most {MOST_SEEDS}")
     schedules = _schedules(schedules)
@@ -289,12 +290,6 @@ def _check_counts(least: int, **counts: int) -> None:
     for name, value in counts.items():
         if type(value) is not int or value < least:
             raise UsageError(f"{name}={shown(value)}: give a whole number, at least {least}")
-
-
-def _check_sizes(**sizes: int) -> None:
-    if prod(sizes.values()) > MOST_FORWARDS:
-        given = ", ".join(f"{name}={shown(value)}" for name, value in sizes.items())
-        raise UsageError(f"{given}: a simulated step has at most {MOST_FORWARDS:,} forwards")
 
 
 def _name(schedule: str | Schedule | Auto) -> str:

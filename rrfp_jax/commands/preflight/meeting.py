@@ -83,10 +83,8 @@ def _met(place: Place, host: str, address: str, folder: Path, limit: float) -> M
             awaited = f"all {place.processes} ranks at {place.coordinator}"
             raise TrainingError(f"{awaited} did not come within {limit:g} s: {call.said()}")
         token, cards = json.loads(call.told)
-        hosts, addresses = [], []
-        for name, *where in map(json.loads, cards):
-            hosts.append(name)
-            addresses.append(tuple(where))
+        others = [json.loads(card) for card in cards]
+        hosts, addresses = [name for name, *_ in others], [tuple(where) for _, *where in others]
         if not place.coordinator.is_loopback:  # else all are on one machine, whatever that is called
             require_reachable(hosts, [host for host, _ in addresses])
         sockets = connect(listener, addresses, place.rank, token.encode(), CONNECT_SECONDS)
