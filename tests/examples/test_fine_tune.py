@@ -90,6 +90,7 @@ def test_the_model_is_that_of_the_published_weights(base):
     np.testing.assert_allclose(found[1], found[0], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.costly(reason="a Trainer and plain JAX, which compile for themselves")
 def test_it_trains_as_plain_jax_does(base, tuned):
     trainer, first, found, _ = tuned
     cfg, _ = fine_tune.read(base)

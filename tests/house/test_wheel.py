@@ -142,5 +142,6 @@ def test_is_used_from_the_new_environment(environment, tmp_path):
     assert run(environment / "python", "-c", where, folder=tmp_path).startswith(str(environment.parent))
 
 
+@pytest.mark.slow(reason="2 s: an environment; test_holds_the_package_and_its_commands_only has the commands")
 def test_has_a_command(environment, tmp_path):
     assert "usage: rrfp train " in run(environment / "rrfp", "train", "--help", folder=tmp_path)

@@ -66,6 +66,7 @@ def test_a_home_that_nodes_do_not_share_is_told(nodes, tmp_path, step):
     assert left(nodes, tmp_path) == ["", ""]
 
 
+@pytest.mark.costly(reason="a start on two nodes")
 def test_the_doctor_tells_what_differs_between_nodes(nodes, tmp_path, step):
     (tmp_path / "runs").mkdir()
     nodes.local("n1", tmp_path / "runs")

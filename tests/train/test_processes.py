@@ -102,7 +102,8 @@ class TestParity:
         for name in ("losses", "evaluated", "wrong"):
             assert len({json.dumps(rank[name]) for rank in parity}) == 1
 
-    def test_training_is_that_of_one_process_also_after_layers_have_moved(self, parity, alone):
+    def test_training_is_that_of_one_process(self, parity, alone):
+        """Also after layers have moved from one process to another."""
         np.testing.assert_allclose(parity[0]["losses"], alone, rtol=1e-5)
 
     def test_tied_parameters_and_skipped_steps_are_those_of_one_process(self, parity, tied_alone):
