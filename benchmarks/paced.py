@@ -227,7 +227,7 @@ CAUSES = {
     "fixed order": (Cause.ORDER,),
     "memory": (Cause.MEMORY,),
     "turn": (Cause.TURN,),
-    "host": (Cause.HOST, Cause.GROUP),
+    "host": (Cause.HOST, Cause.GROUP, Cause.ESTIMATE),
 }
 """Columns of the table; see `rrfp_jax.trace.idleness`."""
 

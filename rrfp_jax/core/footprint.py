@@ -58,6 +58,11 @@ class Footprint:
         return self.temporary_bytes.get(kind.letter, 0) + self.dropped_bytes.get(kind.letter, 0)
 
     @property
+    def held_bytes(self) -> int:
+        """The most that is held between its tasks."""
+        return max(self.held_after_forward_bytes, self.held_after_input_bytes)
+
+    @property
     def most_transient_bytes(self) -> int:
         """Transient bytes of the program that needs most."""
         return max(map(self.transient_bytes, Kind))

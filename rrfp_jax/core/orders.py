@@ -64,7 +64,7 @@ class ListedOrder(FixedOrder):
 
     def __repr__(self) -> str:
         """Short, and another for another order: processes compare what they are to run by its text."""
-        digest = sha256(repr(self.rows).encode()).hexdigest()[:8]
+        digest = sha256(repr((self.rows, self.turns)).encode()).hexdigest()[:8]
         return f"ListedOrder({self.placement}, {self.microbatches} microbatches, {digest})"
 
     def placement_for(self, stages: int, chunks: int = 1) -> Placement:
@@ -88,6 +88,9 @@ class ListedOrder(FixedOrder):
 @dataclass(frozen=True)
 class GPipe(FixedOrder):
     """All forwards, then all backwards, both in microbatch order (Huang et al., arXiv:1811.06965)."""
+
+    def turns_back(self, placement: Placement, microbatches: int) -> bool:
+        return False  # with one microbatch, too, so that all steps have the same programs
 
     def order(self, stage: int, placement: Placement, microbatches: int) -> Sequence[Task]:
         """F0, F1, ..., B0, B1, ..."""

@@ -78,7 +78,7 @@ class StepRules:
 
     @cached_property
     def joined(self) -> bool:
-        """Whether the last layer's forward is to be run by its backward, which follows at once."""
+        """Whether the forward of the last program's layers is to be run by their backward, which follows."""
         return not self.forward_only and self.schedule.turns_back(self.placement, self.microbatches)
 
     @cached_property

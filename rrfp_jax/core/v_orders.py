@@ -125,6 +125,9 @@ class DualPipeV(VOrder):
 
     name: ClassVar[str] = "DualPipe-V"
 
+    def turns_back(self, placement: Placement, microbatches: int) -> bool:
+        return False  # of few microbatches, too
+
     def _tasks(self, stage: int, stages: int, microbatches: int) -> Iterator[Task]:
         following = _Counters().next
         after = stages - stage - 1  # stages behind this one
@@ -230,6 +233,9 @@ class VHalf(_Block):
 
     name: ClassVar[str] = "V-Half"
     slopes: ClassVar[tuple[int, int]] = (1, 2)
+
+    def turns_back(self, placement: Placement, microbatches: int) -> bool:
+        return False  # of few microbatches, too
 
     def _waits(self, stages: int) -> tuple[int, int, int]:
         # F1 and I0 approach F0 and I1 by 3 units a stage, so F0 and I1 must be 3 units apart in the period:

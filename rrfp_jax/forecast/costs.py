@@ -358,7 +358,7 @@ def layer_work(engine: Engine, split: Sequence[int], buckets: Sequence[Bucket], 
         names[-1] += " and loss"
     lasting = _lasting_bytes(engine)
     layers = [
-        LayerWork(name, n, cost.footprint.held_after_forward_bytes, lasting.get(i, 0))
+        LayerWork(name, n, cost.footprint.held_bytes, lasting.get(i, 0))
         for i, (name, n, cost) in enumerate(zip(names, seconds, costs, strict=True))
     ]
     return Work(layers, split)

@@ -204,7 +204,7 @@ class Estimate:
         return LayerLoad(
             seconds=self._times.of_step(layer, self.buckets),
             fixed_bytes=self._fixed_bytes(state),
-            held_bytes=max(footprint.held_after_forward_bytes for footprint in footprints),
+            held_bytes=max(footprint.held_bytes for footprint in footprints),
             transient_bytes=max(footprint.most_transient_bytes for footprint in footprints),
         )
 

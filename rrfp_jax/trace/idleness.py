@@ -9,10 +9,10 @@ three times split every gap between two tasks:
 The first is split once more, where the task ended whose output was awaited: until then that task's stage is
 waited for, afterwards the link. If a delay was injected there, the end of it is that delay. Why something
 ready did not run is what the core said at the time (`TaskRecord.held`). Simulated steps and older files lack
-that; there the kind of the first ready task tells. It is a wrong estimate if the gap's last task had been
-queued before its input came (core/foresight.py). The gaps before a
-stage's first task and after its last are the step's own (BEGIN, END): a pipeline has to be filled and
-drained.
+that; there the kind of the first ready task tells. Where the gap's last task was dispatched before its input
+came (core/foresight.py), though others were ready, what follows its dispatch is a wrong estimate. The gaps
+before a stage's first task and after its last are the step's own (BEGIN, END): a pipeline has to be filled
+and drained.
 
 `critical_path` is the chain of tasks, transfers and waits that made a step as long as it was, followed back
 from its end. What kept a task from beginning earlier is either its input, if that came after the device was
@@ -265,14 +265,15 @@ def _gap(
     left = any_ready if source is None else min(within(source.end), any_ready)
     on_time = max(min(within(first.ready - first.late), any_ready), left)
     held = HELD.get(last.held, Cause.ORDER if fixed_order else _held_back(first))
-    if ahead := last.dispatched < last.ready and not fixed_order:
-        held = Cause.ESTIMATE
-    held_by = (last, awaited) if fixed_order or ahead else (firsts.get(held, first), None)
+    foreseen = last.dispatched < last.ready and not fixed_order and last.held not in HELD
+    queued = max(within(last.dispatched), any_ready) if foreseen else own
+    held_by = (last, awaited) if fixed_order else (firsts.get(held, first), None)
     parts = (
         (start, left, Cause.STAGE, first, source),
         (left, on_time, Cause.LINK, first, source),
         (on_time, any_ready, Cause.INJECTED, first, source),
-        (any_ready, own, held, *held_by),
+        (any_ready, queued, held, *held_by),
+        (queued, own, Cause.ESTIMATE, last, awaited),
         (own, chosen, Cause.GROUP, last, None),
         (chosen, last.start, Cause.HOST, last, None),
     )

@@ -75,6 +75,20 @@ def test_a_task_queued_for_an_input_that_came_late_is_a_wrong_estimate():
     assert causes(trace, 0, fixed_order=True)[1] == (Cause.ORDER, 1.5, 3), "which had no choice"
 
 
+@pytest.mark.parametrize(
+    "held, cause", [(WaitCause.ROOM, Cause.MEMORY), (WaitCause.INPUT, Cause.ESTIMATE), (None, Cause.ESTIMATE)]
+)
+def test_only_what_follows_the_dispatch_is_a_wrong_estimate_and_only_if_nothing_else_held(held, cause):
+    trace = trace_of(
+        record(F0, 0, 0, 0, 1),
+        record(B0, 3, 2, 3, 4)._replace(held=held),
+        record(F1, 0, 4, 4, 5),  # ready all the time
+        stages=1,
+    )
+    first = [(Cause.MEMORY, 1, 2), (cause, 2, 3)]
+    assert causes(trace, 0) == ([(Cause.MEMORY, 1, 3)] if cause is Cause.MEMORY else first)
+
+
 def test_injected_delays_are_neither_computing_nor_a_slow_link():
     trace = trace_of(
         record(F0, 0, 0, 0, 3)._replace(delayed=2),

@@ -251,7 +251,7 @@ class TestExchange:
                 pass
 
         with pytest.raises(rrfp.TrainingError, match="gives up waiting for tables to stage 1, since 0"):
-            send(Losing)
+            send(Losing, seconds=0.1)
 
     def test_what_it_waits_for_is_told_and_forgotten(self):
         world, told = World(), []
@@ -265,9 +265,9 @@ class TestExchange:
         assert told[0].startswith("tables to stage 1, since") and not world.waits.awaited()
 
 
-def send(transport, world=None):
+def send(transport, world=None, seconds=10.0):
     devices = {stage: (device,) for stage, device in enumerate(jax.devices()[:2])}
     sent = {(1, 0): [jax.device_put(3.0, *devices[0])]}
-    driver = Driver(devices, world or World(), stall_seconds=0.1)
+    driver = Driver(devices, world or World(), stall_seconds=seconds)
     driver.local = transport(devices)
     return driver.exchange("tables", sent, [(1, 0)])

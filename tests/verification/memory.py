@@ -124,11 +124,12 @@ class WatchedRow:
     seen: Callable[[Any, int], None]
 
     @classmethod
-    def of(cls, how: TaskProgram, counts: bool, seen: Callable[[Any, int], None]) -> TaskProgram:
-        """A task's programs, to be seen; if it counts, what it gives behind messages is a number."""
+    def of(cls, how: TaskProgram, seen: Callable[[Any, int], None]) -> TaskProgram:
+        """A task's programs, to be seen; its statistics are a number."""
         if how.program is None:
             return how
-        own = {*how.program.tokens} - {*how.program.gives} | {*how.program.gives[how.sends :][:counts]}
+        statistics = how.program.gives[how.sends :][: how.statistics is not None]
+        own = {*how.program.tokens} - {*how.program.gives} | {*statistics}
         return replace(how, program=cls(how.program, own, seen))  # type: ignore[arg-type]
 
     def __call__(self, *given: Any) -> Any:
@@ -229,8 +230,8 @@ class Inspection:
     ) -> list[TaskRecord]:
         self._parts = own
         for part in own.values():
-            for key, (how, head, counts) in part._bound.items():
-                part._bound[key] = WatchedRow.of(how, counts, self.seen), head, counts
+            for key, (how, head) in part._bound.items():
+                part._bound[key] = WatchedRow.of(how, self.seen), head
         return Driver.run(self._driver, rules, step, own, budgets, update)
 
 

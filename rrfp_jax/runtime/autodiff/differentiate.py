@@ -2,7 +2,7 @@
 
 The backward reads from the forward only what it cannot get otherwise (`residuals.py`). What follows from
 weights alone is computed once a step. The backward may be split in two (`split_backward.py`), and it may do
-the forward as well (`joined`).
+the forward as well (`join`).
 
 All programs take and give flat lists of arrays, so nothing is flattened in the dispatch loop.
 """
@@ -152,7 +152,7 @@ def differentiate(
     )
 
 
-def joined(apart: Differentiated) -> Differentiated:
+def join(apart: Differentiated) -> Differentiated:
     """A stage that sends nothing on, whose backward follows at once, with both as one program.
 
     XLA sees both, and nothing is held between them.
@@ -163,7 +163,7 @@ def joined(apart: Differentiated) -> Differentiated:
     reads = sorted(i for i in specs if i < before)
 
     def both(*args: Any) -> list[Any]:
-        at_hand = dict(zip(reads, args, strict=False))
+        at_hand = dict(zip(reads, args[:-1], strict=True))
         made = forward(*(at_hand[i] for i in forward.reads))
         at_hand |= dict(enumerate([*made, args[-1]], before))
         results = backward(*(at_hand[i] for i in backward.reads))

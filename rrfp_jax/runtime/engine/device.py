@@ -87,6 +87,7 @@ class Running:
     usual: float | None = None
     line: Any = None  # the queue that it was submitted to
     is_update: bool = False  # no task, but the last update
+    computes: bool = True  # else it only waits for its input
 
     def wait(self) -> None:
         """Block until the program has ended, and note when and how."""
@@ -130,6 +131,8 @@ class DeviceQueue:
 
     Attributes:
         flights: dispatched and not ended, in order.
+        settled: ended, and not yet given by `ended`.
+        is_ordered: whether what it runs next follows from a fixed order alone.
         free: when the device had ended what was there before those.
         as_it_is: whether programs end when the device ends them; else nothing can be foreseen.
     """
@@ -143,8 +146,8 @@ class DeviceQueue:
         self._watched: SimpleQueue[Running | None] = SimpleQueue()
         self._last_watched: Running | None = None
         self._usual: dict[Hashable, tuple[float, float]] = {}  # duration and its deviation, running means
-        self._settled: list[Running] = []  # that `ended` has not given yet
-        self.free, self._foresees, self._ordered = 0.0, False, False
+        self.settled: list[Running] = []
+        self.free, self._foresees, self.is_ordered = 0.0, False, False
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> DeviceQueue:
@@ -152,7 +155,7 @@ class DeviceQueue:
 
     def __exit__(self, kind: type[BaseException] | None, error: Any, trace: TracebackType | None) -> None:
         self._last_watched = None
-        self._settled.clear()
+        self.settled.clear()
         self.flights.clear()  # of a step that was broken off: what its programs compute can go
         if kind is not None and (thread := self._thread) is not None:
             self.close()
@@ -183,7 +186,7 @@ class DeviceQueue:
     def ended(self) -> list[Running]:
         """The programs that have ended since the last call, in order."""
         self._settle()
-        finished, self._settled = self._settled, []
+        finished, self.settled = self.settled, []
         return finished
 
     def _settle(self, upto: Running | None = None) -> None:
@@ -207,21 +210,22 @@ class DeviceQueue:
             mean, deviation = self._usual.get(running.cost, (seconds, 0.0))
             deviation = 0.9 * deviation + 0.1 * abs(seconds - mean)
             self._usual[running.cost] = 0.9 * mean + 0.1 * seconds, deviation
-            self._settled.append(running)
+            self.settled.append(running)
 
     def room_at(self, now: float) -> float:
         """When one more program may be queued: `now` or before means at once, inf not before an end."""
-        count = len(self.flights)
-        if count == 0 or (count == 1 and self.flights[0].is_update):
+        flights = [running for running in self.flights if running.computes]
+        count = len(flights)
+        if count == 0 or (count == 1 and flights[0].is_update):
             return now
         if count >= self._most:
             return inf
-        if self._ordered:
-            return ordered_from(self.flights)
+        if self.is_ordered:
+            return ordered_from(flights)
         if self._foresees:
             return room_from(count, expected_end(self, now))
-        end = max(self.flights[0].dispatched, self.free)
-        for running in self.flights:
+        end = max(flights[0].dispatched, self.free)
+        for running in flights:
             mean, deviation = self._usual.get(running.cost, (inf, 0.0))
             end += mean - min(2 * deviation, LEAD_SPREAD * mean)
         return end - self._lead - self._ahead
@@ -231,8 +235,8 @@ class DeviceQueue:
         self._ahead, self._most = seconds, most if seconds else MOST_QUEUED
 
     def foresee(self, most: int, ordered: bool) -> None:
-        """Have room by what is expected, from now on, for so many programs; of a fixed order or not."""
-        self._foresees, self._most, self._ordered = True, most, ordered
+        """Have room by what is expected, from now on, for so many programs; see `is_ordered`."""
+        self._foresees, self._most, self.is_ordered = True, most, ordered
 
     def next_event(self, now: float) -> float:
         """When, after `now`, something happens here of which no thread tells; inf if nothing will."""

@@ -32,7 +32,7 @@ from rrfp_jax.garbage import no_collections
 from rrfp_jax.runtime.engine.device import DEEPEST, DeviceQueue, Running, precise_timers
 from rrfp_jax.runtime.engine.pacing import ArrivalDelays
 from rrfp_jax.runtime.mesh.topology import taking_turns
-from rrfp_jax.runtime.programs.stage_programs import Tokens
+from rrfp_jax.runtime.programs.stage_programs import AwaitedInputs, Tokens
 from rrfp_jax.runtime.run.consensus import Agreement
 from rrfp_jax.runtime.run.recorder import ARRIVED, COMING, DELIVERED, OFFERED, PRODUCED
 from rrfp_jax.runtime.run.signals import interrupts_held
@@ -345,8 +345,10 @@ class StepExecution(TransferObserver):
         self._coming: dict[int, dict[Input, tuple[Running, Arrays]]] = {s: {} for s in parts}
         self._taken = set[Key]()  # inputs of tasks that have been dispatched before they came
         if self._foresees:
-            for queue in self._queues:
-                queue.foresee(MOST_QUEUED if any(budgets) else DEEPEST, rules.hint is None)
+            for queue, stages in zip(self._queues, driver._sharing, strict=True):
+                queue.foresee(
+                    MOST_QUEUED if any(budgets) else DEEPEST, rules.hint is None and len(stages) == 1
+                )
         # When a stage is to be asked what to run: not before something comes if it has just had nothing, nor
         # before an input is foreseen.
         self._ask_at = dict.fromkeys(parts, -inf)
@@ -441,7 +443,7 @@ class StepExecution(TransferObserver):
         """Room on a device, with the inputs that are expected in time; when the next one will be."""
         if not (coming := self._coming[stage]):
             return ROOM, inf
-        if self._rules.hint is None:
+        if queue.is_ordered:
             return Room(foreseen=frozenset(coming)), inf
         end, found, soonest = expected_end(queue, now), [], inf
         for one, (running, _) in coming.items():
@@ -489,6 +491,7 @@ class StepExecution(TransferObserver):
             key = Key(self._round, stage - of_model + destination[0], destination[1])
         held = self._held.pop(stage, None) if self._held else None
         running = Running(self._step, stage, task, bucket, cost, token, ready, now, sends=key, held=held)
+        running.computes = not isinstance(token, AwaitedInputs)
         if after is not None:
             running.after, running.copy = after, self._driver.copies.get((stage, task.input.direction), 0.0)
         queue.submit(running)
@@ -529,6 +532,8 @@ class StepExecution(TransferObserver):
         return TrainingError(f"{UPDATE} failed: {error}")
 
     def _sleep(self) -> None:
+        if any(queue.settled for queue in self._queues):
+            return  # by what another device has run
         seconds = soonest_poll(self._transports)
         now = perf_counter()
         until = now + seconds

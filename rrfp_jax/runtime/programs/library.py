@@ -76,7 +76,7 @@ class Library:
         self._segments: dict[Job, Segment] = {}  # by bucket, stage replica and kind
         self._programs: dict[tuple[Bucket, Phase], RankPrograms] = {}
         self._kinds: Mapping[int, Sequence[Collection[Kind]]] = {}  # of backwards in the latest step
-        self.joined = False  # see `StepRules.joined`; of the latest step, too
+        self.joined = False  # see `StepRules.joined`; of the latest step that trained
         self._complete: set[Bucket] = set()  # those with programs for all these kinds
         self._shardings: dict[int, Sharding] = {}  # by number of devices
         self.compile_seconds = dict.fromkeys(compilers, 0.0)
@@ -186,7 +186,7 @@ class Library:
         """
         stages = rules.placement.stages
         kinds = {s: rules.backward_kinds(s % stages) for s in self._virtual_stages}
-        joined = rules.joined and not self._halves
+        joined = self.joined if rules.forward_only else rules.joined and not self._halves
         if (kinds, joined) != (self._kinds, self.joined):
             self._kinds, self.joined, self._complete = kinds, joined, set()
         if self._complete.issuperset(buckets):

@@ -26,7 +26,7 @@ from jax.sharding import PartitionSpec
 
 from rrfp_jax.core.tasks import FORWARD, KINDS, Kind
 from rrfp_jax.runtime._jax import cast_like
-from rrfp_jax.runtime.autodiff.differentiate import Differentiated, differentiate, joined, nothing
+from rrfp_jax.runtime.autodiff.differentiate import Differentiated, differentiate, join, nothing
 from rrfp_jax.runtime.autodiff.residuals import NONE
 from rrfp_jax.runtime.autodiff.traced import SCALE, Program, Specs, reduce, without_outputs
 from rrfp_jax.runtime.mesh.stage_mesh import StageMesh, WidthChanges
@@ -164,7 +164,7 @@ class SegmentShape:
 
     def _trained(self) -> Differentiated:
         traced = differentiate(self.flat, *self.specs(), self.trained, *self._borders)
-        return joined(traced) if self.joined else traced
+        return join(traced) if self.joined else traced
 
     def _evaluated(self) -> Differentiated:
         """A forward alone, which leaves nothing for a backward."""

@@ -39,6 +39,10 @@ class Tokens(list[jax.Array]):
             token.block_until_ready()
 
 
+class AwaitedInputs(Tokens):
+    """What a task without a program waits for: its device has nothing to do."""
+
+
 class Call(NamedTuple):
     """A call of a program, by the places of values in one list, at whose end it puts its results."""
 

@@ -41,7 +41,7 @@ class BucketLedger:
     @property
     def held_bytes(self) -> int:
         """Between forward and backward, per microbatch."""
-        return sum(chunk.held_after_forward_bytes for chunk in self.chunks)
+        return sum(chunk.held_bytes for chunk in self.chunks)
 
     @property
     def transient_bytes(self) -> int:

@@ -18,7 +18,7 @@ from rrfp_jax.runtime.mesh.topology import Layout
 from rrfp_jax.runtime.model.metrics import Kind as MetricKind
 from rrfp_jax.runtime.model.pipeline import IDS
 from rrfp_jax.runtime.programs.library import Phase, RankPrograms
-from rrfp_jax.runtime.programs.stage_programs import StagePrograms, TaskProgram
+from rrfp_jax.runtime.programs.stage_programs import AwaitedInputs, StagePrograms, TaskProgram
 from rrfp_jax.runtime.stages.memory import StepMemory
 from rrfp_jax.runtime.stages.stage import Arrays, Stage
 from rrfp_jax.trace.records import RecordedStep
@@ -159,8 +159,10 @@ class ModelStep:
         how, head = self._bound[self.buckets[microbatch], chunk, kind]
         stage_mesh, program = self.stage.stage_mesh, how.program
         at_hand = self._held.pop((chunk, microbatch))
+        outputs, token = list[Any](), AwaitedInputs()
         if task in self._arrived:
             arrays = self._arrived.pop(task)
+            token.extend(arrays)
             at_hand += arrays if how.once.before else stage_mesh.joined(arrays, how.arrives)
         row = KINDS[kind]
         if row.flow < 0:
@@ -169,7 +171,6 @@ class ModelStep:
         sums: list[jax.Array] = []
         if ends:
             sums = self.stage.sums_of(chunk) if in_turn else self.stage.zeros(chunk)
-        outputs, token = list[Any](), None
         if program is not None:
             outputs, token = program(*sums, *head, *map(at_hand.__getitem__, how.takes))
         if how.statistics is not None:
