@@ -1,6 +1,6 @@
 """Bytes of every odd model: what its compiled programs are said to take, against what is there.
 
-    python -m tests.odd_models.footprints [--json=FILE] [--check] [--write] [--first=0] [--count=320]
+    python -m tests.odd_models.footprints [--json=FILE] [--check] [--write] [--seconds=N]
 
 Each model of `corpus.py` trains a step, with remat none and full, by a fused and a split order. Of each stage
 there are the bytes for microbatches at the worst moment, found in several ways:
@@ -14,11 +14,13 @@ there are the bytes for microbatches at the worst moment, found in several ways:
     bound      `order_peaks` of the footprints and the largest transient: what budgets go by
     forecast   the bound by `rrfp_jax.forecast`, which compiles nothing
 
-Models that FILE has already are kept, so that the corpus can be done in parts.
+Models that FILE has already are kept, so that the corpus can be done in parts, of `--seconds` each.
 """
 
 import json
+import math
 import sys
+import time
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -183,8 +185,9 @@ def main():
     parser.add_argument("--count", type=int, default=320, help="models drawn at random")
     parser.add_argument("--stages", type=int, default=4)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="stop after so many")
     given = parser.parse_args()
-    rows = []
+    rows, began = [], time.monotonic()
     if given.json and given.json.exists():
         rows = json.loads(given.json.read_text(encoding="utf-8"))["figures"]
     names = [*range(given.first, given.first + given.count), *outside.STREAMS]
@@ -194,6 +197,8 @@ def main():
             rows += found
             if number % 10 == 0:
                 say(f"{number} of {len(left)} models")
+            if time.monotonic() - began > given.seconds:
+                break
     text = summary(rows)
     say(f"\n{text}\n")
     if given.write:
