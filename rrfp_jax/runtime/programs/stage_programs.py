@@ -279,7 +279,7 @@ class _Numbers:
             head = [n for n in reads if n < self._fixed]
             sums = self.sums if row.charge < 0 else 0
             found[kind] = TaskProgram(
-                program=_row(steps, [*head, *takes], gives, sums, self.values),
+                program=_row(steps, [*head, *takes], gives, sums, self.values, first[len(edge.sends) :]),
                 head=head,
                 arrives=self._specs(edge.arrives),
                 takes=[place[value] for value in takes],
@@ -347,9 +347,17 @@ def _leaves(layers: range, segment: Segment) -> Iterator[tuple[int, tuple[list[A
 
 
 def _row(
-    steps: Sequence[_Planned], given: Sequence[int], gives: Sequence[int], sums: int, specs: Sequence[Any]
+    steps: Sequence[_Planned],
+    given: Sequence[int],
+    gives: Sequence[int],
+    sums: int,
+    specs: Sequence[Any],
+    statistics: Collection[int] = (),
 ) -> Row | None:
-    """The calls that take `sums` sums and the values `given`, and give the values `gives`, then the sums."""
+    """The calls that take `sums` sums and the values `given`, and give the values `gives`, then the sums.
+
+    Of those that it gives, `statistics` are not counted in a footprint.
+    """
     if not steps and not gives:
         return None
     place = {number: sums + i for i, number in enumerate(given)}
@@ -365,16 +373,21 @@ def _row(
     results = [*(place[number] for number in gives), *current]
     read = {slot for _, takes, _ in planned for slot in takes}
     tokens = [made[-1] for step, _, made in planned if made and (step.sums or read.isdisjoint(made))]
-    stay = {*results, *tokens}
+    counted = {place[number] for number in gives if number not in statistics}
+    uncounted = {*results, *tokens} - counted
     last = {slot: k for k, (_, takes, _) in enumerate(planned) for slot in takes}
     temporary = {id(one): temporary_bytes(one) for one in each_once(step.program for step in steps)}
-    calls, sizes, live, most = list[Call](), dict[int, int](), 0, 0  # bytes between calls
+    sizes: dict[int, int] = {}
+    for step, _, made in planned:
+        own = zip(step.gives, made, strict=False)
+        sizes |= {slot: nbytes(specs[number]) for number, slot in own if slot not in uncounted}
+    # Bytes between calls, beside those of all results, which count from the first call on.
+    calls, live, most = list[Call](), -sum(size for slot, size in sizes.items() if slot in counted), 0
     for k, (step, takes, made) in enumerate(planned):
-        own = {slot: nbytes(specs[n]) for n, slot in zip(step.gives, made[: len(step.gives)], strict=True)}
-        sizes |= {slot: size for slot, size in own.items() if slot not in stay}
         live += sum(sizes.get(slot, 0) for slot in made)
         most = max(most, live + temporary[id(step.program)])
-        done = [slot for slot in dict.fromkeys([*takes, *made]) if slot in sizes and last.get(slot, k) == k]
+        mine = [slot for slot in dict.fromkeys([*takes, *made]) if slot in sizes and slot not in counted]
+        done = [slot for slot in mine if last.get(slot, k) == k]
         live -= sum(sizes[slot] for slot in done)
         calls.append(Call(step.program, takes, done))
     return Row(calls, results, tokens, most)
