@@ -84,7 +84,6 @@ def test_buffers_may_be_filled_again_as_soon_as_they_have_been_given(data, expec
     assert trainer.evaluate(data(), steps=2) == toy.trainer(2, data=fresh).evaluate(fresh, steps=2)
 
 
-@pytest.mark.slow(reason="2 s: two Trainers")
 def test_what_a_step_was_given_may_change_while_the_next_ones_run(expected):
     trainer, found = toy.trainer(2, data=None), []
     for step in range(STEPS):

@@ -468,7 +468,6 @@ def rank(number, port, **more):
     return subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
 
 
-@pytest.mark.slow(reason="4 s: three processes; launcher/test_spawn.py has frozen ranks")
 def test_ranks_whose_coordinator_is_gone_frozen_or_alone_end_by_themselves():
     with ExitStack() as stack:
         frozen = stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]

@@ -66,7 +66,6 @@ class TestRandomKeys:
             found.append(drawn(noisy))
         assert all(numbers == found[0] for numbers in found)
 
-    @pytest.mark.slow(reason="3 s: three Trainers; the tests above have layers and steps")
     def test_seeds_draw_differently_and_repeat(self):
         seven, again, eight = (drawn(noisy_trainer(seed=seed)) for seed in (7, 7, 8))
         assert seven == again

@@ -169,7 +169,6 @@ def test_hyperparameters_are_those_of_the_update(optimizer, expected):
         assert shown in str(report) or not rates
 
 
-@pytest.mark.slow(reason="2 s: three Trainers")
 def test_a_number_that_a_checkpoint_keeps_is_said(tmp_path, capfd):
     """Whoever asks for another one hears that it does not count; a schedule's is asked anew."""
 
