@@ -36,7 +36,7 @@ from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Kind, Placement, Task
-from rrfp_jax.runtime.engine.loop import Driver, LastUpdate
+from rrfp_jax.runtime.engine.loop import Driver
 from rrfp_jax.runtime.programs.stage_programs import Row, TaskProgram
 from rrfp_jax.runtime.sizes import nbytes, temporary_bytes
 from rrfp_jax.runtime.stages.memory import StageLedger
@@ -225,14 +225,12 @@ class Inspection:
 
         return Looking(*given)
 
-    def _run(
-        self, rules: StepRules, step: int, own: Mapping[int, Any], budgets: Any, update: LastUpdate
-    ) -> list[TaskRecord]:
+    def _run(self, rules: StepRules, step: int, own: Mapping[int, Any], *more: Any) -> list[TaskRecord]:
         self._parts = own
         for part in own.values():
             for key, (how, head) in part._bound.items():
                 part._bound[key] = WatchedRow.of(how, self.seen), head
-        return Driver.run(self._driver, rules, step, own, budgets, update)
+        return Driver.run(self._driver, rules, step, own, *more)
 
 
 def buffers(device: jax.Device) -> set[tuple[int, int]]:

@@ -300,7 +300,8 @@ class Engine:
                 self.reset_gradients()
             self._has_gradients = True
         update = LastUpdate(self._updated, params)
-        records = self.driver.run(rules, step, parts, known.memory.budgets, update)
+        limited = any(total is not None for total in known.memory.totals)
+        records = self.driver.run(rules, step, parts, known.memory.budgets, update, limited)
         if phase == "train":
             if self._reductions:
                 self._add_replicas()

@@ -173,11 +173,13 @@ class Driver:
         parts: Mapping[int, StageStep],
         budgets: Sequence[Budget | None] = (),
         update: LastUpdate | None = None,
+        limited: bool = False,
     ) -> list[TaskRecord]:
         """Run one step to the end of this process's parts of it, given by stage replica.
 
         `budgets` are in bytes, of all stage replicas; empty for none. Tasks are queued behind the last
-        `update`, which is neither idle time nor compute.
+        `update`, which is neither idle time nor compute. `limited`: whether bytes are, which count on
+        `MOST_QUEUED` programs on a device.
 
         Raises:
             TrainingError: a program or a transfer failed, a process is gone, or nothing moved for
@@ -202,7 +204,7 @@ class Driver:
             open_queues.enter_context(jax.transfer_guard_device_to_host("allow"))
             broken = True
             try:
-                under_way = StepExecution(self, rules, step, round, parts, budgets)
+                under_way = StepExecution(self, rules, step, round, parts, budgets, limited)
                 if update is not None and update.dispatched is not None:
                     under_way.follows(update.dispatched, update.params)
                 for transport in self.transports:
@@ -312,6 +314,7 @@ class StepExecution(TransferObserver):
         round: int,
         parts: Mapping[int, StageStep],
         budgets: Sequence[Budget | None],
+        limited: bool,
     ) -> None:
         self._driver, self._queues, self._name = driver, driver._queues, driver._name
         self._local, self._remote = driver.local, driver.remote or driver.local
@@ -332,8 +335,8 @@ class StepExecution(TransferObserver):
             ((stage, scheduler),) = self._schedulers.items()
             self._agreement.begin(round, scheduler)
             self._machines[stage] = self._agreement
-            limited = bool(budgets) and budgets[stage] is not None  # by bytes, which count on the usual depth
-            self._queues[0].decide_ahead(self._agreement.lead, MOST_QUEUED if limited else DEEPEST)
+            most = MOST_QUEUED if budgets and budgets[stage] is not None else DEEPEST
+            self._queues[0].decide_ahead(self._agreement.lead, most)
         if self._delays is not None:
             self._delays.clear()
         self._began = dict.fromkeys(parts, perf_counter())
@@ -346,9 +349,8 @@ class StepExecution(TransferObserver):
         self._taken = set[Key]()  # inputs of tasks that have been dispatched before they came
         if self._foresees:
             for queue, stages in zip(self._queues, driver._sharing, strict=True):
-                queue.foresee(
-                    MOST_QUEUED if any(budgets) else DEEPEST, rules.hint is None and len(stages) == 1
-                )
+                ordered = rules.hint is None and len(stages) == 1
+                queue.foresee(MOST_QUEUED if limited else DEEPEST, ordered)
         # When a stage is to be asked what to run: not before something comes if it has just had nothing, nor
         # before an input is foreseen.
         self._ask_at = dict.fromkeys(parts, -inf)
