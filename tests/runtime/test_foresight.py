@@ -17,8 +17,8 @@ from tests.support import toy
 SCHEDULES = ["bf", "bfw", "1f1b", "zb-h1", "ranked:1f1b", "zb-v"]
 
 
-def trained(schedule, dispatch, steps=6, microbatches=8):
-    settings = rrfp.Settings(dispatch=dispatch, stall_seconds=20)
+def trained(schedule, dispatch, steps=6, microbatches=8, **more):
+    settings = rrfp.Settings(dispatch=dispatch, stall_seconds=20, **more)
     trainer = toy.trainer(4, schedule=schedule, settings=settings)
     reports = [trainer.step(toy.microbatches(microbatches, seed=step)) for step in range(steps)]
     return reports, jax.device_get(trainer.stage_params)
@@ -49,6 +49,17 @@ def test_bits_and_records(schedule, monkeypatch):
 
 
 @pytest.mark.slow(reason="2 s: 60 steps; test_bits_and_records has what is foreseen")
+@pytest.mark.parametrize("schedule", ["bf", "1f1b"])
+def test_nothing_is_foreseen_where_bytes_are_limited(schedule, monkeypatch):
+    """A message that comes after the task that reads it is at both its ends longer than the proof allows."""
+    asked = []
+    monkeypatch.setattr(loop, "foreseen_from", lambda arrival, end: asked.append(arrival) or -inf)
+    monkeypatch.setattr(DeviceQueue, "foresee", lambda *given: asked.append(given))
+    reports, _ = trained(schedule, "foreseen", activation_budget="1MiB")
+    assert not asked
+    assert all(peak <= 2**20 for report in reports for peak in report.peak_bytes)
+
+
 def test_a_stage_that_a_timer_woke_is_asked_again():
     """With one microbatch, all that a stage runs next follows from what was foreseen."""
     reports, _ = trained("bf", "foreseen", steps=60, microbatches=1)

@@ -178,8 +178,8 @@ class Driver:
         """Run one step to the end of this process's parts of it, given by stage replica.
 
         `budgets` are in bytes, of all stage replicas; empty for none. Tasks are queued behind the last
-        `update`, which is neither idle time nor compute. `limited`: whether bytes are, which count on
-        `MOST_QUEUED` programs on a device.
+        `update`, which is neither idle time nor compute. `limited`: whether bytes are, so that
+        nothing is foreseen.
 
         Raises:
             TrainingError: a program or a transfer failed, a process is gone, or nothing moved for
@@ -343,14 +343,14 @@ class StepExecution(TransferObserver):
         self._wait: LimitedWait  # of `run`
         self._late: dict[tuple[int, Task], float] = {}  # of that, how much was injected; by stage and task
         real = all(queue.as_it_is for queue in self._queues)
-        may = real and len(self._queues) > 1 and not (shared or self._delays)
+        # The proof of limits in bytes needs messages to come before the tasks that read them.
+        may = real and len(self._queues) > 1 and not (shared or self._delays or limited)
         self._foresees = driver.dispatch == "foreseen" and may
         self._coming: dict[int, dict[Input, tuple[Running, Arrays]]] = {s: {} for s in parts}
         self._taken = set[Key]()  # inputs of tasks that have been dispatched before they came
         if self._foresees:
             for queue, stages in zip(self._queues, driver._sharing, strict=True):
-                ordered = rules.hint is None and len(stages) == 1
-                queue.foresee(MOST_QUEUED if limited else DEEPEST, ordered)
+                queue.foresee(DEEPEST, ordered=rules.hint is None and len(stages) == 1)
         # When a stage is to be asked what to run: not before something comes if it has just had nothing, nor
         # before an input is foreseen.
         self._ask_at = dict.fromkeys(parts, -inf)
