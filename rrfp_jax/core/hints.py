@@ -84,7 +84,10 @@ class Hint(ABC):
         return False
 
     def turns_back(self, placement: Placement, microbatches: int) -> bool:
-        """Whether the last virtual stage mostly runs a microbatch's B or I right after its F."""
+        """Whether the last virtual stage mostly runs a microbatch's B or I right after its F.
+
+        If so, the last layers' F is part of it (`StepRules.joined`): while it waits, so does their forward.
+        """
         return True
 
     def placement_for(self, stages: int, chunks: int = 1) -> Placement:

@@ -34,7 +34,7 @@ class FixedOrder(ABC):
         """
 
     def turns_back(self, placement: Placement, microbatches: int) -> bool:
-        """Whether the last virtual stage runs a microbatch's B or I right after its F."""
+        """Whether the last virtual stage runs a B or I right after its F; see `StepRules.joined`."""
         stage, chunk = placement.place(placement.last)
         found = pairwise(self.order(stage, placement, microbatches))
         own = [(task, after) for task, after in found if task[:2] == (FORWARD, chunk)]

@@ -78,7 +78,7 @@ class StepRules:
 
     @cached_property
     def joined(self) -> bool:
-        """Whether the forward of the last program's layers is to be run by their backward, which follows."""
+        """Whether the last layers' forward is part of their backward, which follows at once: one program."""
         return not self.forward_only and self.schedule.turns_back(self.placement, self.microbatches)
 
     @cached_property

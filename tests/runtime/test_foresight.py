@@ -66,6 +66,15 @@ def test_a_stage_that_a_timer_woke_is_asked_again():
     assert len(reports) == 60
 
 
+def test_a_step_begins_with_the_usual_room():
+    """An evaluation has no limits in bytes; the step after it may have."""
+    queue = DeviceQueue("one", lambda: None)
+    for prepare in (lambda: queue.foresee(8, ordered=True), lambda: queue.decide_ahead(1.0)):
+        prepare()
+        with queue:
+            assert (queue._most, queue._ahead, queue._foresees, queue.is_ordered) == (2, 0.0, False, False)
+
+
 class Token:
     """A result that is there."""
 

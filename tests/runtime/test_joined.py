@@ -70,6 +70,14 @@ def started(schedule):
     return trainer
 
 
+def test_limits_in_bytes_go_by_the_programs_of_the_schedule_that_there_is():
+    trainer = trainer_of(schedule="gpipe", activation_budget="1MiB")
+    for schedule in ("gpipe", "1f1b", "gpipe"):
+        trainer.schedule = schedule
+        trainer.step(DATA)
+        assert trainer._engine.memory._ledgers[1].largest.chunks == [last(trainer).footprint]
+
+
 def test_who_changes_to_another_schedule_and_back_compiles_once():
     trainer = started("1f1b")
     before = last(trainer)

@@ -151,6 +151,8 @@ class DeviceQueue:
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> DeviceQueue:
+        self._ahead, self._most = 0.0, MOST_QUEUED  # whatever the step before had
+        self._foresees = self.is_ordered = False
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: Any, trace: TracebackType | None) -> None:
@@ -231,11 +233,11 @@ class DeviceQueue:
         return end - self._lead - self._ahead
 
     def decide_ahead(self, seconds: float, most: int = DEEPEST) -> None:
-        """Have room so much earlier than usual, from now on, for so many programs."""
+        """Have room so much earlier than usual, in this step, for so many programs."""
         self._ahead, self._most = seconds, most if seconds else MOST_QUEUED
 
     def foresee(self, most: int, ordered: bool) -> None:
-        """Have room by what is expected, from now on, for so many programs; see `is_ordered`."""
+        """Have room by what is expected, in this step, for so many programs; see `is_ordered`."""
         self._foresees, self._most, self.is_ordered = True, most, ordered
 
     def next_event(self, now: float) -> float:

@@ -256,6 +256,7 @@ class Memory:
         self._unadded_gradients = 0
         self._slot_bytes: Callable[[], Mapping[int, int]] = dict
         self._ledgers: Sequence[StageLedger] = ()
+        self._by: Any = None  # kinds of backward, and whether any is joined, of the programs in the ledgers
         self._known: set[Any] = set()  # what the ledgers have programs for
 
     @cached_property
@@ -314,7 +315,9 @@ class Memory:
             return StepMemory(nothing, nothing)
         # Which programs there are follows from these everywhere.
         kinds = tuple(tuple(rules.backward_kinds(stage)) for stage in range(rules.placement.stages))
-        needed = kinds, frozenset(buckets), self._unadded_gradients
+        if (kinds, rules.joined) != self._by:
+            self._by, self._known = (kinds, rules.joined), set()
+        needed = frozenset(buckets), self._unadded_gradients
         if needed not in self._known:
             self._ledgers = self.ledgers()
             self._known.add(needed)

@@ -159,10 +159,8 @@ class ModelStep:
         how, head = self._bound[self.buckets[microbatch], chunk, kind]
         stage_mesh, program = self.stage.stage_mesh, how.program
         at_hand = self._held.pop((chunk, microbatch))
-        outputs, token = list[Any](), AwaitedInputs()
-        if task in self._arrived:
-            arrays = self._arrived.pop(task)
-            token.extend(arrays)
+        arrays = self._arrived.pop(task, None)
+        if arrays is not None:
             at_hand += arrays if how.once.before else stage_mesh.joined(arrays, how.arrives)
         row = KINDS[kind]
         if row.flow < 0:
@@ -173,11 +171,15 @@ class ModelStep:
             sums = self.stage.sums_of(chunk) if in_turn else self.stage.zeros(chunk)
         if program is not None:
             outputs, token = program(*sums, *head, *map(at_hand.__getitem__, how.takes))
+        else:
+            outputs, token = [], AwaitedInputs(arrays or ())
+        given = how.sends
         if how.statistics is not None:
-            self.statistics[task] = statistics = outputs[how.sends]
+            self.statistics[task] = statistics = outputs[given]
             statistics.copy_to_host_async()  # so that the step's end waits for the last ones only
+            given += 1
         if ends:
-            added = outputs[how.sends + (how.statistics is not None) :]
+            added = outputs[given:]
             if in_turn:
                 self.stage.put_sums(chunk, added)
             else:
