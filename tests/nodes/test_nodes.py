@@ -198,10 +198,10 @@ with Nodes(2) as nodes:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_nothing_is_left_of_nodes_whose_owner_has_ended(nodes_of, number):
     command = [sys.executable, "-c", MADE]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as owner:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as owner:
         ours = os.readlink("/proc/self/ns/net")
         spaces = {each for _ in range(2) for each in owner.stdout.readline().split()} - {ours}
-        assert len(spaces) == 3
+        assert len(spaces) == 3, owner.stderr.read() if owner.poll() is not None else spaces
         owner.send_signal(number)
         owner.wait(timeout=60)
     deadline = time.monotonic() + 60
