@@ -186,8 +186,8 @@ MADE = """
 import os, sys, time
 from tests.nodes.nodes import Nodes
 with Nodes(2) as nodes:
-    nodes.start("n0", "sleep", "1000")
-    nodes.start("n1", "sh", "-c", "trap '' TERM INT HUP; sleep 1000")
+    nodes.start("n0", "sleep", "1000", folder="/")  # this folder may be one that nodes have of their own
+    nodes.start("n1", "sh", "-c", "trap '' TERM INT HUP; sleep 1000", folder="/")
     processes = [nodes._switch, *nodes._first.values()]
     print(*(os.readlink(f"/proc/{process.pid}/ns/net") for process in processes), flush=True)
     print(*(os.readlink(f"/proc/{pid}/ns/net") for pid in nodes._pids.values()), flush=True)
@@ -201,7 +201,9 @@ def test_nothing_is_left_of_nodes_whose_owner_has_ended(nodes_of, number):
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as owner:
         ours = os.readlink("/proc/self/ns/net")
         spaces = {each for _ in range(2) for each in owner.stdout.readline().split()} - {ours}
-        assert len(spaces) == 3, owner.stderr.read() if owner.poll() is not None else spaces
+        if len(spaces) != 3:
+            owner.kill()
+            pytest.fail(owner.stderr.read())
         owner.send_signal(number)
         owner.wait(timeout=60)
     deadline = time.monotonic() + 60
