@@ -1,7 +1,7 @@
 """The schedules a Trainer takes, most of them by name: hints, fixed orders, `Planned`, and `Auto`.
 
 The classes are in core/hints.py, core/orders.py and core/v_orders.py, their names in core/schedules.py. Write
-your own by subclassing `Hint` (ranks what is ready) or `FixedOrder` (a planned order).
+your own by subclassing `Hint` (ranks what is ready) or `FixedOrder` (a listed order).
 """
 
 from rrfp_jax.core.hints import BF, BFW, Hint, HintView, Ranked

@@ -159,7 +159,7 @@ examples:
         Flag(
             "--limit",
             "N",
-            "most microbatches in flight on a stage; 0 for no limit (as in training)",
+            "most microbatches in flight on a stage; 0 for none (default: as in training)",
             number(int),
             group=RULES,
         ),

@@ -12,7 +12,7 @@ from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, KINDS, LIVES, WEIGHT, 
 
 
 class FixedOrder(ABC):
-    """A planned order, followed strictly: a stage waits for the next task of its list."""
+    """A listed order, followed strictly: a stage waits for the next task of its list."""
 
     @property
     def title(self) -> str:

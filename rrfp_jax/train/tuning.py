@@ -96,8 +96,9 @@ def _of_stages(devices: Devices, mesh: Mesh, layout: Layout) -> Devices:
 class HintExchange:
     """When measured costs are looked at for another hint on the same placement, and what they say.
 
-    They are after 1, 2, 4, 8, ... steps, so choosing takes ever less of a run. Only hints that split the same
-    backwards are compared: they run the programs that have been measured, and no other has to be compiled.
+    They are after 1, 2, 4, 8, ... steps, so choosing takes ever less of a run. Only hints that split and
+    join the same backwards are compared: they run the programs that have been measured, and no other has to
+    be compiled.
     """
 
     def __init__(self, auto: Auto) -> None:
@@ -147,13 +148,13 @@ class HintExchange:
         table = measured(earlier)
         assert table is not None, "a step has run"
         costs = WorkloadCosts(table.workload([bucket_name(bucket) for bucket in buckets]), rules.placement)
-        splits = _splits(rules)
+        programs = _programs(rules)
         found: dict[str, Candidate | str] = {}
         for name, hint in ({rules.name: rules.schedule} | self._auto.hints).items():
             own = replace(rules, schedule=hint)
             try:
-                if _splits(own) != splits:
-                    found[name] = "it splits other backwards"
+                if _programs(own) != programs:
+                    found[name] = "it splits or joins other backwards"
                     continue
                 budgets = engine.memory.of_step(own, buckets).budgets
             except (ValueError, UsageError) as error:
@@ -163,8 +164,9 @@ class HintExchange:
         return found
 
 
-def _splits(rules: StepRules) -> list[Sequence[frozenset[int]]]:
-    return [rules.backward_kinds(stage) for stage in range(rules.placement.stages)]
+def _programs(rules: StepRules) -> tuple[bool, list[Sequence[frozenset[int]]]]:
+    """What tells whether two hints run the same programs."""
+    return rules.joined, [rules.backward_kinds(stage) for stage in range(rules.placement.stages)]
 
 
 def rebalancing(mode: Rebalance, widths: Sequence[int]) -> Rebalancing | None:

@@ -233,8 +233,8 @@ class Nodes:
                 f"ip link set s{number} master sw",
                 *(f"ip link set {port} up" for port in (name, f"u{number}", f"s{number}", f"b{number}")),
             )
-            for command in (f"address add {self.addresses[name]}/24 dev eth0", "link set eth0 up"):
-                _call(self.on(name, "ip", *command.split(), folder="/"))
+            for change in (f"address add {self.addresses[name]}/24 dev eth0", "link set eth0 up"):
+                _call(self.on(name, "ip", *change.split(), folder="/"))
             self._used.discard(name)
 
 

@@ -63,6 +63,18 @@ def test_a_scale_that_is_costly_to_make_is_made_once_a_step():
     assert all(spec.size != WIDTH for spec in traced.forward.outputs[traced.out :])
 
 
+def test_what_is_prepared_is_read_by_a_task():
+    def stage(params, carry, inputs):
+        layer = jax.checkpoint(lambda w, x: x @ jax.scipy.linalg.expm(w / 3))
+        return [layer(params[0], carry[0])], None, None
+
+    square, x = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((8, 8), (ROWS, 8)))
+    traced = differentiate(stage, [square], [x], [])
+    prepared = range(1, traced.fixed)
+    assert 0 < len(prepared) == len(traced.prepare.outputs)
+    assert {*traced.forward.reads, *traced.backward.reads}.issuperset(prepared)
+
+
 W, X = jnp.ones((3, 3)), jnp.ones(3)
 
 

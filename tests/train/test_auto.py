@@ -62,7 +62,7 @@ class TestBeforeTheFirstStep:
         ("arguments", "said"),
         [
             ({"data": None}, "goes by the shapes of a first step: give Trainer"),
-            ({"activation_budget": 1}, "no hint can run: bf: activation_budget=1: stage 1 has 1 bytes"),
+            ({"activation_budget": 1}, "no hint can run: bf: activation_budget=1: stage 0 has 1 bytes"),
             ({"split": [1, 2, 3]}, r"no hint can run: bf: split.*; ranked:zb-v: split"),
             ({"split": "auto", "mesh": rrfp.Mesh(pp=2, dp=2)}, "split='auto' with tp=1, dp=2"),
         ],

@@ -9,6 +9,7 @@ All programs take and give flat lists of arrays, so nothing is flattened in the 
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -21,7 +22,16 @@ from jax.extend.core import ClosedJaxpr, Var
 from rrfp_jax.random_keys import as_key, plain
 from rrfp_jax.runtime.autodiff.residuals import hoist, plan_residuals, prepared_too
 from rrfp_jax.runtime.autodiff.split_backward import split
-from rrfp_jax.runtime.autodiff.traced import SCALE, Program, Specs, inline, reduce, spec_of, with_given
+from rrfp_jax.runtime.autodiff.traced import (
+    SCALE,
+    Program,
+    Specs,
+    inline,
+    reduce,
+    spec_of,
+    with_given,
+    without_outputs,
+)
 
 Flat: TypeAlias = Sequence[Any]
 
@@ -139,7 +149,7 @@ def differentiate(
     if early is not None:
         prepare, more = prepared_too(prepare, early, params), len(early.closed.jaxpr.outvars)
         forward = Program(forward.closed, tuple(i + more * (i >= fixed) for i in forward.reads))
-    return Differentiated(
+    made = Differentiated(
         prepare=prepare,
         forward=forward,
         backward=rest,
@@ -149,6 +159,25 @@ def differentiate(
         has_statistics=facts.has_statistics,
         fixed=fixed + more,
         cotangents=first + more,
+    )
+    return _without_unread(made, len(params))
+
+
+def _without_unread(made: Differentiated, first: int) -> Differentiated:
+    """Without the values that `prepare` gives, from place `first` on, only to make others of them."""
+    read = {*made.forward.reads, *made.backward.reads}
+    unread = [i for i in range(first, made.fixed) if i not in read]
+    if made.prepare is None or not unread:
+        return made
+    moved, less = {i: i - bisect(unread, i) for i in read}, len(unread)
+    prepare = without_outputs(made.prepare, [i - first for i in unread])
+    return replace(
+        made,
+        prepare=prepare if prepare.outputs else None,
+        forward=made.forward.at(moved),
+        backward=made.backward.at(moved),
+        fixed=made.fixed - less,
+        cotangents=made.cotangents - less,
     )
 
 

@@ -372,7 +372,7 @@ class StepExecution(TransferObserver):
         """To the end of this process's part; `interrupted` tells whether to break it off."""
         try:
             with self._driver._world.waits_for(self._waiting, self._driver._stall_seconds) as self._wait:
-                while len(self._records) < self._total:
+                while not self._is_over():
                     if interrupted():
                         raise KeyboardInterrupt
                     moved, filled = self._collect(), self._fill()
@@ -383,11 +383,15 @@ class StepExecution(TransferObserver):
                         self._wait.progressed()
                     elif self._wait.reached():
                         raise TrainingError(self._stalled())
-                    if len(self._records) < self._total:
+                    if not self._is_over():
                         self._sleep()
         finally:
             del self._wait  # it knows this step: both, and all arrays, would stay until garbage is collected
         return self._records
+
+    def _is_over(self) -> bool:
+        """Whether all has run, and come: an input may be seen to come after its task has been seen to end."""
+        return len(self._records) == self._total and not self._taken
 
     def _collect(self) -> bool:
         """Note the programs that have ended and the inputs that have arrived."""
