@@ -117,26 +117,20 @@ clean:
 	.venv-models/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/other_models/requirements.txt
 	touch $@
 
-$(VENV)/.made:
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rrfp_jax needs Python 3.11 or newer: make PYTHON=python3.12")'
-	$(PYTHON) -m venv $(VENV)
-	touch $@
-
 # What `make train` needs, and no more. Nobody waits until pip has compiled all modules of all packages, as that
 # takes longer than all else here: those that are imported are compiled now, once for all ranks.
-COMPILE = env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -c 'import rrfp_jax.commands.overrides, rrfp_jax.runs.run'
-
-$(VENV)/.train: pyproject.toml | $(VENV)/.made
+$(VENV)/.train: pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rrfp_jax needs Python 3.11 or newer: make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -e .
-	$(COMPILE)
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -c 'import rrfp_jax.commands.overrides, rrfp_jax.runs.run'
 	touch $@
 
 # What tests, lint and docs need, too.
-$(VENV)/.installed: pyproject.toml | $(VENV)/.made
+$(VENV)/.installed: $(VENV)/.train
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -e '.[dev]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps 'nixl-cu12>=1.5,<2'
-	$(COMPILE)
-	touch $(VENV)/.train $@
+	touch $@
 
 $(RIVALS)/.installed:
 	$(PYTHON) -m venv $(RIVALS)

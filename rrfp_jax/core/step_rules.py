@@ -109,6 +109,11 @@ class StepRules:
         return self.of_stage(stage).tasks.backward_kinds
 
     @cached_property
+    def programs(self) -> tuple[bool, list[list[frozenset[Kind]]]]:
+        """What tells the programs of two steps apart: whether the last are joined, and kinds by stage."""
+        return self.joined, [self.backward_kinds(stage) for stage in range(self.placement.stages)]
+
+    @cached_property
     def names(self) -> TaskIndex:
         """All tasks that there may be in the step."""
         return all_tasks(self.placement.chunks, self.microbatches)

@@ -223,7 +223,7 @@ class VMin(_Block):
     slopes: ClassVar[tuple[int, int]] = (1, 1)
 
     def turns_back(self, placement: Placement, microbatches: int) -> bool:
-        return placement.stages % 3 > 0  # of few microbatches, too: else there is a wait before I1
+        return not self._waits(placement.stages)[1]  # before I1; of few microbatches, too
 
     def _waits(self, stages: int) -> tuple[int, int, int]:
         # I1 follows F1 on the first stage, 2 p units after F0: where p is a multiple of 3 they would meet.

@@ -148,12 +148,11 @@ class HintExchange:
         table = measured(earlier)
         assert table is not None, "a step has run"
         costs = WorkloadCosts(table.workload([bucket_name(bucket) for bucket in buckets]), rules.placement)
-        programs = _programs(rules)
         found: dict[str, Candidate | str] = {}
         for name, hint in ({rules.name: rules.schedule} | self._auto.hints).items():
             own = replace(rules, schedule=hint)
             try:
-                if _programs(own) != programs:
+                if own.programs != rules.programs:
                     found[name] = "it splits or joins other backwards"
                     continue
                 budgets = engine.memory.of_step(own, buckets).budgets
@@ -162,11 +161,6 @@ class HintExchange:
             else:
                 found[name] = Candidate(rules=own, costs=costs, budgets=budgets)
         return found
-
-
-def _programs(rules: StepRules) -> tuple[bool, list[Sequence[frozenset[int]]]]:
-    """What tells whether two hints run the same programs."""
-    return rules.joined, [rules.backward_kinds(stage) for stage in range(rules.placement.stages)]
 
 
 def rebalancing(mode: Rebalance, widths: Sequence[int]) -> Rebalancing | None:

@@ -256,7 +256,7 @@ class Memory:
         self._unadded_gradients = 0
         self._slot_bytes: Callable[[], Mapping[int, int]] = dict
         self._ledgers: Sequence[StageLedger] = ()
-        self._by: Any = None  # kinds of backward, and whether any is joined, of the programs in the ledgers
+        self._programs: Any = None  # `StepRules.programs` of the ledgers
         self._known: set[Any] = set()  # what the ledgers have programs for
 
     @cached_property
@@ -313,10 +313,8 @@ class Memory:
         if rules.forward_only or not self.limited:
             nothing = [None] * len(self._layout.groups)
             return StepMemory(nothing, nothing)
-        # Which programs there are follows from these everywhere.
-        kinds = tuple(tuple(rules.backward_kinds(stage)) for stage in range(rules.placement.stages))
-        if (kinds, rules.joined) != self._by:
-            self._by, self._known = (kinds, rules.joined), set()
+        if rules.programs != self._programs:
+            self._programs, self._known = rules.programs, set()
         needed = frozenset(buckets), self._unadded_gradients
         if needed not in self._known:
             self._ledgers = self.ledgers()
