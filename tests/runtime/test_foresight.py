@@ -49,19 +49,27 @@ def test_bits_and_records(schedule, monkeypatch):
         assert all(receiver.ready >= sender.end for sender, receiver in trace.transfers())
 
 
-def test_an_input_that_is_seen_to_come_after_its_task_has_ended_is_of_its_own_step(monkeypatch):
+@pytest.mark.parametrize("schedule", ["bf", "1f1b"])
+def test_an_input_that_is_seen_to_come_after_its_task_has_ended_is_of_its_own_step(schedule, monkeypatch):
     """JAX says that an array is there from another thread, after it has run small programs that read it."""
-    held, poll = [], LocalTransport.poll
+    held, poll, left, run = [], LocalTransport.poll, [], StepExecution.run
 
     def polled(self):
         held.append(poll(self))
         return held.pop(0) if len(held) > 20 else []
 
-    plain, _ = trained("bf", "ready")
+    def ran(self, interrupted):
+        records = run(self, interrupted)
+        left.append(len(self._taken))
+        return records
+
+    plain, _ = trained(schedule, "ready")
+    monkeypatch.setattr(StepExecution, "run", ran)
     monkeypatch.setattr(LocalTransport, "poll", polled)
     monkeypatch.setattr(LocalTransport, "seconds_until_poll", lambda self: 1e-5)
     monkeypatch.setattr(loop, "foreseen_from", lambda arrival, end: -inf if arrival < inf else inf)
-    reports, _ = trained("bf", "foreseen")
+    reports, _ = trained(schedule, "foreseen")
+    assert left == [0] * len(reports)
     assert [r.loss for r in reports] == [r.loss for r in plain]
 
 
