@@ -216,7 +216,10 @@ def runs_table(found: Mapping[str, Any]) -> str:
 
 
 def aims_of(pairs: Sequence[Pair]) -> list[Aim]:
-    """The worst of held bytes, and the temporaries furthest below what is needed; the worst are named."""
+    """The worst of held bytes, and the temporaries furthest below what is needed; the worst are named. None
+    where nothing is predicted."""
+    if not pairs:
+        return []
     held = [abs(pair.off) for pair in pairs if pair.what == "held"]
     judged = [pair for pair in pairs if pair.judged and pair.what != "held"]
     aims = [Aim("held bytes, the worst", max(held), HELD_OFF, "%")]

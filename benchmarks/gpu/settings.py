@@ -46,7 +46,7 @@ class Case:
     def trainer(self, settings: Mapping[str, Any]) -> rrfp.Trainer:
         """Four stages that share the device."""
         pipe, mesh = pipeline(self.model), rrfp.Mesh(pp=STAGES, share_devices=True)
-        given = rrfp.Settings(**settings)
+        given = rrfp.Settings(activation_budget=None, **settings)  # all are there at the same time
         return rrfp.Trainer(pipe, optax.adamw(1e-3), data=self.data(), mesh=mesh, settings=given)
 
 
@@ -63,7 +63,7 @@ def _gpt(layers: int, width: int) -> gpt.GPTConfig:
 
 FULL = {
     "32 blocks, 512 wide, 512 tokens": Case(_gpt(32, 512), 512),
-    "16 blocks, 2048 wide, 4096 tokens": Case(_gpt(16, 2048), 4096),
+    "8 blocks, 2048 wide, 2048 tokens": Case(_gpt(8, 2048), 2048),
 }
 QUICK = {"tiny": Case(gpt.GPTConfig(d_model=16, n_heads=2, d_ff=32, n_layers=4, vocab_size=32), 8)}
 
