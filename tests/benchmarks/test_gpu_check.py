@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -105,7 +106,21 @@ FAKES = {
             child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])
             with found.section('a') as f: f['child'] = child.pid
             time.sleep(600)""",
+    "naming": """\
+        import os, time
+        def measure(found):
+            (found.folder / "new").write_text(str(os.getpid()))
+            (found.folder / "new").rename(found.folder / "pid")
+            time.sleep(600)""",
 }
+
+ONE_PART = """
+import sys
+from pathlib import Path
+from benchmarks.gpu import check
+part = check.Part(number=1, title="naming", module="fake_part", seconds=60, memory=0.5)
+check.run([part], Path(sys.argv[1]), quick=True)
+"""
 
 
 def is_running(pid):
@@ -128,7 +143,7 @@ def run(request, tmp_path_factory):
         (folder / f"fake_{name}.py").write_text(textwrap.dedent(source))
     parts = [
         Part(number=i, title=name, module=f"fake_{name}", seconds=LIMIT_SECONDS, memory=0.5)
-        for i, name in enumerate([*FAKES, "good"], 1)
+        for i, name in enumerate(["good", "wrong", "dying", "hanging", "good"], 1)
     ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(folder))
@@ -173,9 +188,21 @@ class TestSupervision:
         assert environment[MEMORY] == str(PARTS[0].memory) and OLD_MEMORY not in environment
         assert environment["A"] == "b"
 
-    def test_the_parts_take_less_than_seven_minutes(self):
-        assert sum(part.seconds for part in PARTS) < 7 * 60
-        assert [part.number for part in PARTS] == [1, 2, 3, 6]
+    def test_a_terminated_check_ends_its_part(self, tmp_path):
+        (tmp_path / "fake_part.py").write_text(textwrap.dedent(FAKES["naming"]))
+        environment = {**os.environ, "PYTHONPATH": str(tmp_path), "JAX_PLATFORMS": "cpu"}
+        command = [sys.executable, "-c", ONE_PART, str(tmp_path)]
+        with subprocess.Popen(command, env=environment, cwd=REPOSITORY) as process:
+            until = time.monotonic() + 60
+            while not (tmp_path / "pid").exists() and time.monotonic() < until:
+                time.sleep(0.05)
+            process.terminate()
+        assert process.returncode == 128 + signal.SIGTERM
+        assert not is_running(int((tmp_path / "pid").read_text()))
+
+    def test_the_parts_take_less_than_ten_minutes(self):
+        assert sum(part.seconds for part in PARTS) < 10 * 60
+        assert [part.number for part in PARTS] == [1, 2, 3, 4, 6]
 
 
 @pytest.mark.slow(reason="every part of the check")
