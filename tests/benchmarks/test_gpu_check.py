@@ -282,7 +282,7 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            (["--out=x", "--parts=1,8"], "there is no part 8; choose from 1,2,3,6"),
+            (["--out=x", "--parts=1,8"], "there is no part 8; choose from 1,2,3,4,6"),
             (["--out=file"], "give a folder that can be written"),
             (["--out=foreign"], "results.json is none of this command's"),
         ],
