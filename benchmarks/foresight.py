@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.harness import Aim, Found, bench, percent_longer, say, side_by_side, table
 from benchmarks.hosted import Host, HostSimulation
-from rrfp_jax.core.foresight import ROUND_TRIP_SECONDS, Dispatching
+from rrfp_jax.core.foresight import DEEPEST, ROUND_TRIP_SECONDS, Dispatching
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Task
@@ -84,7 +84,7 @@ KINDS: dict[str, Kind] = {
 
 
 def losses(
-    kind: str, size: tuple[int, int], schedule: str, sigma: float, seeds: int
+    kind: str, size: tuple[int, int], schedule: str, sigma: float, seeds: int, deepest: int = DEEPEST
 ) -> dict[Dispatching, float]:
     """Per cent by which steps are longer than on a host without latency, by dispatch, mean of the seeds."""
     (stages, count), rule = size, by_name(schedule)
@@ -105,13 +105,13 @@ def losses(
         real, expected = KINDS[kind](costs, estimates, count, seed)
         best = simulate(rules, real).makespan
         for how, own in found.items():
-            host = Host(dispatch=how)
+            host = Host(dispatch=how, deepest=deepest)
             own.append(percent_longer(HostSimulation(rules, real, expected, host).run().makespan, best))
     return {how: mean(own) for how, own in found.items()}
 
 
-def _of(seeds: int, cell: tuple[str, tuple[int, int], str, float]) -> dict[Dispatching, float]:
-    return losses(*cell, seeds)
+def _of(seeds: int, deepest: int, cell: tuple[str, tuple[int, int], str, float]) -> dict[Dispatching, float]:
+    return losses(*cell, seeds, deepest)
 
 
 @bench(
@@ -119,14 +119,15 @@ def _of(seeds: int, cell: tuple[str, tuple[int, int], str, float]) -> dict[Dispa
     minutes="15 *",
     aims="foreseen: 0.5 % (sigma 0.1), 1.3 % (0.3); nowhere 0.3 % worse than without",
 )
-def foresight(seeds: int = 20, jobs: int = 0) -> Found:
+def foresight(seeds: int = 20, jobs: int = 0, deepest: int = DEEPEST) -> Found:
     """Simulated steps of 4 and 8 stages with 8 to 64 microbatches, F 1 ms, B 2 ms, log-normal around what the
     host expects; a round trip of the host takes 200 us, a copy 30. The loss is against a host without
     latency; the mean over seeds. What was expected is also half and 1.5 times as long; 5 % of the tasks take
-    five times as long; a link is 1 ms slower, known or not; microbatches have three lengths, all known."""
+    five times as long; a link is 1 ms slower, known or not; microbatches have three lengths, all known.
+    A device is given `deepest` programs at most: 2 where bytes are limited."""
     cells = list(product(KINDS, SIZES, SCHEDULES, SIGMAS))
     rows, aims, worst = [], list[Aim](), dict[str, tuple[float, str]]()
-    for cell, found in zip(cells, side_by_side(partial(_of, seeds), cells, jobs), strict=True):
+    for cell, found in zip(cells, side_by_side(partial(_of, seeds, deepest), cells, jobs), strict=True):
         kind, (stages, count), schedule, sigma = cell
         ready, foreseen = found["ready"], found["foreseen"]
         where = f"{kind}, {schedule}, {stages} x {count}, sigma {sigma}"

@@ -16,6 +16,7 @@ from typing import Any
 
 from rrfp_jax.core.events import ROOM, Arrived, Dispatch, Room
 from rrfp_jax.core.foresight import (
+    DEEPEST,
     ROUND_TRIP_SECONDS,
     Dispatching,
     arrival_of,
@@ -42,11 +43,13 @@ class Host:
         round_trip: from the end of a program to the start of the next.
         dispatch: "ready" or "foreseen"; see core/foresight.py.
         lead: if "ready", a second program is queued when the first may end within it.
+        deepest: if "foreseen", most programs on a device.
     """
 
     round_trip: float = ROUND_TRIP_SECONDS
     dispatch: Dispatching = "ready"
     lead: float = 1e-3
+    deepest: int = DEEPEST
 
 
 class _Program:
@@ -119,6 +122,8 @@ class HostSimulation:
     def _room_at(self, now: float, line: _Line, end: float) -> float:
         count = len(line.flights)
         if self._host.dispatch == "foreseen":
+            if count >= self._host.deepest:
+                return inf
             if self._rules.hint is None:
                 return ordered_from(line.flights)
             return room_from(count, end, self._host.round_trip)

@@ -24,6 +24,9 @@ the delays, a stage holds at most base + what is charged. n follows from the lim
 `step_budgets` goes through the stages in order. It also holds every stage to so few microbatches that the
 next one has room for one beside its base: any budget works that is enough for one microbatch at a time. What
 a program needs only while it runs is not counted here.
+
+A task is *early* from its dispatch until its input has been delivered. `early_bytes` is what a stage may hold
+beside all this where each stage has a few early tasks.
 """
 
 from __future__ import annotations
@@ -116,6 +119,26 @@ def costs(chunks: Chunks) -> list[int]:
 def _arrivals(chunks: Chunks) -> list[int]:
     """By chunk, and 0 for the one after the last."""
     return [*(max(chunk.activation_in_bytes, chunk.gradient_out_bytes) for chunk in chunks), 0]
+
+
+MOST_EARLY = 2
+"""Early tasks of a stage where bytes are limited: as many programs as its device is given."""
+
+
+def early_bytes(own: Sequence[Chunks]) -> int:
+    """What a stage may hold beside its base and what is charged if each stage has `MOST_EARLY` early tasks.
+
+    The input of an early task is there beside what its program makes. An activation is still being sent when
+    its gradient is on its way, if the next stage's tasks are early. And a gradient is still being sent when
+    its microbatch has been released, if that is by an early task: of the stage before or, with several
+    chunks, of this stage.
+    """
+    chunks = [chunk for microbatch in own for chunk in microbatch]
+    taken = max(max(chunk.activation_in_bytes, chunk.gradient_in_bytes) for chunk in chunks)
+    sent = max(chunk.activation_out_bytes for chunk in chunks)
+    unpaid = max(max(chunk.activation_in_bytes, chunk.gradient_out_bytes) for chunk in chunks)
+    ways = 1 if len(chunks) == len(own) else 2
+    return MOST_EARLY * (taken + ways * (sent + unpaid))
 
 
 def least_room(steps: Iterable[Chunks]) -> int:

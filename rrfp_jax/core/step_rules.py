@@ -34,6 +34,11 @@ class Budget:
     limit: int
     most: int | None = None
 
+    def admits(self, count: int) -> bool:
+        """Whether so many microbatches may be in flight together, whichever they are."""
+        dearest = sorted(map(sum, zip(*self.costs, strict=True)), reverse=True)[:count]
+        return sum(dearest) <= self.limit and (self.most is None or len(dearest) <= self.most)
+
 
 Charges: TypeAlias = tuple[Sequence[Sequence[int]], int | None]
 """What microbatches cost, `[chunk][microbatch]`, and the limit on the sum."""

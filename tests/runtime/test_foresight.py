@@ -1,5 +1,6 @@
 """Tasks whose inputs are foreseen in a run: the same bits, and records that say what happened."""
 
+from contextlib import suppress
 from itertools import pairwise
 from math import inf
 
@@ -8,10 +9,12 @@ import numpy as np
 import pytest
 
 import rrfp_jax as rrfp
+from rrfp_jax.core.footprint import MOST_EARLY
 from rrfp_jax.core.tasks import FORWARD, Task
 from rrfp_jax.runtime.engine import loop
 from rrfp_jax.runtime.engine.device import DeviceQueue, Running
 from rrfp_jax.runtime.engine.loop import StepExecution
+from rrfp_jax.runtime.stages.memory import memory_of_step
 from rrfp_jax.runtime.transport.protocol import LocalTransport
 from tests.support import toy
 
@@ -73,15 +76,41 @@ def test_an_input_that_is_seen_to_come_after_its_task_has_ended_is_of_its_own_st
     assert [r.loss for r in reports] == [r.loss for r in plain]
 
 
-@pytest.mark.parametrize("schedule", ["bf", "1f1b"])
-def test_nothing_is_foreseen_where_bytes_are_limited(schedule, monkeypatch):
-    """A message that comes after the task that reads it is at both its ends longer than the proof allows."""
-    asked = []
-    monkeypatch.setattr(loop, "foreseen_from", lambda arrival, end: asked.append(arrival) or -inf)
-    monkeypatch.setattr(DeviceQueue, "foresee", lambda *given: asked.append(given))
-    reports, _ = trained(schedule, "foreseen", activation_budget="1MiB")
-    assert not asked
-    assert all(peak <= 2**20 for report in reports for peak in report.peak_bytes)
+@pytest.mark.parametrize("schedule", ["bf", "1f1b", "zb-v"])
+def test_a_budget_has_room_for_what_is_early(schedule, monkeypatch):
+    """As many bytes as are needed for it, and one less: then all waits for its input."""
+    early, dispatch = [], StepExecution._dispatch
+
+    def dispatched(self, queue, stage, choice, now):
+        dispatch(self, queue, stage, choice, now)
+        early.append(sum(key.stage == stage for key in self._taken))
+
+    monkeypatch.setattr(StepExecution, "_dispatch", dispatched)
+    monkeypatch.setattr(loop, "foreseen_from", lambda arrival, end: -inf if arrival < inf else inf)
+    plain, _ = trained(schedule, "ready")
+    least = least_with_early(schedule)
+    for budget, most in ((least, MOST_EARLY), (least - 1, 0)):
+        early.clear()
+        reports, _ = trained(schedule, "foreseen", activation_budget=budget)
+        assert 0 < max(early) <= most if most else max(early) == 0
+        assert all(peak <= budget for report in reports for peak in report.peak_bytes)
+        assert [r.loss for r in reports] == [r.loss for r in plain]
+
+
+def least_with_early(schedule):
+    """The smallest budget with which tasks may be early."""
+    trainer = toy.trainer(4, schedule=schedule, settings=rrfp.Settings(activation_budget="1GiB"))
+    ledgers = trainer.start()
+    rules, names = trainer._stepper.rules(8, "train"), [*ledgers[0].buckets] * 8
+    low, high = 0, 2**30
+    while high - low > 1:
+        middle = (low + high) // 2
+        with suppress(rrfp.UsageError):
+            if memory_of_step(middle, ledgers, rules, names).early:
+                high = middle
+                continue
+        low = middle
+    return high
 
 
 @pytest.mark.slow(reason="2 s: 60 steps; test_bits_and_records has what is foreseen")

@@ -6,7 +6,15 @@ import random
 import pytest
 
 import rrfp_jax as rrfp
-from rrfp_jax.core.footprint import arrival, costs, least_room, order_peaks, step_budgets
+from rrfp_jax.core.footprint import (
+    MOST_EARLY,
+    arrival,
+    costs,
+    early_bytes,
+    least_room,
+    order_peaks,
+    step_budgets,
+)
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import Budget, StepRules
@@ -49,9 +57,9 @@ class Most:
     def __init__(self, memory):
         self.memory, self.most = memory, [0] * len(memory.rooms)
 
-    def check(self, seen):
-        self.memory.check(seen)
-        self.most = [max(most, self.memory.held(seen, s)) for s, most in enumerate(self.most)]
+    def check(self, seen, late):
+        self.memory.check(seen, late)
+        self.most = [max(most, self.memory.held(seen, s, late)) for s, most in enumerate(self.most)]
 
 
 class TestEveryState:
@@ -69,7 +77,7 @@ class TestEveryState:
     def test_what_comes_early_must_be_reserved(self, cases):
         """Costs in full, but nothing for messages of microbatches that are not admitted."""
         broken = 0
-        for case in cases[:60]:
+        for case in (case for case in cases if not case.early):
             memory = case.memory
             budgets = tuple(
                 Budget(without_base([own[b] for b in memory.buckets]), room)
@@ -77,6 +85,20 @@ class TestEveryState:
             )
             try:
                 explore(dataclasses.replace(case, budgets=budgets))
+            except Violation as violation:
+                assert "where there is room for" in str(violation)
+                broken += 1
+        assert broken > 0
+
+    def test_early_tasks_need_room(self, cases):
+        """The cases with early tasks, with no room for them."""
+        broken = 0
+        for case in (case for case in cases if case.early):
+            memory = case.memory
+            used = [[own[b] for b in set(memory.buckets)] for own in memory.footprints]
+            rooms = [room - early_bytes(own) for room, own in zip(memory.rooms, used, strict=True)]
+            try:
+                explore(dataclasses.replace(case, memory=dataclasses.replace(memory, rooms=rooms)))
             except Violation as violation:
                 assert "where there is room for" in str(violation)
                 broken += 1
@@ -95,6 +117,11 @@ class TestEveryState:
             rules = StepRules(placement=placement, microbatches=len(buckets), schedule=schedule)
             most = Most(Counted(placement, footprints, buckets, peaks))
             assert explore(Case(rules=rules, memory=most)).whole
+            used = [[own[bucket] for bucket in set(buckets)] for own in footprints]
+            rooms = [peak + early_bytes(own) for peak, own in zip(peaks, used, strict=True)]
+            assert explore(
+                Case(rules=rules, memory=Counted(placement, footprints, buckets, rooms), early=MOST_EARLY)
+            ).whole
             full += any(m == peak for m, peak in zip(most.most, peaks, strict=True))
         assert full or placement.chunks > 1  # with several chunks the peak is an upper bound
 
@@ -185,6 +212,18 @@ class TestBudgetsOfSteps:
         apart = memory_of_step(1050, [ledger(0), ledger(1, "b")], rules_of(), ["x"] * 8)
         shared = memory_of_step(1050, [ledger(0), ledger(1)], rules_of(), ["x"] * 8)
         assert (apart.totals, shared.totals) == ([1050, 1050], [550, 550])  # 50 for programs, once
+
+    @pytest.mark.parametrize("schedule", ["bf", "gpipe"])
+    def test_tasks_are_early_where_there_is_room_and_inputs_can_be_foreseen(self, schedule):
+        ledgers, rules = [ledger(0), ledger(1, "b")], rules_of(schedule)
+        beside = max(early_bytes([own.buckets["x"].chunks]) for own in ledgers)
+        usual = 50 + beside + (8 if schedule == "gpipe" else 4) * (100 + 10)
+        assert beside == MOST_EARLY * (10 + 10)  # two inputs, and two messages of either way
+        for total, early in ((usual, MOST_EARLY), (usual - 1, 0)):
+            assert memory_of_step(total, ledgers, rules, ["x"] * 8).early == early
+        apart = [ledgers[0], dataclasses.replace(ledgers[1], rank=1)]
+        memory = memory_of_step(usual, apart, rules, ["x"] * 8)
+        assert memory.early == 0 and all(b is None or b.limit >= usual - 50 - 40 for b in memory.budgets)
 
     def test_auto_is_what_the_device_has_left(self):
         limit = 20_000

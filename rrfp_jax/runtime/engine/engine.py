@@ -300,8 +300,8 @@ class Engine:
                 self.reset_gradients()
             self._has_gradients = True
         update = LastUpdate(self._updated, params)
-        limited = any(total is not None for total in known.memory.totals)
-        records = self.driver.run(rules, step, parts, known.memory.budgets, update, limited)
+        memory = known.memory
+        records = self.driver.run(rules, step, parts, memory.budgets, update, memory.early)
         if phase == "train":
             if self._reductions:
                 self._add_replicas()

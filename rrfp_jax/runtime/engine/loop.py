@@ -173,13 +173,13 @@ class Driver:
         parts: Mapping[int, StageStep],
         budgets: Sequence[Budget | None] = (),
         update: LastUpdate | None = None,
-        limited: bool = False,
+        early: int | None = None,
     ) -> list[TaskRecord]:
         """Run one step to the end of this process's parts of it, given by stage replica.
 
         `budgets` are in bytes, of all stage replicas; empty for none. Tasks are queued behind the last
-        `update`, which is neither idle time nor compute. `limited`: whether bytes are, so that
-        nothing is foreseen.
+        `update`, which is neither idle time nor compute. Of each stage so many tasks may be
+        dispatched before their inputs have come, `early`; None for any number.
 
         Raises:
             TrainingError: a program or a transfer failed, a process is gone, or nothing moved for
@@ -204,7 +204,7 @@ class Driver:
             open_queues.enter_context(jax.transfer_guard_device_to_host("allow"))
             broken = True
             try:
-                under_way = StepExecution(self, rules, step, round, parts, budgets, limited)
+                under_way = StepExecution(self, rules, step, round, parts, budgets, early)
                 if update is not None and update.dispatched is not None:
                     under_way.follows(update.dispatched, update.params)
                 for transport in self.transports:
@@ -314,13 +314,13 @@ class StepExecution(TransferObserver):
         round: int,
         parts: Mapping[int, StageStep],
         budgets: Sequence[Budget | None],
-        limited: bool,
+        early: int | None,
     ) -> None:
         self._driver, self._queues, self._name = driver, driver._queues, driver._name
         self._local, self._remote = driver.local, driver.remote or driver.local
         self._transports, self._delays = driver.transports, driver.delays
         self._recorder = driver._world.recorder
-        self._rules, self._step, self._round, self._parts = rules, step, round, parts
+        self._rules, self._step, self._round, self._parts, self._early = rules, step, round, parts, early
         self._stages = rules.placement.stages
         self._schedulers = {
             s: driver.scheduler(s % self._stages, rules, budgets[s] if budgets else None) for s in parts
@@ -343,14 +343,14 @@ class StepExecution(TransferObserver):
         self._wait: LimitedWait  # of `run`
         self._late: dict[tuple[int, Task], float] = {}  # of that, how much was injected; by stage and task
         real = all(queue.as_it_is for queue in self._queues)
-        # The proof of limits in bytes needs messages to come before the tasks that read them.
-        may = real and len(self._queues) > 1 and not (shared or self._delays or limited)
+        may = real and len(self._queues) > 1 and not (shared or self._delays or early == 0)
         self._foresees = driver.dispatch == "foreseen" and may
         self._coming: dict[int, dict[Input, tuple[Running, Arrays]]] = {s: {} for s in parts}
         self._taken = set[Key]()  # inputs of tasks that have been dispatched before they came
         if self._foresees:
+            deepest = DEEPEST if early is None else MOST_QUEUED
             for queue, stages in zip(self._queues, driver._sharing, strict=True):
-                queue.foresee(DEEPEST, ordered=rules.hint is None and len(stages) == 1)
+                queue.foresee(deepest, ordered=rules.hint is None and len(stages) == 1)
         # When a stage is to be asked what to run: not before something comes if it has just had nothing, nor
         # before an input is foreseen.
         self._ask_at = dict.fromkeys(parts, -inf)
@@ -441,13 +441,15 @@ class StepExecution(TransferObserver):
             way, took = (key.stage, key.input.direction), perf_counter() - produced
             self._driver.copies[way] = 0.9 * self._driver.copies.get(way, took) + 0.1 * took
         self._coming[key.stage].pop(key.input, None)
-        found = key in self._taken
-        self._taken.discard(key)
+        if found := key in self._taken:
+            self._taken.remove(key)
+            if self._early is not None:  # one more task may be early
+                self._ask_at[key.stage] = -inf
         return found
 
     def _room(self, queue: DeviceQueue, stage: int, now: float) -> tuple[Room, float]:
         """Room on a device, with the inputs that are expected in time; when the next one will be."""
-        if not (coming := self._coming[stage]):
+        if not (coming := self._coming[stage]) or self._has_most_early(stage):
             return ROOM, inf
         if queue.is_ordered:
             return Room(foreseen=frozenset(coming)), inf
@@ -460,6 +462,10 @@ class StepExecution(TransferObserver):
             else:
                 soonest = min(soonest, at)
         return Room(foreseen=frozenset(found)) if found else ROOM, soonest
+
+    def _has_most_early(self, stage: int) -> bool:
+        """Whether the limit on bytes allows no more tasks that run ahead of their inputs."""
+        return self._early is not None and sum(key.stage == stage for key in self._taken) >= self._early
 
     def _fill(self) -> bool:
         """Give every device that has room the best task of its stages."""

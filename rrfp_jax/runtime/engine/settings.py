@@ -160,8 +160,8 @@ class Settings:
         protocol: a "leader" decides, or all are "unanimous".
         dispatch: "ready" dispatches a task when its input is there; "foreseen" also when that is computed on
             another device of the process and expected in time, which hides the host's latency. With delays
-            that are injected, with one device in the process, where processes share a stage, and where bytes
-            are limited (`activation_budget`), it is as "ready".
+            that are injected, with one device in the process, where processes share a stage, and where
+            `activation_budget` has no room for it (`docs/memory.md`), it is as "ready".
         delays: injected delays, to test schedules: text such as "jitter=J2,skew=0.001"; empty for none
             (`benchmarks/paced.md`).
 

@@ -17,9 +17,9 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from rrfp_jax.core.footprint import Chunks, least_room, order_peaks, step_budgets
+from rrfp_jax.core.footprint import MOST_EARLY, Chunks, early_bytes, least_room, order_peaks, step_budgets
 from rrfp_jax.core.orders import FixedOrder, planned_order
-from rrfp_jax.core.step_rules import Bucket, Budget, StepRules, bucket_name
+from rrfp_jax.core.step_rules import Bucket, Budget, StepRules, bucket_name, default_max_in_flight
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.mesh.topology import Layout, taking_turns
 from rrfp_jax.runtime.model.pipeline import IDS
@@ -141,10 +141,14 @@ class Share(NamedTuple):
 
 
 class StepMemory(NamedTuple):
-    """What the stages of a step may hold: by stage, bytes in all, and what the schedulers go by."""
+    """What the stages of a step may hold: by stage, bytes in all, and what the schedulers go by.
+
+    Of each stage so many tasks may be early (core/footprint.py); None for any number.
+    """
 
     totals: Sequence[int | None]
     budgets: Sequence[Budget | None]
+    early: int | None
 
 
 def memory_of_step(
@@ -161,15 +165,39 @@ def memory_of_step(
     rooms = [share.room for share in shares]
     footprints = [[ledger.buckets[bucket].chunks for bucket in distinct] for ledger in ledgers]
     totals = [share.total for share in shares]
+    if rooms == [None] * len(rooms):
+        return StepMemory(totals, [None] * len(rooms), None)
+    rest = rooms
+    if foresees := len(on_device) > len({rank for rank, _ in on_device}):  # else no input can be foreseen
+        rest = [room and room - early_bytes(own) for room, own in zip(rooms, footprints, strict=True)]
     if not isinstance(order := rules.schedule, FixedOrder):
         _check(setting, shares, [least_room(own) for own in footprints])
-        budgets = step_budgets(rooms, footprints, numbers, rules.limit, rules.charges_by_chunk)
-        return StepMemory(totals, budgets)
-    if rooms != [None] * len(rooms):
-        placement, count, stages = rules.placement, rules.microbatches, range(len(rooms))
-        orders = [planned_order(order, stage, placement, count, False) for stage in stages]
-        _check(setting, shares, order_peaks(orders, footprints, numbers), order.title)
-    return StepMemory(totals, [None] * len(totals))
+        given = footprints, numbers, rules.limit, rules.charges_by_chunk
+        if foresees and (budgets := _ample(rest, *given)) is not None:
+            return StepMemory(totals, budgets, MOST_EARLY)
+        return StepMemory(totals, step_budgets(rooms, *given), 0)
+    placement, count, stages = rules.placement, rules.microbatches, range(len(rooms))
+    orders = [planned_order(order, stage, placement, count, False) for stage in stages]
+    peaks = order_peaks(orders, footprints, numbers)
+    _check(setting, shares, peaks, order.title)
+    fits = all(room is None or peak <= room for peak, room in zip(peaks, rest, strict=True))
+    return StepMemory(totals, [None] * len(totals), MOST_EARLY if foresees and fits else 0)
+
+
+def _ample(
+    rooms: Sequence[int | None],
+    footprints: Sequence[Sequence[Chunks]],
+    buckets: Sequence[int],
+    limit: int | None,
+    by_chunk: bool,
+) -> Sequence[Budget | None] | None:
+    """Budgets under a hint if they admit as many microbatches as are in flight without limits in bytes."""
+    with suppress(ValueError):  # not even one fits
+        budgets = step_budgets(rooms, footprints, buckets, limit, by_chunk)
+        usual = limit or default_max_in_flight(len(rooms))
+        if all(budget is None or budget.admits(usual) for budget in budgets):
+            return budgets
+    return None
 
 
 def _share(setting: Setting, own: Sequence[StageLedger], buckets: Sequence[str]) -> Share:
@@ -312,7 +340,7 @@ class Memory:
         self._unadded_gradients = max(self._unadded_gradients, rules.unadded_gradients)
         if rules.forward_only or not self.limited:
             nothing = [None] * len(self._layout.groups)
-            return StepMemory(nothing, nothing)
+            return StepMemory(nothing, nothing, None)
         if rules.programs != self._programs:
             self._programs, self._known = rules.programs, set()
         needed = frozenset(buckets), self._unadded_gradients
@@ -322,4 +350,5 @@ class Memory:
         names, dp = [bucket_name(bucket) for bucket in buckets], self._layout.replicas
         parts = [memory_of_step(self._setting, self._ledgers, rules, names[d::dp]) for d in range(dp)]
         totals = [total for part in parts for total in part.totals]
-        return StepMemory(totals, [budget for part in parts for budget in part.budgets])
+        budgets = [budget for part in parts for budget in part.budgets]
+        return StepMemory(totals, budgets, min((p.early for p in parts if p.early is not None), default=None))

@@ -6,9 +6,10 @@ import itertools
 import random
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from rrfp_jax.core.admission import Accumulation
-from rrfp_jax.core.footprint import Chunks, Footprint, least_room, step_budgets
+from rrfp_jax.core.footprint import MOST_EARLY, Chunks, Footprint, early_bytes, least_room, step_budgets
 from rrfp_jax.core.group import GroupProtocol
 from rrfp_jax.core.hints import BF, BFW, BPriority, FPriority, Hint, Ranked
 from rrfp_jax.core.orders import FixedOrder
@@ -166,6 +167,10 @@ def _budget(chosen: random.Random, chunks: int, microbatches: int) -> Budget:
     return Budget(costs, max(map(sum, zip(*costs, strict=True))) + chosen.randint(0, 2), most)
 
 
+Late: TypeAlias = Collection[tuple[int, Input]]
+"""By stage, the inputs that have not been delivered to tasks that have been dispatched."""
+
+
 @dataclass(frozen=True)
 class Memory:
     """What microbatches take: by stage and bucket, the bucket of each microbatch, and each stage's room."""
@@ -175,22 +180,29 @@ class Memory:
     buckets: Sequence[int]
     rooms: Sequence[int]
 
-    def check(self, seen: Sequence[Seen]) -> None:
+    def check(self, seen: Sequence[Seen], late: Late) -> None:
         """Refuse a state, by what each stage has seen, in which one holds more than it has room for."""
         for stage, room in enumerate(self.rooms):
-            held = self.held(seen, stage)
+            held = self.held(seen, stage, late)
             if held > room:
                 raise Broken(f"stage {stage} holds {held} bytes where there is room for {room}")
 
-    def held(self, seen: Sequence[Seen], stage: int) -> int:
+    def held(self, seen: Sequence[Seen], stage: int, late: Late = ()) -> int:
         """Bytes on a stage."""
         return sum(
-            self._held(seen, stage, chunk, j)
+            self._held(seen, stage, chunk, j, late)
             for j in range(len(self.buckets))
             for chunk in range(self.placement.chunks)
         )
 
-    def _held(self, seen: Sequence[Seen], stage: int, chunk: int, j: int) -> int:
+    def _held(self, seen: Sequence[Seen], stage: int, chunk: int, j: int, late: Late) -> int:
+        def delivered(to: tuple[int, int], direction: Direction) -> bool:
+            own = Input(direction, to[1], j)
+            return own in seen[to[0]].arrived and (to[0], own) not in late
+
+        def is_late(direction: Direction) -> bool:
+            return (stage, Input(direction, chunk, j)) in late
+
         own = self.footprints[stage][self.buckets[j]][chunk]
         forward = self._ran(seen, (stage, chunk), j, FORWARD)
         backward = self._ran(seen, (stage, chunk), j, BACKWARD, INPUT)
@@ -198,15 +210,15 @@ class Memory:
         v = self.placement.virtual_stage(stage, chunk)
         if v > 0:
             before = self.placement.place(v - 1)
-            if not forward and self._ran(seen, before, j, FORWARD):
+            if is_late(Direction.FORWARD) or (not forward and self._ran(seen, before, j, FORWARD)):
                 size += own.activation_in_bytes
-            arrived = Input(Direction.BACKWARD, before[1], j) in seen[before[0]].arrived
+            arrived = delivered(before, Direction.BACKWARD)
             size += own.gradient_out_bytes if backward and not arrived else 0
         if v < self.placement.last:
             after = self.placement.place(v + 1)
-            arrived = Input(Direction.FORWARD, after[1], j) in seen[after[0]].arrived
+            arrived = delivered(after, Direction.FORWARD)
             size += own.activation_out_bytes if forward and not arrived else 0
-            if not backward and self._ran(seen, after, j, BACKWARD, INPUT):
+            if is_late(Direction.BACKWARD) or (not backward and self._ran(seen, after, j, BACKWARD, INPUT)):
                 size += own.gradient_in_bytes
         size += own.held_after_forward_bytes if forward and not backward else 0
         halfway = self._ran(seen, (stage, chunk), j, INPUT) and not self._ran(seen, (stage, chunk), j, WEIGHT)
@@ -218,7 +230,8 @@ class Memory:
 
 
 def drawn(seed: int, largest: int = 3) -> Case:
-    """A random case of up to so many stages and microbatches, with barely enough room or nearly so."""
+    """A random case of up to so many stages and microbatches, with barely enough room or nearly so; every
+    fourth has early tasks."""
     draw = random.Random(seed)
     stages, chunks = draw.choice([(2, 1), (2, 1), (largest, 1), (2, 2)])
     placement = Placement(stages, chunks, draw.choice(["looped", "v"]))
@@ -240,11 +253,16 @@ def drawn(seed: int, largest: int = 3) -> Case:
         limit=draw.choice([None, None, 2]),
     )
     budgets = step_budgets(rooms, footprints, buckets, rules.limit, rules.charges_by_chunk)
+    early = MOST_EARLY if seed % 4 == 1 else 0  # each has many more states
+    if early:
+        used = [[own[bucket] for bucket in set(buckets)] for own in footprints]
+        rooms = [room + early_bytes(own) for room, own in zip(rooms, used, strict=True)]
     return Case(
         rules=rules,
         budgets=tuple(budget for budget in budgets if budget is not None),
         any_choice=isinstance(schedule, Anything),
         memory=Memory(placement, footprints, buckets, rooms),
+        early=early,
     )
 
 

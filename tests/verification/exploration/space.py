@@ -2,10 +2,10 @@
 
 Theory of operation. The real machines of the core are driven: a `StageScheduler` or a group's machine for
 each rank. Whatever has been sent and has not arrived may arrive next, in any order; each device may be given
-room at any moment, also with inputs foreseen that are under way. So a step's behaviour is a graph whose nodes
-are what all ranks know and what is under way. A machine's state is told by `key_of`: two ways that lead to
-equal keys go on alike and are merged. Breadth first, so that what is found wrong is shown by the shortest way
-to it.
+room at any moment, also with inputs foreseen that are under way, whose tasks then run *early*. So a step's
+behaviour is a graph whose nodes are what all ranks know and what is under way. A machine's state is told by
+`key_of`: two ways that lead to equal keys go on alike and are merged. Breadth first, so that what is found
+wrong is shown by the shortest way to it.
 
 Each machine is a table, filled in as rows are reached. A state of the whole is one integer: the row of every
 rank, the row of every group's journal, and one bit for every message under way; a step adds its difference.
@@ -20,7 +20,7 @@ for ever, is a deadlock.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -50,11 +50,18 @@ def recipients(message: GroupMessage, ranks: int) -> Sequence[int]:
     return partners(message.rank if isinstance(message, Proposal) else 0, ranks, "unanimous")
 
 
+@dataclass(frozen=True)
+class Late:
+    """An input is delivered whose task has run early."""
+
+    input: Input
+
+
 class StateCheck(Protocol):
     """A check of states by what the rank of each stage has seen."""
 
-    def check(self, seen: Sequence[Seen]) -> None:
-        """Raises `Broken` if a state must not be."""
+    def check(self, seen: Sequence[Seen], late: Collection[tuple[int, Input]]) -> None:
+        """Raises `Broken` if a state must not be; of each stage, the inputs whose tasks are early."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +75,7 @@ class Case:
     collectives: bool = True
     any_choice: bool = False
     memory: StateCheck | None = None
+    early: int = 0  # tasks of a stage that may be early, where memory is checked; else any number
 
     def budget(self, stage: int) -> Budget | None:
         """The budget of a stage."""
@@ -222,7 +230,33 @@ class Space:
         """Have the case's own check look at a state."""
         if self.case.memory is not None:
             rows = [state >> WIDTH * node & ROW for node in range(len(self._tables))]
-            self.case.memory.check([table.seen(row) for table, row in zip(self._tables, rows, strict=True)])
+            seen = [table.seen(row) for table, row in zip(self._tables, rows, strict=True)]
+            self.case.memory.check(seen, set(self._late(state)))
+
+    def _late(self, state: int) -> Iterator[tuple[int, Input]]:
+        """Of each node, the inputs whose tasks are early."""
+        for bit in self._under_way(state):
+            node, event = self._messages[bit]
+            if isinstance(event, Late):
+                yield node, event.input
+
+    def _under_way(self, state: int) -> Iterator[int]:
+        """The bits of all messages that have not come."""
+        rest = state >> self._sent << self._sent
+        while rest:
+            bit = rest & -rest
+            rest ^= bit
+            yield bit
+
+    def _waits(self, state: int, node: int, event: object) -> bool:
+        """Whether what sends this cannot have ended, as it is early."""
+        if not self.case.early or not isinstance(event, (Arrived, Late)):
+            return False
+        if (source := self.case.rules.placement.source(node, event.input)) is None:
+            return False
+        stage, (sent, chunk, j) = source
+        inputs = [Late(Input(direction, chunk, j)) for direction in {Direction.FORWARD, sent}]
+        return any(state & self._bits.get((stage, own), 0) for own in inputs)
 
     def moves(self, state: int) -> Iterator[tuple[Move, int]]:
         """All that can happen next, and the state after it."""
@@ -234,14 +268,19 @@ class Space:
             for move in moves:
                 yield move, self._after(state, move)
         coming: dict[int, list[Input]] = {}  # by node
-        rest = state >> self._sent << self._sent
-        while rest:
-            bit = rest & -rest
-            rest ^= bit
+        for bit in self._under_way(state):
             node, event = self._messages[bit]
             row = state >> WIDTH * node & ROW
             if isinstance(event, Arrived):
                 coming.setdefault(node, []).append(event.input)
+            if self._waits(state, node, event):
+                continue
+            if isinstance(event, Late):
+                yield (
+                    (move := Move(node, Step(event, row, None, None), -bit, 0, True)),
+                    self._after(state, move),
+                )
+                continue
             known = self._receives[node].setdefault(row, {})
             received = known.get(bit)
             if received is None:
@@ -249,6 +288,8 @@ class Space:
             yield received, self._after(state, received)
         if self.case.ranks == 1:  # groups foresee nothing
             for node, inputs in coming.items():
+                if self.case.memory and sum(at == node for at, _ in self._late(state)) >= self.case.early:
+                    continue
                 for move in self._foreseeing(node, state >> WIDTH * node & ROW, inputs):
                     yield move, self._after(state, move)
 
@@ -258,10 +299,11 @@ class Space:
         moves = []
         for foreseen in {frozenset(coming), *(frozenset([one]) for one in coming)}:
             if foreseen not in known:
-                step, taken = self._tables[node].step(row, Room(foreseen=foreseen)), 0
+                step, taken, late = self._tables[node].step(row, Room(foreseen=foreseen)), 0, 0
                 if step.task is not None and step.task.input in foreseen:
                     taken = self._bit(node, Arrived(step.task.input))
-                known[foreseen] = self._move(node, row, step, taken) if step.row != row else None
+                    late = self._bit(node, Late(step.task.input)) if self.case.memory else 0
+                known[foreseen] = self._move(node, row, step, taken, late) if step.row != row else None
             if (move := known[foreseen]) is not None:
                 moves.append(move)
         return moves
@@ -288,10 +330,9 @@ class Space:
         change, sends = known
         return (state + change) | sends
 
-    def _move(self, node: int, row: int, step: Step, taken: int = 0) -> Move:
+    def _move(self, node: int, row: int, step: Step, taken: int = 0, sends: int = 0) -> Move:
         stage, rank = self._nodes[node]
         first = node - rank
-        sends = 0
         if step.message is not None:
             for to in recipients(step.message, self.case.ranks):
                 sends |= self._bit(first + to, step.message)
