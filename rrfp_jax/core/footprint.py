@@ -37,7 +37,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any, TypeAlias, TypeVar
 
-from rrfp_jax.core.step_rules import Budget
+from rrfp_jax.core.step_rules import MOST_QUEUED, Budget
 from rrfp_jax.core.tasks import FORWARD, KINDS, Kind, Task
 
 T = TypeVar("T")
@@ -121,17 +121,16 @@ def _arrivals(chunks: Chunks) -> list[int]:
     return [*(max(chunk.activation_in_bytes, chunk.gradient_out_bytes) for chunk in chunks), 0]
 
 
-MOST_EARLY = 2
-"""Early tasks of a stage where bytes are limited: as many programs as its device is given."""
+MOST_EARLY = MOST_QUEUED
+"""Early tasks of a stage where bytes are limited."""
 
 
 def early_bytes(own: Sequence[Chunks]) -> int:
     """What a stage may hold beside its base and what is charged if each stage has `MOST_EARLY` early tasks.
 
-    The input of an early task is there beside what its program makes. An activation is still being sent when
-    its gradient is on its way, if the next stage's tasks are early. And a gradient is still being sent when
-    its microbatch has been released, if that is by an early task: of the stage before or, with several
-    chunks, of this stage.
+    The input of an early task is there beside what its program makes. An activation may still be on its way
+    when its gradient is: to an early F. And a gradient when its microbatch has been released on the chunk
+    before: to an early B or I. Both are on one stage, or with several chunks on two.
     """
     chunks = [chunk for microbatch in own for chunk in microbatch]
     taken = max(max(chunk.activation_in_bytes, chunk.gradient_in_bytes) for chunk in chunks)

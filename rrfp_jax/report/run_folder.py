@@ -31,7 +31,7 @@ class Run:
         history: all its steps, as `metrics.jsonl` has them; empty if there are only steps.
         settings: the fields of `config.json`, as "mesh.pp", with their values as JSON; empty without.
         origin: when it began, its commit, schedule and hardware, in a line.
-        shared: that processes shared cores, so that idle shares have more causes than the report knows.
+        shared: that processes shared cores or GPUs: idle shares have more causes than the report knows.
     """
 
     name: str
@@ -102,7 +102,7 @@ def _origin_line(origin: Mapping[str, Any], schedule: str) -> str:
 
 
 def shared_by(origin: Any) -> str:
-    """That processes shared cores, as the `_origin` of a run's `config.json` has it; "" if none did."""
+    """That processes shared cores or GPUs, as `_origin` in a run's `config.json` has it; "" if none did."""
     hardware = origin.get("hardware") if isinstance(origin, dict) else None
     shared = hardware.get("shared") if isinstance(hardware, dict) else None
     return printable(shared) if isinstance(shared, str) else ""

@@ -268,23 +268,28 @@ GIT_SECONDS = 5.0
 """Within which git must answer: a working directory may lie on a slow disk."""
 
 
-Here: TypeAlias = tuple[str, Sequence[int], str, int]
-"""Of a process: its machine, the numbers of the cores that it may use, and kind and number of its devices."""
+Here: TypeAlias = tuple[str, Sequence[int], str, Sequence[str]]
+"""Of a process: its machine, the numbers of the cores that it may use, and its devices: kind, and names by
+which the machine tells them apart."""
 
 
 def hardware_of(processes: Sequence[Here], on_cpu: bool) -> dict[str, str]:
-    """What a run's processes ran on, in words; and whether they shared cores, "" if not."""
+    """What a run's processes ran on, in words; and whether they shared cores or GPUs, "" if not."""
     machines = Counter(machine for machine, *_ in processes)
     first, _, kind, devices = processes[0]
     own = len({core for machine, cores, *_ in processes if machine == first for core in cores})
-    count = sum(devices for *_, devices in processes)
+    count = len({(machine, name) for machine, *_, names in processes for name in names})
     where = f"{len(machines)} machines" if len(machines) > 1 else "1 machine"
     several = f" in {len(processes)} processes" if len(processes) > 1 else ""
     words = f"{count} x {kind}{several} on {where}, {own} cores{' each' * (len(machines) > 1)}"
-    crowd = max(machines.values()) if len(processes) > 1 else devices
+    if not on_cpu:
+        gpus = f"{count} GPU{'s' * (count > 1)}"
+        shared = f"{len(processes)} processes on {gpus}: idle shares include waiting for one"
+        return {"words": words, "shared": shared if len(processes) > count else ""}
+    crowd = max(machines.values()) if len(processes) > 1 else len(devices)
     who = "processes" if len(processes) > 1 else "virtual devices"
     shared = f"{crowd} {who} on {own} core{'s' * (own > 1)}: idle shares include waiting for a core"
-    return {"words": words, "shared": shared if on_cpu and crowd > own else ""}
+    return {"words": words, "shared": shared if crowd > own else ""}
 
 
 def origin_of(file: Path | None, hardware: Mapping[str, Any] = MappingProxyType({})) -> Mapping[str, Any]:

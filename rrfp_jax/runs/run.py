@@ -35,7 +35,7 @@ from rrfp_jax.runtime.run.exits import fail
 from rrfp_jax.runtime.run.host_memory import FOLDER, HostMemory
 from rrfp_jax.runtime.run.join import join
 from rrfp_jax.runtime.run.name_lock import name_held
-from rrfp_jax.runtime.run.place import NAME, typed_command, without_flag
+from rrfp_jax.runtime.run.place import NAME, gpu_names, typed_command, without_flag
 from rrfp_jax.runtime.run.signals import EndsAtOnce, StopReason, StopsAfterStep, StopSignals, save_seconds
 from rrfp_jax.runtime.run.world import World
 from rrfp_jax.runtime.stages.memory import StageLedger
@@ -257,10 +257,14 @@ class _Run:
     def _found_hardware(self) -> dict[str, str]:
         """See `hardware_of`; of all processes."""
         devices = jax.local_devices()
-        used = min(len(devices), self._mesh.devices) if self._world.size == 1 else len(devices)
-        here = platform.node(), sorted(os.sched_getaffinity(0)), devices[0].device_kind, used
+        used = devices[: self._mesh.devices] if self._world.size == 1 else devices
+        on_cpu = devices[0].platform == "cpu"
+        names = (
+            [f"{self._world.rank}.{i}" for i in range(len(used))] if on_cpu else gpu_names(os.environ, used)
+        )
+        here = platform.node(), sorted(os.sched_getaffinity(0)), devices[0].device_kind, names
         found = self._world.gather("the machines", here)
-        return hardware_of([tuple(own) for own in found], devices[0].platform == "cpu")
+        return hardware_of([tuple(own) for own in found], on_cpu)
 
     def _loop(self) -> Followed:
         """Train until a step ends the run or it stops; that step. There must be one left."""

@@ -48,7 +48,7 @@ def _rows(stages, name, remat):
 
     pipe = outside.STREAMS[name]() if name in outside.STREAMS else composed.model(name).pipeline()
     data, mesh = composed.batch(MICROBATCHES), rrfp.Mesh(pp=stages)
-    ready = rrfp.Settings(remat=remat, dispatch="ready")  # as where bytes are limited
+    ready = rrfp.Settings(remat=remat, dispatch="ready")
     trainer = rrfp.Trainer(pipe, optax.sgd(1e-6), data=data, mesh=mesh, settings=ready, schedule=SCHEDULES[0])
     estimate, settings = _estimate(pipe, data, mesh, remat)
     for schedule in SCHEDULES:

@@ -10,42 +10,65 @@ from rrfp_jax.sim.what_if import SPLIT, what_ifs
 from rrfp_jax.trace.idleness import SHARES
 from tests.support.watched import step_of
 
+
+def on_cpus(cores):
+    """Processes of a device each, with these cores."""
+    return [("a", own, "cpu", [f"{rank}.0"]) for rank, own in enumerate(cores)]
+
+
+def on_gpus(names):
+    return [("a", range(2), "H100", name) for name in names]
+
+
 SHARED = "4 processes on 2 cores: idle shares include waiting for a core"
 
 
 @pytest.mark.parametrize(
     ("processes", "on_cpu", "words", "shared"),
     [
-        ([("a", range(2), "cpu", 1)] * 4, True, "4 x cpu in 4 processes on 1 machine, 2 cores", SHARED),
-        ([("a", range(4), "cpu", 1)] * 4, True, "4 x cpu in 4 processes on 1 machine, 4 cores", ""),
-        ([("a", range(2), "H100", 1)] * 4, False, "4 x H100 in 4 processes on 1 machine, 2 cores", ""),
+        (on_cpus([range(2)] * 4), True, "4 x cpu in 4 processes on 1 machine, 2 cores", SHARED),
+        (on_cpus([range(4)] * 4), True, "4 x cpu in 4 processes on 1 machine, 4 cores", ""),
+        (on_gpus("0123"), False, "4 x H100 in 4 processes on 1 machine, 2 cores", ""),
         (
-            [("a", range(8), "cpu", 2), ("b", range(8), "cpu", 2)],
+            on_gpus("0000"),
+            False,
+            "1 x H100 in 4 processes on 1 machine, 2 cores",
+            "4 processes on 1 GPU: idle shares include waiting for one",
+        ),
+        (
+            on_gpus("0011"),
+            False,
+            "2 x H100 in 4 processes on 1 machine, 2 cores",
+            "4 processes on 2 GPUs: idle shares include waiting for one",
+        ),
+        ([("a", range(2), "H100", "01")], False, "2 x H100 on 1 machine, 2 cores", ""),
+        (
+            [("a", range(8), "cpu", ["0.0", "0.1"]), ("b", range(8), "cpu", ["1.0", "1.1"])],
             True,
             "4 x cpu in 2 processes on 2 machines, 8 cores each",
             "",
         ),
         (
-            [("a", range(at, at + 2), "cpu", 1) for at in (0, 2, 4, 6)],  # bound to cores of their own
+            on_cpus([range(at, at + 2) for at in (0, 2, 4, 6)]),  # bound to cores of their own
             True,
             "4 x cpu in 4 processes on 1 machine, 8 cores",
             "",
         ),
         (
-            [("a", range(1), "cpu", 4)],
+            [("a", range(1), "cpu", ["0.0", "0.1", "0.2", "0.3"])],
             True,
             "4 x cpu on 1 machine, 1 cores",
             "4 virtual devices on 1 core: idle shares include waiting for a core",
         ),
     ],
 )
-def test_processes_that_share_cores_are_told(processes, on_cpu, words, shared):
+def test_processes_that_share_cores_or_gpus_are_told(processes, on_cpu, words, shared):
     found = hardware_of(processes, on_cpu)
     assert found == {"words": words, "shared": shared} and shared_by({"hardware": found}) == shared
 
 
 def test_a_report_says_when_where_and_by_which_schedule():
-    origin = dict(origin_of(None, hardware_of([("a", range(2), "cpu", 1)] * 4, True)))
+    origin = dict(origin_of(None, hardware_of(on_cpus([range(2)] * 4), True)))
     line = _origin_line(origin | {"git": {"commit": "0123456789abc", "dirty": True}}, "bf")
     assert line == (
         f"{origin['started']}, commit 012345678 with changes, schedule bf, "

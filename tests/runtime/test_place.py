@@ -31,6 +31,7 @@ from rrfp_jax.runtime.run.place import (
     exit_seconds,
     first_host,
     gpu_environment,
+    gpu_names,
     join_seconds,
     tasks_per_node,
 )
@@ -388,6 +389,13 @@ def test_shared_unevenly(machine):
     found = machine(2, 3)
     assert visible(found) == ["0", "0", "1"]
     assert [env[MEMORY] for env in found] == ["0.450", "0.450", "0.900"]
+
+
+def test_names_are_those_of_the_machine(machine):
+    """JAX counts the devices that a process sees."""
+    devices = [SimpleNamespace(local_hardware_id=0), SimpleNamespace(local_hardware_id=1)]
+    assert [gpu_names(env, devices) for env in machine(4, 2)] == [["0", "1"], ["2", "3"]]
+    assert gpu_names({"CUDA_VISIBLE_DEVICES": "5"}, [SimpleNamespace(local_hardware_id=None)]) == ["5"]
 
 
 def test_what_the_user_allows(machine):

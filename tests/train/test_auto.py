@@ -82,7 +82,7 @@ class TestExchange:
         trace = simulate(rules, WorkloadCosts(constant(4, 8, 1.0), placement))
         engine = SimpleNamespace(
             world=World(),
-            memory=SimpleNamespace(of_step=lambda rules, buckets: StepMemory((), budgets)),
+            memory=SimpleNamespace(of_step=lambda rules, buckets: StepMemory((), budgets, 0)),
             prepare=lambda buckets, rules: None,
         )
         buckets = buckets_of(InMemory(toy.microbatches(8)).plan(0))

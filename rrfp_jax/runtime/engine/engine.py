@@ -162,7 +162,8 @@ class Engine:
         own = self.layout.virtual_stages(self.placement, self.chunks)
         how = settings.remat, settings.equal_schedules, settings.layers_per_program
         self.library = Library(self.pipe, own, self.compilers, *how)
-        self.memory = Memory(settings.budget, self.layout, self.library)
+        foresees = settings.dispatch == "foreseen" and not settings.delays
+        self.memory = Memory(settings.budget, self.layout, self.library, foresees)
         self._inputs = Inputs(self.layout, settings.seed)
         self.staging = Staging(
             *(self.pipe, self.layout, self.chunks, self.library, self.executables),

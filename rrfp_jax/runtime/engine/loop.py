@@ -443,6 +443,7 @@ class StepExecution(TransferObserver):
         self._coming[key.stage].pop(key.input, None)
         if found := key in self._taken:
             self._taken.remove(key)
+            self._parts[key.stage].meter.came(key.input)
             if self._early is not None:  # one more task may be early
                 self._ask_at[key.stage] = -inf
         return found
@@ -508,6 +509,8 @@ class StepExecution(TransferObserver):
             running.after, running.copy = after, self._driver.copies.get((stage, task.input.direction), 0.0)
         queue.submit(running)
         part.meter.dispatched(task)
+        if after is not None:  # the transport still has the input
+            part.meter.coming(task.input)
         if key is not None:
             self._recorder.sent(stage, task, OFFERED)  # before: it may be delivered at once
             (self._local if key.stage in self._parts else self._remote).offer(key, outputs)

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from math import inf
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rrfp_jax.environment import ENVIRONMENT
 from rrfp_jax.errors import UsageError
@@ -280,6 +280,13 @@ def visible_gpus(environment: Mapping[str, str], proc: Path = PROC) -> Sequence[
     if "CUDA_VISIBLE_DEVICES" in environment:
         return [name for name in environment["CUDA_VISIBLE_DEVICES"].split(",") if name.strip()]
     return [str(i) for i, _ in enumerate(proc.iterdir())] if proc.is_dir() else []
+
+
+def gpu_names(environment: Mapping[str, str], devices: Sequence[Any]) -> list[str]:
+    """What a machine calls the GPUs of a process, which JAX numbers by those that the process sees."""
+    names = visible_gpus(environment)
+    places = [device.local_hardware_id or 0 for device in devices]
+    return [names[place] if place < len(names) else str(place) for place in places]
 
 
 def gpu_environment(

@@ -152,9 +152,16 @@ class StepMemory(NamedTuple):
 
 
 def memory_of_step(
-    setting: Setting, ledgers: Sequence[StageLedger], rules: StepRules, buckets: Sequence[str]
+    setting: Setting,
+    ledgers: Sequence[StageLedger],
+    rules: StepRules,
+    buckets: Sequence[str],
+    foresees: bool = True,
 ) -> StepMemory:
-    """The budgets of a step that trains; UsageError if not even one microbatch fits, or not the order."""
+    """The budgets of a step that trains; UsageError if not even one microbatch fits, or not the order.
+
+    Tasks are early if the run `foresees` inputs, and budgets have room for it.
+    """
     distinct = list(dict.fromkeys(buckets))
     numbers = [distinct.index(bucket) for bucket in buckets]
     on_device: dict[tuple[int, str], list[StageLedger]] = {}
@@ -167,9 +174,11 @@ def memory_of_step(
     totals = [share.total for share in shares]
     if rooms == [None] * len(rooms):
         return StepMemory(totals, [None] * len(rooms), None)
-    rest = rooms
-    if foresees := len(on_device) > len({rank for rank, _ in on_device}):  # else no input can be foreseen
-        rest = [room and room - early_bytes(own) for room, own in zip(rooms, footprints, strict=True)]
+    # In a process of one device no input can be foreseen.
+    foresees = foresees and len(on_device) > len({rank for rank, _ in on_device})
+    rest = [
+        room if room is None else room - early_bytes(own) for room, own in zip(rooms, footprints, strict=True)
+    ]
     if not isinstance(order := rules.schedule, FixedOrder):
         _check(setting, shares, [least_room(own) for own in footprints])
         given = footprints, numbers, rules.limit, rules.charges_by_chunk
@@ -191,7 +200,7 @@ def _ample(
     limit: int | None,
     by_chunk: bool,
 ) -> Sequence[Budget | None] | None:
-    """Budgets under a hint if they admit as many microbatches as are in flight without limits in bytes."""
+    """Budgets under a hint, if they admit as many whole microbatches as there are without limits in bytes."""
     with suppress(ValueError):  # not even one fits
         budgets = step_budgets(rooms, footprints, buckets, limit, by_chunk)
         usual = limit or default_max_in_flight(len(rooms))
@@ -277,8 +286,9 @@ def parse_setting(given: object) -> Setting:
 class Memory:
     """The ledgers of all stages, and the budgets of steps by them. Processes ask for either together."""
 
-    def __init__(self, setting: Setting, layout: Layout, library: Library) -> None:
+    def __init__(self, setting: Setting, layout: Layout, library: Library, foresees: bool = True) -> None:
         self._setting, self._layout, self._library = setting, layout, library
+        self._foresees = foresees
         self._stages: Sequence[Stage] = ()
         self._optimizer_bytes: Mapping[int, int] = {}
         self._unadded_gradients = 0
@@ -348,7 +358,10 @@ class Memory:
             self._ledgers = self.ledgers()
             self._known.add(needed)
         names, dp = [bucket_name(bucket) for bucket in buckets], self._layout.replicas
-        parts = [memory_of_step(self._setting, self._ledgers, rules, names[d::dp]) for d in range(dp)]
+        given = self._setting, self._ledgers, rules
+        parts = [memory_of_step(*given, names[d::dp], self._foresees) for d in range(dp)]
+        if self._foresees and any(part.early == 0 for part in parts):  # all replicas, or none
+            parts = [memory_of_step(*given, names[d::dp], foresees=False) for d in range(dp)]
         totals = [total for part in parts for total in part.totals]
         budgets = [budget for part in parts for budget in part.budgets]
-        return StepMemory(totals, budgets, min((p.early for p in parts if p.early is not None), default=None))
+        return StepMemory(totals, budgets, parts[0].early)

@@ -93,6 +93,11 @@ class Meter:
         self.now += self._footprints[self._buckets[microbatch]][chunk].effects[direction][0]
         self.peak = max(self.peak, self.now)
 
+    def came(self, awaited: Input) -> None:
+        """The input of a task that was dispatched before is there, and dropped as soon as it is read."""
+        direction, chunk, microbatch = awaited
+        self.now -= self._footprints[self._buckets[microbatch]][chunk].effects[direction][0]
+
     def dispatched(self, task: Task) -> None:
         """A task's program is dispatched: its results are there, its input and what else it drops is not."""
         kind, chunk, microbatch = task

@@ -2,7 +2,7 @@
 
 Theory of operation. The real machines of the core are driven: a `StageScheduler` or a group's machine for
 each rank. Whatever has been sent and has not arrived may arrive next, in any order; each device may be given
-room at any moment, also with inputs foreseen that are under way, whose tasks then run *early*. So a step's
+room at any moment, also with inputs foreseen that are under way, whose tasks are then *early*. So a step's
 behaviour is a graph whose nodes are what all ranks know and what is under way. A machine's state is told by
 `key_of`: two ways that lead to equal keys go on alike and are merged. Breadth first, so that what is found
 wrong is shown by the shortest way to it.
@@ -51,8 +51,8 @@ def recipients(message: GroupMessage, ranks: int) -> Sequence[int]:
 
 
 @dataclass(frozen=True)
-class Late:
-    """An input is delivered whose task has run early."""
+class Delivered:
+    """The input of an early task: one that has been dispatched before."""
 
     input: Input
 
@@ -60,7 +60,7 @@ class Late:
 class StateCheck(Protocol):
     """A check of states by what the rank of each stage has seen."""
 
-    def check(self, seen: Sequence[Seen], late: Collection[tuple[int, Input]]) -> None:
+    def check(self, seen: Sequence[Seen], early: Collection[tuple[int, Input]]) -> None:
         """Raises `Broken` if a state must not be; of each stage, the inputs whose tasks are early."""
 
 
@@ -128,13 +128,17 @@ class Table:
         """What room does: one step; none if nothing changes; for any choice, one for every task."""
         rooms = [ROOM]
         if self._any_choice:
-            machine = self._unused[row] = self._machine(row)
-            runnable = [task for way in Direction for task in machine.scheduler.view.runnable(way)]
+            runnable = self.runnable(row)
             rooms = [Room(frozenset(runnable) - {task}) for task in runnable]
         steps = [step for step in (self.step(row, room) for room in rooms) if step.row != row]
         if self._chooses and not steps:
             self._witness.check_idle(self._seen[row])
         return steps
+
+    def runnable(self, row: int) -> list[Task]:
+        """What could be chosen whose input is there."""
+        machine = self._unused[row] = self._machine(row)
+        return [task for way in Direction for task in machine.scheduler.view.runnable(way)]
 
     def step(self, row: int, event: object) -> Step:
         """What an event does."""
@@ -231,13 +235,13 @@ class Space:
         if self.case.memory is not None:
             rows = [state >> WIDTH * node & ROW for node in range(len(self._tables))]
             seen = [table.seen(row) for table, row in zip(self._tables, rows, strict=True)]
-            self.case.memory.check(seen, set(self._late(state)))
+            self.case.memory.check(seen, set(self._early(state)))
 
-    def _late(self, state: int) -> Iterator[tuple[int, Input]]:
+    def _early(self, state: int) -> Iterator[tuple[int, Input]]:
         """Of each node, the inputs whose tasks are early."""
         for bit in self._under_way(state):
             node, event = self._messages[bit]
-            if isinstance(event, Late):
+            if isinstance(event, Delivered):
                 yield node, event.input
 
     def _under_way(self, state: int) -> Iterator[int]:
@@ -247,16 +251,6 @@ class Space:
             bit = rest & -rest
             rest ^= bit
             yield bit
-
-    def _waits(self, state: int, node: int, event: object) -> bool:
-        """Whether what sends this cannot have ended, as it is early."""
-        if not self.case.early or not isinstance(event, (Arrived, Late)):
-            return False
-        if (source := self.case.rules.placement.source(node, event.input)) is None:
-            return False
-        stage, (sent, chunk, j) = source
-        inputs = [Late(Input(direction, chunk, j)) for direction in {Direction.FORWARD, sent}]
-        return any(state & self._bits.get((stage, own), 0) for own in inputs)
 
     def moves(self, state: int) -> Iterator[tuple[Move, int]]:
         """All that can happen next, and the state after it."""
@@ -273,13 +267,9 @@ class Space:
             row = state >> WIDTH * node & ROW
             if isinstance(event, Arrived):
                 coming.setdefault(node, []).append(event.input)
-            if self._waits(state, node, event):
-                continue
-            if isinstance(event, Late):
-                yield (
-                    (move := Move(node, Step(event, row, None, None), -bit, 0, True)),
-                    self._after(state, move),
-                )
+            if isinstance(event, Delivered):
+                move = Move(node, Step(event, row, None, None), -bit, 0, True)
+                yield move, self._after(state, move)
                 continue
             known = self._receives[node].setdefault(row, {})
             received = known.get(bit)
@@ -288,7 +278,7 @@ class Space:
             yield received, self._after(state, received)
         if self.case.ranks == 1:  # groups foresee nothing
             for node, inputs in coming.items():
-                if self.case.memory and sum(at == node for at, _ in self._late(state)) >= self.case.early:
+                if self.case.memory and sum(at == node for at, _ in self._early(state)) >= self.case.early:
                     continue
                 for move in self._foreseeing(node, state >> WIDTH * node & ROW, inputs):
                     yield move, self._after(state, move)
@@ -299,10 +289,12 @@ class Space:
         moves = []
         for foreseen in {frozenset(coming), *(frozenset([one]) for one in coming)}:
             if foreseen not in known:
-                step, taken, late = self._tables[node].step(row, Room(foreseen=foreseen)), 0, 0
+                # For any choice it is what is foreseen, whatever else could run.
+                others = frozenset(self._tables[node].runnable(row) if self.case.any_choice else ())
+                step, taken, late = self._tables[node].step(row, Room(others, foreseen)), 0, 0
                 if step.task is not None and step.task.input in foreseen:
                     taken = self._bit(node, Arrived(step.task.input))
-                    late = self._bit(node, Late(step.task.input)) if self.case.memory else 0
+                    late = self._bit(node, Delivered(step.task.input)) if self.case.memory else 0
                 known[foreseen] = self._move(node, row, step, taken, late) if step.row != row else None
             if (move := known[foreseen]) is not None:
                 moves.append(move)
