@@ -259,9 +259,7 @@ class _Run:
         devices = jax.local_devices()
         used = devices[: self._mesh.devices] if self._world.size == 1 else devices
         on_cpu = devices[0].platform == "cpu"
-        names = (
-            [f"{self._world.rank}.{i}" for i in range(len(used))] if on_cpu else gpu_names(os.environ, used)
-        )
+        names = [f"{self._world.rank}.{i}" for i in range(len(used))] if on_cpu else gpu_names(used)
         here = platform.node(), sorted(os.sched_getaffinity(0)), devices[0].device_kind, names
         found = self._world.gather("the machines", here)
         return hardware_of([tuple(own) for own in found], on_cpu)

@@ -391,11 +391,14 @@ def test_shared_unevenly(machine):
     assert [env[MEMORY] for env in found] == ["0.450", "0.450", "0.900"]
 
 
-def test_names_are_those_of_the_machine(machine):
+def test_names_are_those_of_the_machine(machine, monkeypatch):
     """JAX counts the devices that a process sees."""
-    devices = [SimpleNamespace(local_hardware_id=0), SimpleNamespace(local_hardware_id=1)]
-    assert [gpu_names(env, devices) for env in machine(4, 2)] == [["0", "1"], ["2", "3"]]
-    assert gpu_names({"CUDA_VISIBLE_DEVICES": "5"}, [SimpleNamespace(local_hardware_id=None)]) == ["5"]
+    devices = [SimpleNamespace(local_hardware_id=place) for place in (0, 1)]
+    for environment, names in zip(machine(4, 2), (["0", "1"], ["2", "3"]), strict=True):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", environment["CUDA_VISIBLE_DEVICES"])
+        assert gpu_names(devices) == names
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
+    assert gpu_names([SimpleNamespace(local_hardware_id=None)]) == ["5"]
 
 
 def test_what_the_user_allows(machine):

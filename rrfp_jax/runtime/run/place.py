@@ -282,9 +282,9 @@ def visible_gpus(environment: Mapping[str, str], proc: Path = PROC) -> Sequence[
     return [str(i) for i, _ in enumerate(proc.iterdir())] if proc.is_dir() else []
 
 
-def gpu_names(environment: Mapping[str, str], devices: Sequence[Any]) -> list[str]:
-    """What a machine calls the GPUs of a process, which JAX numbers by those that the process sees."""
-    names = visible_gpus(environment)
+def gpu_names(devices: Sequence[Any]) -> list[str]:
+    """What the machine calls GPUs of this process, which JAX numbers by those that the process sees."""
+    names = visible_gpus(ENVIRONMENT)
     places = [device.local_hardware_id or 0 for device in devices]
     return [names[place] if place < len(names) else str(place) for place in places]
 
