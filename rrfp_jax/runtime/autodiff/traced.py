@@ -95,8 +95,9 @@ def without_outputs(program: Program, outputs: Collection[int]) -> Program:
 def scalars_too(program: Program) -> Program:
     """The program that also gives the numbers which it computes and puts together with arrays."""
     jaxpr = program.closed.jaxpr
-    made = {v for equation in jaxpr.eqns for v in equation.outvars if v.aval.shape == ()}
-    arrays = [equation for equation in jaxpr.eqns if any(v.aval.shape for v in equation.outvars)]
+    shape = {v: getattr(v.aval, "shape", None) for equation in jaxpr.eqns for v in equation.outvars}
+    made = {v for v, own in shape.items() if own == ()}
+    arrays = [equation for equation in jaxpr.eqns if any(shape[v] for v in equation.outvars)]
     found = dict.fromkeys(v for own in arrays for v in own.invars if isinstance(v, Var) and v in made)
     outputs = [*jaxpr.outvars, *(v for v in found if v not in jaxpr.outvars)]
     return Program(ClosedJaxpr(jaxpr.replace(outvars=outputs), program.closed.consts), program.reads)
