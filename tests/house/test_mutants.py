@@ -10,7 +10,7 @@ import pytest
 
 from tests.verification.mutants import chosen, line
 from tests.verification.mutation.install import variables
-from tests.verification.mutation.trial import tried
+from tests.verification.mutation.trial import OUTDATED, tried
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -61,3 +61,22 @@ def test_processes_that_a_test_starts_have_it_too(tmp_path):
         said.append(done.stdout.strip() == "None")
     assert said == [False, True]
     assert (tmp_path / "reached").exists()
+
+
+HERE, THERE = (
+    "tests/verification/mutation/order.py:9: in put\n    a(1)\n",
+    "rrfp_jax/a.py:3: in f\n    b(1)\n",
+)
+
+
+@pytest.mark.parametrize(
+    ("said", "outdated"),
+    [
+        (f"{HERE}E   ValueError: too many values to unpack", True),
+        (f"{THERE}E   TypeError: put.<locals>.new() takes 2 positional arguments", True),
+        (f"{HERE}{THERE}E   ValueError: a refusal", False),
+        (f"{THERE}E   assert 1 == 2", False),
+    ],
+)
+def test_a_mutant_that_fits_the_code_no_longer_finds_nothing(said, outdated):
+    assert (OUTDATED.search(said) is not None) == outdated

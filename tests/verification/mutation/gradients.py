@@ -88,8 +88,8 @@ def one_replicas_weight_ignored(original: Any) -> Any:
     def results(self: Any, *given: Any) -> Any:
         found, replicas = original(self, *given), self.layout.replicas
         statistics = [
-            [v, j, names, [total, 16.0, *rest] if j % replicas else [total, weight, *rest]]
-            for v, j, names, (total, weight, *rest) in found["virtual_stages"]
+            [*row, [total, 16.0, *rest] if row[1] % replicas else [total, weight, *rest]]
+            for *row, (total, weight, *rest) in found["virtual_stages"]
         ]
         return found | {"virtual_stages": statistics}
 

@@ -30,8 +30,8 @@ def cut_to_the_first_length(original: Any) -> Any:
 
 @changes("runtime.stages.step:ModelStep.__init__")
 def programs_of_the_first_shape(original: Any) -> Any:
-    return lambda self, stage, phase, part, inputs: original(
-        self, stage, phase, part._replace(buckets=[0] * len(part.buckets)), inputs
+    return lambda self, stage, phase, part, *more: original(
+        self, stage, phase, part._replace(buckets=[0] * len(part.buckets)), *more
     )
 
 

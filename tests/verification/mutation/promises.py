@@ -63,7 +63,12 @@ def a_donated_buffer_again(original: Any) -> Any:
 def sums_not_zeroed(original: Any) -> Any:
     def update_of(*arguments: Any) -> Any:
         update = original(*arguments)
-        return lambda old, state, sums, scale: (*update(old, state, sums, scale)[:2], sums)
+
+        def kept(old: Any, state: Any, sums: Any, others: Any, scale: Any) -> Any:
+            new, changed, _, given = update(old, state, sums, others, scale)
+            return new, changed, sums, given
+
+        return kept
 
     return update_of
 
@@ -87,12 +92,13 @@ def a_stage_without_an_update(original: Any) -> Any:
 
 @changes("runtime.stages.step:ModelStep._bind")
 def stale_weights(original: Any) -> Any:
-    def bind(self: Any, bucket: int, chunk: int, virtual_stage: Any, leaves: Any) -> None:
+    def bind(self: Any, bucket: int, chunk: int, virtual_stage: Any) -> None:
         import jax.numpy as jnp
 
-        first = self.stage.__dict__.setdefault("first", {})
-        kept = first.setdefault(chunk, [jnp.copy(leaf) for leaf in leaves])
-        original(self, bucket, chunk, virtual_stage, kept)
+        first, now = self.stage.__dict__.setdefault("first", {}), self.stage.leaves[chunk]
+        self.stage.leaves[chunk] = first.setdefault(chunk, [jnp.copy(leaf) for leaf in now])
+        original(self, bucket, chunk, virtual_stage)
+        self.stage.leaves[chunk] = now
 
     return bind
 

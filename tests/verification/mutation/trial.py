@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,6 +26,12 @@ LIMIT_SECONDS = 420.0
 
 Verdict: TypeAlias = Literal["found", "survived", "hung", "never reached", "broken"]
 
+OUTDATED = re.compile(
+    r"tests/verification/mutation/\w+\.py:\d+: in .*\n(?:    .*\n)*E +(?:Type|Attribute|Value|Name)Error"
+    r"|E +TypeError: \w+\.<locals>\..* argument"
+)
+"""How a test fails that meets no bug, but a mutant that fits the code no longer."""
+
 
 @dataclass(frozen=True)
 class Ran:
@@ -34,6 +41,7 @@ class Ran:
     failed: Mapping[str, str]
     seconds: float
     said: str
+    outdated: bool = False
 
     def fails(self, test: str) -> bool:
         """Whether a test, or one of its cases, failed."""
@@ -64,7 +72,9 @@ def run(tests: Sequence[str], own: Mapping[str, str], limit: float, *arguments: 
             )
             status = _ended(process, limit)
         found = _failed(report) if report.exists() else {}
-        return Ran(status, found, time.monotonic() - began, log.read_text(errors="replace")[-3000:])
+        said = log.read_text(errors="replace")
+        outdated = OUTDATED.search(said) is not None
+        return Ran(status, found, time.monotonic() - began, said[-3000:], outdated)
 
 
 def tried(mutant: Mutant, tests: Sequence[str] = (), limit: float = LIMIT_SECONDS, *arguments: str) -> Trial:
@@ -77,7 +87,7 @@ def tried(mutant: Mutant, tests: Sequence[str] = (), limit: float = LIMIT_SECOND
         by = [name for name, failed in ran.failed.items() if failed]
         if ran.status is None:
             verdict: Verdict = "hung"
-        elif ran.status not in (0, 1) and not by:  # xdist says 2 when it stops at the first failure
+        elif ran.outdated or (ran.status not in (0, 1) and not by):  # xdist says 2 when it stops at a failure
             verdict = "broken"
         elif not reached.exists():
             verdict = "never reached"
