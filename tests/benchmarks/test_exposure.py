@@ -6,10 +6,11 @@ import pytest
 
 from benchmarks.agreement import MemberStep, exposures
 from benchmarks.paced_queue import PacedQueue
+from rrfp_jax.core.foresight import DEEPEST
 from rrfp_jax.core.hints import BF
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, Placement, Task
-from rrfp_jax.runtime.engine.device import DEEPEST, LEAD_SECONDS, Running
+from rrfp_jax.runtime.engine.device import LEAD_SECONDS, Running
 from rrfp_jax.runtime.engine.pacing import JitteredQueue
 from rrfp_jax.trace.records import TaskRecord
 

@@ -1,8 +1,9 @@
 """A device as the driver sees it: programs in order, when each ended, and whether one more may be queued.
 
-When the driver goes to sleep, a thread per device blocks on the oldest program's result and wakes it. So
-neither side polls: polling every 100 us cost a tenth of a core, blocking costs nothing. While the driver is
-awake it looks at the devices itself, so that the threads do not take turns with it at the interpreter lock.
+When the driver goes to sleep, a thread per device blocks on the result of one program after the other and
+wakes it. So neither side polls: polling every 100 us cost a tenth of a core, blocking costs nothing. While
+the driver is awake it looks at the devices itself, so that the threads do not take turns with it at the
+interpreter lock.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from types import TracebackType
 from typing import Any, ClassVar
 
 from rrfp_jax.core.events import WaitCause
-from rrfp_jax.core.foresight import expected_end, ordered_from, room_from
+from rrfp_jax.core.foresight import DEEPEST, expected_end, ordered_from, room_from
 from rrfp_jax.core.step_rules import MOST_QUEUED
 from rrfp_jax.core.tasks import Task
 from rrfp_jax.trace.records import TaskRecord
@@ -57,9 +58,6 @@ LONGEST_JOIN_SECONDS = 1.0
 LEAD_SECONDS = 1e-3
 """See `DeviceQueue`; what is best on a GPU is not known yet (benchmarks/results/gpu.md)."""
 
-DEEPEST = 8
-"""Most programs on a device at a time where a group decides ahead."""
-
 LEAD_SPREAD = 0.1
 """Durations vary; "may end" allows for twice their mean deviation, up to this share of their mean."""
 
@@ -92,13 +90,13 @@ class Running:
     def wait(self) -> None:
         """Block until the program has ended, and note when and how."""
         token = self.token
-        if (after := self.after) is not None:
-            after.wait()  # so that it is seen to end first
         try:
             if token is not None:
                 token.block_until_ready()
         except Exception as error:
             self.error = error
+        if (after := self.after) is not None:
+            after.wait()  # which has ended, too, and is seen to end first
         if self.end == 0.0:  # driver and watching thread may both be here
             self.end = perf_counter()
         self.token = None  # so that its memory can be used again
@@ -114,12 +112,14 @@ class Running:
 
     def has_ended(self) -> bool:
         """Whether the program has ended; if so, `end` and `error` are set."""
-        token, after = self.token, self.after
-        if after is not None and (not after.has_ended() or after.error is not None):
+        token = self.token
+        if self.end == 0.0 and token is not None and not token.is_ready():
+            return False
+        if (after := self.after) is not None and (not after.has_ended() or after.error is not None):
             return False  # an error is told of the program that raised it
-        if self.end == 0.0 and (token is None or token.is_ready()):
+        if self.end == 0.0:
             self.wait()
-        return self.end > 0.0
+        return True
 
 
 class DeviceQueue:
@@ -134,6 +134,7 @@ class DeviceQueue:
         settled: ended, and not yet given by `ended`.
         is_ordered: whether what it runs next follows from a fixed order alone.
         free: when the device had ended what was there before those.
+        room: when one more program may be queued, as it was last worked out; -inf once that may have changed.
         as_it_is: whether programs end when the device ends them; else nothing can be foreseen.
     """
 
@@ -144,19 +145,19 @@ class DeviceQueue:
         self._lead, self._ahead, self._most = lead, 0.0, MOST_QUEUED
         self.flights: deque[Running] = deque()
         self._watched: SimpleQueue[Running | None] = SimpleQueue()
-        self._last_watched: Running | None = None
+        self._unwatched: deque[Running] = deque()
         self._usual: dict[Hashable, tuple[float, float]] = {}  # duration and its deviation, running means
         self.settled: list[Running] = []
-        self.free, self._foresees, self.is_ordered = 0.0, False, False
+        self.free, self.room, self._foresees, self.is_ordered = 0.0, -inf, False, False
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> DeviceQueue:
         self._ahead, self._most = 0.0, MOST_QUEUED  # whatever the step before had
-        self._foresees = self.is_ordered = False
+        self.room, self._foresees, self.is_ordered = -inf, False, False
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: Any, trace: TracebackType | None) -> None:
-        self._last_watched = None
+        self._unwatched.clear()
         self.settled.clear()
         self.flights.clear()  # of a step that was broken off: what its programs compute can go
         if kind is not None and (thread := self._thread) is not None:
@@ -173,17 +174,20 @@ class DeviceQueue:
         """Note a program that has just been dispatched."""
         running.line, running.usual = self, self._usual.get(running.cost, (None,))[0]
         self.flights.append(running)
+        self._unwatched.append(running)
+        self.room = -inf
 
     def watch(self) -> None:
-        """Wake the driver when the oldest program ends."""
-        if self.flights and self.flights[0] is not self._last_watched:
-            self._last_watched = self.flights[0]
+        """Wake the driver when one of the programs ends."""
+        while self._unwatched:
+            if (running := self._unwatched.popleft()).start:  # it has been seen to end
+                continue
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._watch, args=(self._watched,), name=f"rrfp-watch-{self._name}", daemon=True
                 )
                 self._thread.start()
-            self._watched.put(self._last_watched)
+            self._watched.put(running)
 
     def ended(self) -> list[Running]:
         """The programs that have ended since the last call, in order."""
@@ -198,6 +202,7 @@ class DeviceQueue:
             if (after := running.after) is not None and not after.start:
                 after.line._settle(after)
             self.flights.popleft()
+            self.room = -inf
             if self._foresees:  # a later one may have been seen to end first, by who waited for its output
                 running.end = min(running.end, *(later.end or running.end for later in self.flights), inf)
             running.start = max(running.dispatched, self.free)
@@ -216,6 +221,11 @@ class DeviceQueue:
 
     def room_at(self, now: float) -> float:
         """When one more program may be queued: `now` or before means at once, inf not before an end."""
+        if self.room <= now:  # else it is still so: what is expected can only become later
+            self.room = self._room_at(now)
+        return self.room
+
+    def _room_at(self, now: float) -> float:
         flights = [running for running in self.flights if running.computes]
         count = len(flights)
         if count == 0 or (count == 1 and flights[0].is_update):
@@ -234,11 +244,11 @@ class DeviceQueue:
 
     def decide_ahead(self, seconds: float, most: int = DEEPEST) -> None:
         """Have room so much earlier than usual, in this step, for so many programs."""
-        self._ahead, self._most = seconds, most if seconds else MOST_QUEUED
+        self._ahead, self._most, self.room = seconds, most if seconds else MOST_QUEUED, -inf
 
     def foresee(self, most: int, ordered: bool) -> None:
         """Have room by what is expected, in this step, for so many programs; see `is_ordered`."""
-        self._foresees, self._most, self.is_ordered = True, most, ordered
+        self._foresees, self._most, self.is_ordered, self.room = True, most, ordered, -inf
 
     def next_event(self, now: float) -> float:
         """When, after `now`, something happens here of which no thread tells; inf if nothing will."""
@@ -259,4 +269,5 @@ class DeviceQueue:
         while (running := watched.get()) is not None:
             if running.end == 0.0:
                 running.wait()
-            self._wake()
+            if not running.start:  # else the driver has seen it
+                self._wake()

@@ -364,18 +364,23 @@ class Engine:
         for optimizer in self.optimizers if training else ():
             if not hyperparams and (of := optimizer.hyperparams):
                 hyperparams.append([of.names, of(optimizer.state)])
-        rows: list[list[Any]] = [*statistics, *norms, *hyperparams]  # whose last column is on the devices
-        arrays = [row[-1] for row in rows]
-        self.world.await_ready(f"the results of step {step}", arrays)
-        for row, array in zip(rows, on_host(arrays), strict=True):
-            row[-1] = array.tolist()
+        self._read(step, statistics)
+        by_replica = self._by_replica(records)  # while devices work out the norms
+        self._read(step, [*norms, *hyperparams])
         return {
             "hyperparams": dict(zip(*hyperparams[0], strict=True)) if hyperparams else {},
             "norms": norms,
             "peaks": peaks,
             "virtual_stages": statistics,
-            "parts": self._by_replica(records),
+            "parts": by_replica,
         }
+
+    def _read(self, step: int, rows: Sequence[list[Any]]) -> None:
+        """Fetch the last column of these rows from the devices."""
+        arrays = [row[-1] for row in rows]
+        self.world.await_ready(f"the results of step {step}", arrays)
+        for row, array in zip(rows, on_host(arrays), strict=True):
+            row[-1] = array.tolist()
 
     def _by_replica(self, records: Sequence[TaskRecord]) -> list[tuple[int, Part]]:
         """This process's records by replica."""

@@ -14,7 +14,7 @@ import gc
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import chain
 from math import inf
 from time import perf_counter
@@ -23,13 +23,13 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import jax
 
 from rrfp_jax.core.events import ROOM, Arrived, Dispatch, Room, WaitCause
-from rrfp_jax.core.foresight import Dispatching, arrival_of, expected_end, foreseen_from
+from rrfp_jax.core.foresight import DEEPEST, Dispatching, arrival_of, expected_end, foreseen_from
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.step_rules import MOST_QUEUED, Budget, StepRules
 from rrfp_jax.core.tasks import FORWARD, Direction, Input, Task
 from rrfp_jax.errors import TrainingError
 from rrfp_jax.garbage import no_collections
-from rrfp_jax.runtime.engine.device import DEEPEST, DeviceQueue, Running, precise_timers
+from rrfp_jax.runtime.engine.device import DeviceQueue, Running, precise_timers
 from rrfp_jax.runtime.engine.pacing import ArrivalDelays
 from rrfp_jax.runtime.mesh.topology import taking_turns
 from rrfp_jax.runtime.programs.stage_programs import AwaitedInputs, Tokens
@@ -48,7 +48,6 @@ from rrfp_jax.runtime.run.waits import (
 from rrfp_jax.runtime.run.world import World
 from rrfp_jax.runtime.stages.step import Meter
 from rrfp_jax.runtime.transport.protocol import (
-    Arrival,
     Devices,
     Key,
     LocalTransport,
@@ -114,12 +113,15 @@ class EventWakeup:
     """Wakes one sleeper of a process that is alone. Among several the mailbox does, as messages ring it."""
 
     def __init__(self) -> None:
-        self._event = threading.Event()
-        self.ring = self._event.set
+        self._bell = threading.Lock()  # free while it rings: one call where an Event takes twenty
+        self._bell.acquire()
+
+    def ring(self) -> None:
+        with suppress(RuntimeError):  # it rings already
+            self._bell.release()
 
     def sleep(self, seconds: float) -> None:
-        if self._event.wait(seconds):
-            self._event.clear()
+        self._bell.acquire(timeout=seconds)
 
 
 class Driver:
@@ -351,8 +353,8 @@ class StepExecution(TransferObserver):
             deepest = DEEPEST if early is None else MOST_QUEUED
             for queue, stages in zip(self._queues, driver._sharing, strict=True):
                 queue.foresee(deepest, ordered=rules.hint is None and len(stages) == 1)
-        # When a stage is to be asked what to run: not before something comes if it has just had nothing, nor
-        # before an input is foreseen.
+        # When a stage is to be asked what to run: -inf for at once, as something has come; else not before an
+        # input is foreseen.
         self._ask_at = dict.fromkeys(parts, -inf)
         self._held: dict[int, WaitCause] = {}  # what it waited for when last asked, since its last dispatch
         self._records: list[TaskRecord] = []
@@ -366,7 +368,7 @@ class StepExecution(TransferObserver):
             if not update.has_ended():  # else nobody knows how long it took
                 queue.submit(update)
             elif update.error is not None:
-                raise self._update_failed(update.error) from update.error
+                raise self._failed(update.error, None, stages[0]) from update.error
 
     def run(self, interrupted: Callable[[], bool]) -> list[TaskRecord]:
         """To the end of this process's part; `interrupted` tells whether to break it off."""
@@ -399,24 +401,10 @@ class StepExecution(TransferObserver):
         for queue, stages in zip(self._queues, self._driver._sharing, strict=True):
             for running in queue.ended():
                 moved = True
-                error = running.error
-                if running.is_update:
-                    if error is not None:
-                        raise self._update_failed(error) from error
-                    self._began |= dict.fromkeys(stages, running.end)
-                    continue
-                self._recorder.ended()
-                if error is not None:
-                    raise self._failed(running.task, running.stage, error) from error
-                if running.sends is not None:
-                    carrier = self._local if running.sends.stage in self._parts else self._remote
-                    carrier.produced(running.sends, running.end)
-                    self._recorder.sent(running.stage, running.task, PRODUCED)
-                late = self._late.pop((running.stage, running.task), 0.0) if self._late else 0.0
-                self._records.append(running.record(late))
-        arrivals: list[Arrival] = []
-        for transport in self._transports:
-            arrivals += transport.poll()
+                self._note_end(running, stages)
+        for queue in self._queues if moved else ():  # which may wait for what has been computed
+            queue.room = -inf
+        arrivals = [arrival for transport in self._transports for arrival in transport.poll()]
         if self._delays is not None:
             arrivals = self._delays.hold(arrivals)
         for key, arrays, produced, late in arrivals:
@@ -435,6 +423,22 @@ class StepExecution(TransferObserver):
             self._ask_at = dict.fromkeys(self._ask_at, -inf)
         return moved
 
+    def _note_end(self, running: Running, stages: Sequence[int]) -> None:
+        task = None if running.is_update else running.task
+        if task is not None:
+            self._recorder.ended()
+        if running.error is not None:
+            raise self._failed(running.error, task, running.stage) from running.error
+        if task is None:
+            self._began |= dict.fromkeys(stages, running.end)
+            return
+        if running.sends is not None:
+            carrier = self._local if running.sends.stage in self._parts else self._remote
+            carrier.produced(running.sends, running.end)
+            self._recorder.sent(running.stage, task, PRODUCED)
+        late = self._late.pop((running.stage, task), 0.0) if self._late else 0.0
+        self._records.append(running.record(late))
+
     def _came(self, key: Key, produced: float) -> bool:
         """Learn how long an input took; whether it was foreseen, so that its task is dispatched."""
         if produced:
@@ -445,7 +449,7 @@ class StepExecution(TransferObserver):
             self._taken.remove(key)
             self._parts[key.stage].meter.came(key.input)
             if self._early is not None:  # one more task may be early
-                self._ask_at[key.stage] = -inf
+                self._ask_at[key.stage] = min(self._ask_at[key.stage], 0.0)
         return found
 
     def _room(self, queue: DeviceQueue, stage: int, now: float) -> tuple[Room, float]:
@@ -453,7 +457,8 @@ class StepExecution(TransferObserver):
         if not (coming := self._coming[stage]) or self._has_most_early(stage):
             return ROOM, inf
         if queue.is_ordered:
-            return Room(foreseen=frozenset(coming)), inf
+            following = {task.input for task in self._schedulers[stage].awaited().tasks}
+            return Room(foreseen=frozenset(following & coming.keys())), inf
         end, found, soonest = expected_end(queue, now), [], inf
         for one, (running, _) in coming.items():
             copy = self._driver.copies.get((stage, one.direction), inf)
@@ -473,9 +478,11 @@ class StepExecution(TransferObserver):
         moved = False
         for queue, stages in zip(self._queues, self._driver._sharing, strict=True):
             for stage in stages:  # the first goes first as long as it has anything to run
-                while self._ask_at[stage] <= (now := perf_counter()) and queue.room_at(now) <= now:
+                while (at := self._ask_at[stage]) <= (now := perf_counter()) and queue.room_at(now) <= now:
                     room, soonest = self._room(queue, stage, now)
-                    if (dispatch := self._machines[stage].handle(room)) is not None:
+                    if at > -inf and not room.foreseen:  # nothing has come since it had nothing
+                        self._ask_at[stage] = soonest
+                    elif (dispatch := self._machines[stage].handle(room)) is not None:
                         self._dispatch(queue, stage, dispatch, now)
                         moved, self._ask_at[stage] = True, -inf
                     else:
@@ -485,17 +492,17 @@ class StepExecution(TransferObserver):
 
     def _dispatch(self, queue: DeviceQueue, stage: int, dispatch: Dispatch, now: float) -> None:
         part, task, of_model = self._parts[stage], dispatch.task, stage % self._stages
-        after = None
-        if (foreseen := self._coming[stage].pop(task.input, None)) is not None:
+        wanted, after = task.input, None
+        if (foreseen := self._coming[stage].pop(wanted, None)) is not None:
             after, arrays = foreseen
             part.receive(task, arrays)
-            self._taken.add(Key(self._round, stage, task.input))
+            self._taken.add(Key(self._round, stage, wanted))
         # Noted before: a collective out of order may end the process.
         self._recorder.dispatched(self._step, of_model, task)
         try:
             outputs, token = part.run(task, bool(dispatch.additions))
         except Exception as error:
-            raise self._failed(task, stage, error) from error
+            raise self._failed(error, task, stage) from error
         ready = self._ready[stage].pop(task, self._began[stage])
         bucket = part.buckets[task.microbatch]
         cost = part.phase, stage, task.chunk, task.kind, part.shapes[task.microbatch]
@@ -506,17 +513,17 @@ class StepExecution(TransferObserver):
         running = Running(self._step, stage, task, bucket, cost, token, ready, now, sends=key, held=held)
         running.computes = not isinstance(token, AwaitedInputs)
         if after is not None:
-            running.after, running.copy = after, self._driver.copies.get((stage, task.input.direction), 0.0)
+            running.after, running.copy = after, self._driver.copies.get((stage, wanted.direction), 0.0)
         queue.submit(running)
         part.meter.dispatched(task)
         if after is not None:  # the transport still has the input
-            part.meter.coming(task.input)
+            part.meter.coming(wanted)
         if key is not None:
             self._recorder.sent(stage, task, OFFERED)  # before: it may be delivered at once
             (self._local if key.stage in self._parts else self._remote).offer(key, outputs)
             if self._foresees and (copies := self._driver.local.coming(key)) is not None:
                 self._coming[key.stage][key.input] = running, copies
-                self._ask_at[key.stage] = -inf
+                self._ask_at[key.stage] = min(self._ask_at[key.stage], 0.0)
         for later in dispatch.ready:
             self._ready[stage][later] = perf_counter()
         for microbatch in dispatch.additions[1:]:
@@ -536,15 +543,13 @@ class StepExecution(TransferObserver):
         self._recorder.sent(sender, source[1], DELIVERED)
         self._parts[sender].meter.delivered(source[1])
 
-    def _failed(self, task: Task, stage_replica: int, error: Exception) -> TrainingError:
-        if self._agreement is not None and self._driver._world.mailbox is not None:
-            self._driver._world.mailbox.hear_of_losses()  # of whoever shares the stage
-        return TrainingError(f"step {self._step}: {task} on {self._name(stage_replica)} failed: {error}")
-
-    def _update_failed(self, error: Exception) -> TrainingError:
-        if (mailbox := self._driver._world.mailbox) is not None:
-            mailbox.hear_of_losses()  # of other replicas, with which it may share an optimizer's state
-        return TrainingError(f"{UPDATE} failed: {error}")
+    def _failed(self, error: Exception, task: Task | None, stage: int) -> TrainingError:
+        """Of a task, or with None of the last update; whoever shares it may be lost."""
+        shared = task is None or self._agreement is not None
+        if shared and (mailbox := self._driver._world.mailbox) is not None:
+            mailbox.hear_of_losses()
+        what = UPDATE if task is None else f"step {self._step}: {task} on {self._name(stage)}"
+        return TrainingError(f"{what} failed: {error}")
 
     def _sleep(self) -> None:
         if any(queue.settled for queue in self._queues):

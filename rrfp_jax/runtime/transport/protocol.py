@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache, lru_cache
+from time import perf_counter
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import jax
@@ -20,7 +21,7 @@ import numpy as np
 
 from rrfp_jax.core.tasks import Input
 from rrfp_jax.runtime._jax import DeviceCopier
-from rrfp_jax.runtime.run.waits import LONGEST_SLEEP_SECONDS, SHORTEST_PAUSE
+from rrfp_jax.runtime.run.waits import LONGEST_SLEEP_SECONDS, SHORTEST_PAUSE, pause
 from rrfp_jax.runtime.run.world import World
 
 Specs: TypeAlias = tuple[tuple[tuple[int, ...], str], ...]
@@ -312,7 +313,9 @@ class LocalTransport(Transport):
         return arrived
 
     def seconds_until_poll(self) -> float | None:
-        return SHORTEST_PAUSE if self._moving or self._here else None
+        if self._here or not self._moving:
+            return SHORTEST_PAUSE if self._here else None
+        return pause(perf_counter() - max(arrival.produced for arrival in self._moving.values()))
 
     def finish(self, *, broken: bool = False) -> None:
         self._offers.finish()
