@@ -122,16 +122,18 @@ class CheckpointFolder:
         content = msgspec.to_builtins(Content(files=files, leaves=dict(leaves)))
         write_file(staging / MANIFEST, json.dumps({"crc32": _checksum(content), "content": content}).encode())
         sync(staging)
-        if final.exists():
+        if (final / MANIFEST).exists():
             self.discard(replaced)
             final.rename(replaced)
+        elif final.exists():
+            move_away(final)
         staging.rename(final)  # from here on it is complete
         sync(self.path)
         self.discard(replaced)
-        for step in self.steps():
-            if step > run.step:
-                move_away(self.final(step))
-        for step in self.steps()[:-keep]:
+        there = [step for step in self.steps() if (self.final(step) / MANIFEST).exists()]  # not of others
+        for step in filter(run.step.__lt__, there):
+            move_away(self.final(step))
+        for step in [step for step in there if step <= run.step][:-keep]:
             _remove(self.final(step))
 
     def import_checkpoint(self, checkpoint: Path) -> Path:
@@ -244,6 +246,8 @@ def readable_checkpoints(
     """
     path = folder_of(what, given)
     if STEP.fullmatch(path.name) and (path / MANIFEST).exists():
+        if step not in (None, int(path.name)):
+            raise UsageError(f"{what}({str(given)!r}): is the checkpoint of step {path.name}, not of {step}")
         path, step = path.parent, int(path.name)
     folder = CheckpointFolder(path)
     steps = [own for own in folder.steps() if step in (None, own)]

@@ -11,7 +11,8 @@ import difflib
 import sys
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from os import PathLike
 from typing import Any, TypeVar
 
 from absl import flags
@@ -35,7 +36,7 @@ def config_of(line: ConfigLine) -> RunConfig:
 
 def override(config: T, argv: Sequence[str]) -> T:
     """The config with the command line's `--config.x=y` applied; nested fields as `--config.x.y=z`."""
-    known = dict(fields_of(config))
+    known = {name: value for name, value in fields_of(config) if not isinstance(value, Mapping)}
     argv = [*{argument.split("=")[0]: argument for argument in argv}.values()]  # the last of each counts
     for argument in argv:
         name = argument.removeprefix("--").split("=")[0]
@@ -74,16 +75,26 @@ def _mutable(config: Any) -> dict[str, Any]:
     types_of = typing.get_type_hints(type(config))
     out: dict[str, Any] = {}
     for item in dataclasses.fields(config):
-        value, choices = getattr(config, item.name), typing.get_args(types_of[item.name])
+        value = getattr(config, item.name)
         if dataclasses.is_dataclass(value):
             out[item.name] = _mutable(value)
-        elif value is None:
-            out[item.name] = config_dict.placeholder(_optional(types_of[item.name]))
-        elif isinstance(value, int) and any(typing.get_origin(choice) is tuple for choice in choices):
-            out[item.name] = (value,)  # one number or several
-        else:
-            out[item.name] = plain(value)
+        elif not isinstance(value, Mapping):
+            out[item.name] = _parsed_as(value, types_of[item.name])
     return out
+
+
+def _parsed_as(value: Any, hint: Any) -> Any:
+    """A field's value as the type that texts for it are parsed as; by the declared one, not by its own."""
+    choices = typing.get_args(hint) or (hint,)
+    if value is None:
+        return config_dict.placeholder(_optional(hint))
+    if isinstance(value, bool) or not isinstance(value, (int, float, PathLike)):
+        return plain(value)
+    if any(typing.get_origin(choice) is tuple for choice in choices):
+        return (value,)  # one number or several
+    if str in choices:
+        return str(value)
+    return float(value) if isinstance(value, int) and float in choices and int not in choices else value
 
 
 def _optional(hint: Any) -> type:
@@ -103,13 +114,13 @@ def _field_type(config: Any, name: str) -> Any:
 
 def _rebuild(config: T, tree: Any, cleared: frozenset[str], prefix: str = "") -> T:
     """A copy of the config with the tree's values; those in `cleared` become None."""
-    values: dict[str, Any] = {}
+    types_of, values = typing.get_type_hints(type(config)), dict[str, Any]()
     for item in dataclasses.fields(config):  # type: ignore[arg-type]
-        old, new = getattr(config, item.name), tree[item.name]
+        old, new = getattr(config, item.name), tree.get(item.name)
         if prefix + item.name in cleared:
             values[item.name] = None
         elif dataclasses.is_dataclass(old):
             values[item.name] = _rebuild(old, new, cleared, f"{prefix}{item.name}.")
-        elif old is None or new != plain(old):
+        elif old is None or (item.name in tree and new != _parsed_as(old, types_of[item.name])):
             values[item.name] = new
     return dataclasses.replace(config, **values)  # type: ignore[type-var]

@@ -81,10 +81,7 @@ class InMemory:
             # Each is copied before the next is asked for, which may be in the same buffers.
             made = self._source(step)
             self._current, self._step = _arrays_of_all(f"data({step}) returned", made, copied=True), step
-        return [
-            Microbatch({k: jax.ShapeDtypeStruct(v.shape, v.dtype) for k, v in mb.items()}, source=(step, j))
-            for j, mb in enumerate(self._current)
-        ]
+        return [Microbatch(_specs(arrays), source=(step, j)) for j, arrays in enumerate(self._current)]
 
     def load(self, microbatch: Microbatch, fields: Collection[str]) -> Arrays:
         """See `Data.load`."""
@@ -129,31 +126,34 @@ class Stream:
             raise UsageError(f"microbatches={shown(microbatches)}: a step needs a whole number, at least one")
         self.buckets = buckets
         self._elements, self._microbatches = elements, microbatches
-        self._iterator: Iterator[Any] = iter(elements)
-        self._next, self._step, self._plan = 0, -1, list[Microbatch]()
-        self._arrays: dict[Any, Arrays] = {}
+        self._step, self._plan, self._arrays = -1, list[Microbatch](), dict[Any, Arrays]()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._iterator: Iterator[Any] = iter(self._elements)
+        self._next = 0
 
     def plan(self, step: int) -> Sequence[Microbatch]:
         """The microbatches of `step`, with their contents' hash as source."""
         if step != self._step:
             if step < self._next:
-                self._iterator, self._next = iter(self._elements), 0
+                self._begin()
             skipped = (step - self._next) * self._microbatches
-            taken = list(itertools.islice(self._iterator, skipped, skipped + self._microbatches))
+            elements = itertools.islice(self._iterator, skipped, skipped + self._microbatches)
             self._next, self._step = step + 1, -1
+            try:  # each is copied before the next is asked for, which may be in the same buffers
+                taken = [_arrays(f"microbatch {j}", own, copied=True) for j, own in enumerate(elements)]
+            except BaseException:  # with it the iterator may have ended, or lost an element
+                self._begin()
+                raise
             if len(taken) < self._microbatches:
-                self._iterator, self._next = iter(self._elements), 0
+                self._begin()
                 raise UsageError(
                     f"step {step}: the stream ends before it, with {len(taken)} of {self._microbatches} "
                     "microbatches; repeat it, or ask for fewer steps"
                 )
-            made = InMemory(taken)
-            self._plan, self._arrays = [], {}
-            for j, mb in enumerate(made.plan(step)):
-                arrays = made.load(mb, mb.fields)
-                source = (step, j, _digest(arrays))
-                self._plan.append(Microbatch(mb.fields, source))
-                self._arrays[source] = arrays
+            self._arrays = {(step, j, _digest(arrays)): arrays for j, arrays in enumerate(taken)}
+            self._plan = [Microbatch(_specs(own), source) for source, own in self._arrays.items()]
             self._step = step
         return self._plan
 
@@ -191,9 +191,12 @@ def as_data(data: Any) -> Data:
             "function of the step, or rrfp.data.Stream(elements, microbatches) of what can be iterated over "
             "again"
         )
+    iterates = isinstance(data, Iterable) and not isinstance(data, Mapping)
+    or_stream = "; of what it iterates over: rrfp.data.Stream(elements, microbatches)" if iterates else ""
     raise UsageError(
         f"data={type(data).__name__}(...): give an object with plan(step) and load(microbatch, fields), "
-        "a function of the step that returns microbatches, or a list of microbatches (dicts of arrays)"
+        f"a function of the step that returns microbatches, or a list of microbatches (dicts of arrays)"
+        f"{or_stream}"
     )
 
 
@@ -381,6 +384,10 @@ def _arrays_of_all(what: str, given: Any, copied: bool = False) -> list[Arrays]:
             )
         found.append(_arrays(f"microbatch {j}", mb, copied))
     return found
+
+
+def _specs(arrays: Arrays) -> dict[str, jax.ShapeDtypeStruct]:
+    return {name: jax.ShapeDtypeStruct(own.shape, own.dtype) for name, own in arrays.items()}
 
 
 def _arrays(who: str, mb: Any, copied: bool) -> Arrays:

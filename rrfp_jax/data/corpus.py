@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -260,14 +261,16 @@ class Corpus:
     @contextmanager
     def _as_before(self, document: int) -> Iterator[None]:
         """Inside, a good document is read once more; `UsageError` if it is bad by now."""
-        strict = self.patches is None or self.patches.strict
+        known = self.patches is None or self.patches.strict
         try:
             yield
         except BadDocument as error:
-            raise UsageError(
-                f"{self.source.names[document]}: {printable(str(error))}; the data was changed during the "
-                f"run: {'leave it alone and start again' if strict else 'or give Patches(strict=True)'}"
-            ) from error
+            why = (
+                "the data was changed during the run: leave it alone and start again"
+                if known
+                else "it is broken, or was changed during the run: Patches(strict=True) finds broken ones"
+            )
+            raise UsageError(f"{self.source.names[document]}: {printable(str(error))}; {why}") from error
 
     def _encoded(self, raw: Raw) -> NDArray[Any]:
         if isinstance(raw, np.ndarray):
@@ -389,6 +392,8 @@ def write_tokens(corpus: Corpus, path: str | PathLike[str]) -> None:
     try:
         with written_whole(path) as part, written_whole(offsets_path(path)) as beside:
             tokens = np.lib.format.open_memmap(part, "w+", dtype, (int(offsets[-1]),))  # type: ignore[no-untyped-call]
+            with part.open("ab") as file:  # else a full disk would end the process by a signal, further down
+                os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
             for document, begin, end in zip(kept.tolist(), offsets, offsets[1:], strict=False):
                 tokens[begin:end] = corpus.tokens(document, 0, int(end - begin))
             tokens.flush()

@@ -6,6 +6,7 @@ Hovering over a task tells its times, over an idle stage what it waited for.
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -124,7 +125,11 @@ class Timeline:
         # What the pictures' marks are described by becomes what hovering shows.
         svg = re.sub(r'<path aria-label="([^"]*)"([^>]*)/>', r"<path\2><title>\1</title></path>", svg)
         svg = svg.replace("<svg ", '<svg style="max-width: 100%; height: auto; background: white" ', 1)
-        head = f'<!doctype html>\n<meta charset="utf-8">\n<title>{title}</title>\n' if form == ".html" else ""
+        head = (
+            f'<!doctype html>\n<meta charset="utf-8">\n<title>{html.escape(title)}</title>\n'
+            if form == ".html"
+            else ""
+        )
         return f"{head}{svg}".encode()
 
     def __repr__(self) -> str:

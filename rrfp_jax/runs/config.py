@@ -9,7 +9,7 @@ import json
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
@@ -252,19 +252,25 @@ def fields_of(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def plain(value: Any) -> Any:
-    """A dtype by its name, since that is how a command line gives it; anything else as it is."""
-    if isinstance(value, (bool, int, float, str, tuple)):
-        return value
-    try:
-        return np.dtype(value).name
-    except TypeError:
-        return value
+    """A number of NumPy's as Python's, a dtype by its name, as a command line gives it; else as it is."""
+    if isinstance(value, np.generic):
+        return value.item()
+    is_number = isinstance(value, type) and issubclass(value, (np.generic, bool, int, float, complex))
+    is_jax = isinstance(value, type) and isinstance(getattr(value, "dtype", None), np.dtype)
+    return np.dtype(value).name if is_number or is_jax or isinstance(value, np.dtype) else value
 
 
-def as_json(config: Any) -> dict[str, Any]:
-    """The config as nested dicts that JSON can hold."""
-    values = {item.name: getattr(config, item.name) for item in dataclasses.fields(config)}
-    return {k: as_json(v) if dataclasses.is_dataclass(v) else v and plain(v) for k, v in values.items()}
+def as_json(value: Any) -> Any:
+    """A config, or a value in one, as JSON can hold it: what JSON does not know as text."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {item.name: as_json(getattr(value, item.name)) for item in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(name): as_json(own) for name, own in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        ordered = sorted(value, key=str) if isinstance(value, (set, frozenset)) else value
+        return [as_json(own) for own in ordered]
+    value = plain(value)
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
 
 
 MISSING = "nothing"
@@ -272,18 +278,17 @@ MISSING = "nothing"
 
 def differences(before: Any, now: Any) -> list[str]:
     """The fields in which two configs differ, such as "learning_rate: 0.006 -> 0.001"."""
-    old, new = dict(flat(_plain(before))), dict(flat(_plain(now)))
+    old, new = dict(flat(_today(before))), dict(flat(as_json(now)))
     names = [*new, *(name for name in old if name not in new)]
     changed = [name for name in names if old.get(name, MISSING) != new.get(name, MISSING)]
     return [f"{name}: {_text(old.get(name, MISSING))} -> {_text(new.get(name, MISSING))}" for name in changed]
 
 
-def _plain(config: Any) -> Any:
-    found = json.loads(json.dumps(config, default=str))
-    if isinstance(found, dict) and isinstance(given := found.get("delays"), dict):
+def _today(config: Any) -> Any:
+    if isinstance(config, dict) and isinstance(given := config.get("delays"), dict):
         with suppress(TypeError, UsageError):  # of a run before they were one text
-            found["delays"] = str(Delays(**given))
-    return found
+            return config | {"delays": str(Delays(**given))}
+    return config
 
 
 def _text(value: Any) -> str:

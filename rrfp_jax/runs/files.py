@@ -167,7 +167,7 @@ class RunFiles:
     def write(self, name: str, content: Any) -> None:
         """Write a JSON file beside the others, before the first step."""
         if self._world.rank == 0:
-            text = json.dumps(content, indent=2, default=str)
+            text = json.dumps(as_json(content), indent=2)
             write_output(self.folder / name, f"{text}\n".encode())
 
     def add(self, report: Reported, line: Mapping[str, Any]) -> None:

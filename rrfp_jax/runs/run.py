@@ -273,12 +273,12 @@ class _Run:
         raise AssertionError("the last step ends the run")
 
     def _follow(self, report: Report) -> Followed:
-        ends = self._wants_end("on_step", report) or report.step == self._config.steps - 1
         found = None
         try:
+            ends = self._wants_end("on_step", report) or report.step == self._config.steps - 1
             if self._is_due(report, ends):
                 found = self._validated(ends)
-        finally:  # a step's line is written even if its validation is broken off
+        finally:  # a step's line is written even if what follows it is broken off
             self._files.add(report, report.as_dict() | _line_of(found))
         self._display.show(report, found)
         if found is not None:
@@ -374,7 +374,7 @@ class _Run:
         metrics = "".join(f"  {name} {value:.4f}" for name, value in found.metrics.items())
         over = f"{'' if is_text else 'a weight of '}{found.weight:,.0f}{counted}"
         self._display.say(f"validation loss {found.loss:.4f}{unit}{metrics}  (over {over})")
-        data = self._config.made("train_data")
+        data = self._trainer._data
         if self._world.rank == 0 and isinstance(data, ByteText) and isinstance(validation, ByteText):
             bigrams = bigram_loss(data, validation, self._config.validation_steps)
             self._display.say(f"  a byte bigram model {bigrams:.4f} on the same bytes")

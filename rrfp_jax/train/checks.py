@@ -180,10 +180,10 @@ def loss_trouble(totals: Sequence[float], consequence: str) -> str | None:
     return None
 
 
-def check_losses(totals: Sequence[float], step: int, consequence: str) -> None:
+def check_losses(totals: Sequence[float], where: str, consequence: str) -> None:
     """Refuse summed losses of microbatches that are not finite, with a TrainingError."""
     if trouble := loss_trouble(totals, consequence):
-        raise TrainingError(f"step {step}: {trouble}")
+        raise TrainingError(f"{where}: {trouble}")
 
 
 def check_loss_is_a_sum(
@@ -199,8 +199,8 @@ def check_loss_is_a_sum(
     pair = compiler.stage_mesh.put(program.pair)
     values = np.asarray(program.compiled(compiler)(pair))
     for name, (first, second, whole) in zip(("total", "weight"), values.T.tolist(), strict=True):
-        parts = first + second
-        if np.isfinite(whole) and abs(whole - parts) > SUM_TOLERANCE * max(abs(whole), abs(parts), 1e-6):
+        parts, size = first + second, max(abs(whole), abs(first) + abs(second), 1e-6)
+        if np.isfinite(whole) and abs(whole - parts) > SUM_TOLERANCE * size:
             raise UsageError(
                 f"the loss is not a sum: Loss.{name} of two rows together is {whole:.6g}, but {parts:.6g} "
                 f"for the two apart. Return sums, not means: rrfp.Loss(values.sum(), weight=count); a step "

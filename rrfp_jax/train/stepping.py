@@ -26,6 +26,7 @@ from rrfp_jax.data.contract import (
 )
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.forecast.costs import layer_work
+from rrfp_jax.printing import say
 from rrfp_jax.report.store import TRACED_STEPS
 from rrfp_jax.runtime.engine.engine import Engine, as_text, traced_programs
 from rrfp_jax.runtime.engine.resplit import Ready
@@ -156,6 +157,7 @@ class Stepper:
         seed: of initial values and random keys.
         saves: that steps go on beside.
         standing: how training stands.
+        refuses_nonfinite: whether a loss that is not finite ends the training.
         steps_done: how many, steps that were left out among them; the number of the next one.
         last_plan: hash of the latest step's plan; empty before the first.
         recorded: the latest steps.
@@ -179,6 +181,7 @@ class Stepper:
         self.saves = CheckpointWriter(lambda: self.engine, engine.world, self.seed, base)
         self.schedule, self.exchange, self._rebalancing = schedule, exchange, rebalancing
         self.standing = TrainingState(loss_scale=loss_scale_of(settings.loss_scale))
+        self.refuses_nonfinite = settings.on_nonfinite == "stop"
         self.steps_done = 0
         self.last_plan = ""
         self.recorded: deque[RecordedStep] = deque(maxlen=TRACED_STEPS)
@@ -196,7 +199,7 @@ class Stepper:
         if isinstance(self.schedule, Planned):
             check_costs(self.schedule, rules.placement, every)
         agreed = self._settings.as_text() | {"rules": str(rules), "schedule": str(self.schedule)}
-        agreed |= {"loss_scale": str(self.standing.loss_scale)} | as_text(engine)
+        agreed |= {"loss_scale": repr(self.standing.loss_scale)} | as_text(engine)
         engine.world.agree("what is to be run", agreed)
         if engine.world.size > 1:
             check_programs(engine.world, traced_programs(engine))
@@ -403,7 +406,11 @@ class Stepper:
 
     def go_on_from(self, run: RunState, standing: TrainingState, data: Data) -> bool:
         """Continue as if the steps up to a checkpoint had been made here; whether the last had this data."""
-        self.steps_done, self.last_plan, self.standing = run.step, run.plan_hash, standing
+        asked, stored = self.standing.loss_scale, standing.loss_scale
+        self.standing = replace(standing, loss_scale=asked.resumed(stored))
+        if str(asked) != str(stored) and self.engine.world.rank == 0:
+            say(f"loss_scale is {asked}, as asked for; it was {stored} when the checkpoint was written")
+        self.steps_done, self.last_plan = run.step, run.plan_hash
         return not run.plan_hash or plan_hash(self.loader.plan(data, run.step - 1)) == run.plan_hash
 
     def _update(self, norm: float, unit: float) -> None:

@@ -307,8 +307,7 @@ class Trainer:
         """One training step on these microbatches (dicts of arrays). Raises as `steps` does."""
         self._require_optimizer()
         data = InMemory(microbatches)
-        if not self._stepper.engine.stages:
-            self._start(data)
+        self._start(data)
         return self._train(data)
 
     @one_thread("value_and_grad")
@@ -326,7 +325,7 @@ class Trainer:
             warn_of_lost(self._engine)
             self._warned = True
         sums = self._stepper.run("train", data, self.steps_done).sums
-        check_losses(sums.totals, self.steps_done, "; the step is not applied")
+        check_losses(sums.totals, f"step {self.steps_done}", "; the step is not applied")
         unit = sums.weight * self.loss_scale.value
         with transfers_meant():
             gradient = jax.tree.map(lambda g: g / unit, self._engine.gradients())
@@ -433,8 +432,8 @@ class Trainer:
     def restore(self, folder: str | Path, step: int | None = None, *, params_only: bool = False) -> bool:
         """Resume from the latest valid checkpoint of a folder; all processes together.
 
-        The mesh, the number of processes, the schedule and the precision of messages may differ from when it
-        was saved. Damaged checkpoints are skipped with a warning.
+        The mesh, the number of processes, the schedule, the loss scale and the precision of messages may
+        differ from when it was saved. Damaged checkpoints are skipped with a warning.
 
         Args:
             folder: as for `save`.
@@ -486,7 +485,8 @@ class Trainer:
                 self._progress(Doing("validating", step, count, f"{step / count:.0%}"))
                 with self._one_thread.uses("evaluate"):
                     sums = self._stepper.run("evaluate", data, step).sums
-                check_losses(sums.totals, step, "")
+                if self._stepper.refuses_nonfinite:
+                    check_losses(sums.totals, f"step {step} of an evaluation", "")
                 yield sums
         finally:
             self._progress(Doing("validating", count, count))
@@ -529,6 +529,7 @@ class Trainer:
         Nothing is compiled. All processes together.
         """
         self._own_data("restore")
+        self._stepper.saves.finish()  # else it would be taken for one that was broken off
         return check_resume(self._engine, self._stepper.seed, folder_of("Trainer.restore", folder), step)
 
     @property

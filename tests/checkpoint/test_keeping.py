@@ -70,6 +70,17 @@ class TestKeeping:
             save(made(keep=2), step)
         assert sorted(path.name for path in made.folder.iterdir()) == ["10", "20"]
 
+    def test_folders_of_others_stay(self, made):
+        """Such as of classes, folds, or years."""
+        for name in ("0", "10", "2024"):
+            (made.folder / name).mkdir(parents=True)
+            (made.folder / name / "own").touch()
+        for step in (10, 20):
+            save(made(keep=1), step)
+        assert sorted(path.name for path in made.folder.iterdir()) == ["0", "10.1", "20", "2024"]
+        assert {path.parent.name for path in made.folder.glob("*/own")} == {"0", "10.1", "2024"}
+        assert made().restore(specs_of(stored.leaves(ALL, 0))).run.step == 20
+
     def test_a_step_saved_again_replaces_the_first(self, made):
         save(made(), 10, seed=1)
         save(made(), 10, seed=2)

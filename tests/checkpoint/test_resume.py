@@ -10,6 +10,7 @@ import optax
 import pytest
 
 import rrfp_jax as rrfp
+from rrfp_jax.runtime.engine.settings import LossScale, loss_scale_of
 from tests.support import toy
 
 STEPS = 16
@@ -107,6 +108,47 @@ def test_an_optimizers_whole_state_comes_back_on_another_number_of_stages(tmp_pa
         list(own.steps(2))
         ends.append(jax.device_get(own.stage_params))
     chex.assert_trees_all_close(*ends, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("before", "asked", "value", "said"),
+    [
+        (None, "dynamic", 2.0**15, "loss_scale is dynamic, as asked for; it was 1 when"),
+        ("dynamic", 8, 8.0, "loss_scale is 8, as asked for; it was dynamic when"),
+        (4, 4, 4.0, None),
+        (LossScale(value=2.0, growth_interval=1), LossScale(largest=2.0**15), 4.0, None),
+    ],
+)
+def test_another_loss_scale(tmp_path, capsys, before, asked, value, said):
+    own = toy.trainer(1, loss_scale=before)
+    own.step(toy.microbatches(2, seed=1))
+    own.save(tmp_path)
+    other = toy.trainer(1, loss_scale=asked)
+    other.restore(tmp_path)
+    assert other.loss_scale.value == value and other.loss_scale.dynamic == loss_scale_of(asked).dynamic
+    told = capsys.readouterr().out
+    assert said in told if said else "loss_scale" not in told
+
+
+def test_a_seed_of_numpys_is_kept(tmp_path):
+    own = toy.trainer(1, seed=np.int64(3))
+    own.step(toy.microbatches(2, seed=1))
+    own.save(tmp_path)
+    assert toy.trainer(1, seed=3).restore(tmp_path)
+
+
+def test_what_is_being_saved_is_restored(tmp_path, monkeypatch):
+    own = toy.trainer(1)
+    own.step(toy.microbatches(2, seed=1))
+    own.save(tmp_path, wait=False)
+    own.step(toy.microbatches(2, seed=2))
+    assert own.restore(tmp_path) and own.steps_done == 1
+
+
+def test_a_checkpoint_is_of_one_step(saved):
+    folder = saved[0] / str(STEPS)
+    with pytest.raises(rrfp.UsageError, match=f"is the checkpoint of step {STEPS}, not of 3"):
+        rrfp.export(folder, step=3)
 
 
 def test_the_latest_is_taken(saved, capsys):

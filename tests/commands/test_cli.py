@@ -1,5 +1,6 @@
 """The `rrfp train` command: what it prints and writes, what it refuses, and how it ends."""
 
+import dataclasses
 import io
 import itertools
 import json
@@ -16,6 +17,7 @@ import jax
 import pytest
 
 from rrfp_jax.commands.overrides import override
+from rrfp_jax.errors import UsageError
 from rrfp_jax.runs.config import fields_of, load_config
 from rrfp_jax.runs.display import Display
 from rrfp_jax.runtime.programs.segments import OnDevices
@@ -223,6 +225,33 @@ def test_overrides_of_every_type(folder):
     assert (made.split, made.max_in_flight, made.clip_norm, made.path) == ((4, 6), 3, None, "a=b")
     assert made.mesh == type(made.mesh)(pp=2, share_devices=True)
     assert made.model.dtype == "bfloat16" and made.steps == config.steps
+
+
+@pytest.mark.parametrize(
+    ("own", "given", "made"),
+    [
+        ({"clip_norm": 1}, "clip_norm=0.5", 0.5),
+        ({"loss_scale": 1024.0}, "loss_scale=dynamic", "dynamic"),
+        ({"activation_budget": 10**9}, "activation_budget=2GiB", "2GiB"),
+        ({"activation_budget": 10**9}, "activation_budget=5000", "5000"),
+    ],
+)
+def test_an_override_is_read_by_what_the_field_may_be_and_not_by_what_it_is(own, given, made):
+    config = dataclasses.replace(load_config(CONFIG.removeprefix("--config=")), **own)
+    assert getattr(override(config, [f"--config.{given}"]), given.partition("=")[0]) == made
+    assert override(config, ["--config.steps=1"]) == dataclasses.replace(config, steps=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tagged:
+    tags: dict[str, str] = dataclasses.field(default_factory=lambda: {"team": "x"})
+    steps: int = 2
+
+
+def test_a_field_of_names_and_values_stays_as_the_file_has_it():
+    assert override(Tagged(), ["--config.steps=3"]) == Tagged(steps=3)
+    with pytest.raises(UsageError, match=r"--config.tags=y: no such flag; known: steps"):
+        override(Tagged(), ["--config.tags=y"])
 
 
 def test_a_live_bar_on_a_terminal(monkeypatch):

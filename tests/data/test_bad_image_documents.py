@@ -73,13 +73,13 @@ def test_bad_documents_of_a_folder_are_counted_and_named(tmp_path):
     assert [source.names[i] for i in kept] == ["a.png", "b.png", "c.png"]
 
 
-def lines(path, *documents):
+def lines(path, *documents, strict=True):
     (path / "lines.jsonl").write_text("".join(json.dumps(document) + "\n" for document in documents))
     return data.Corpus(
         source=data.JsonLines(str(path / "lines.jsonl"), images="images"),
         tokenizer=data.Bytes(),
         vocabulary=256,
-        patches=data.Patches(size=4, longest=16),
+        patches=data.Patches(size=4, longest=16, strict=strict),
     )
 
 
@@ -139,4 +139,14 @@ def test_data_that_changes_during_the_run_ends_it(tmp_path):
         corpus.pixels(0)
     Image.fromarray(picture(1, 1, 4)).save(tmp_path / "a.png")
     with pytest.raises(UsageError, match="another size than before"):
+        corpus.pixels(0)
+
+
+def test_a_picture_that_was_broken_from_the_start_is_told_as_such_when_only_headers_were_read(tmp_path):
+    (tmp_path / "a.png").write_bytes(WHOLE[:-30])
+    corpus = lines(tmp_path, {"text": "a picture", "images": ["a.png"]}, strict=False)
+    assert corpus.lengths.patches.tolist() == [6]
+    with pytest.raises(
+        UsageError, match=r"a broken image a.png; it is broken, or was .* Patches\(strict=True\)"
+    ):
         corpus.pixels(0)

@@ -204,6 +204,41 @@ def test_streams():
         rrfp.data.Stream(iter([]), 2)
 
 
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_stream_that_fails_once_gives_the_same_when_asked_again(goes_on):
+    class Failing:
+        """An element that cannot be read at first; then the iterator has ended, or goes on behind it."""
+
+        failed = False
+
+        def __iter__(self):
+            return map(self.element, range(6)) if goes_on else (self.element(i) for i in range(6))
+
+        def element(self, i):
+            if i == 3 and not self.failed:
+                self.failed = True
+                raise OSError("a disk")
+            return {"x": np.full(2, i)}
+
+    stream = rrfp.data.Stream(Failing(), 2)
+    stream.plan(0)
+    with pytest.raises(OSError, match="a disk"):
+        stream.plan(1)
+    assert [stream.load(mb, ["x"])["x"].tolist() for mb in stream.plan(1)] == [[2, 2], [3, 3]]
+
+
+def test_a_stream_whose_elements_share_their_buffers():
+    class Reused:
+        def __iter__(self):
+            buffer = np.zeros(2, np.int32)
+            for i in range(4):
+                buffer[:] = i
+                yield {"x": buffer}
+
+    stream = rrfp.data.Stream(Reused(), 2)
+    assert [stream.load(mb, ["x"])["x"].tolist() for mb in stream.plan(1)] == [[2, 2], [3, 3]]
+
+
 def test_a_load_that_draws_anew_is_caught():
     plan = plan_step(documents(), 0)
     whole = load_repeatedly(documents(), 0, 1, plan[1])

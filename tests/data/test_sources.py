@@ -1,6 +1,8 @@
 """Sources and tokenizers: what documents there are, what they hold, and what is done about bad ones."""
 
+import errno
 import json
+import os
 import warnings
 from dataclasses import replace
 
@@ -44,6 +46,17 @@ def jsonl(tmp_path):
 
 
 BYTES = [list(text.encode()) for text in TEXTS]
+
+
+def test_a_full_disk_ends_no_process(folder, monkeypatch):
+    def full(*given):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    before = sorted(folder.iterdir())
+    with pytest.raises(UsageError, match=r"tokens\.npy: cannot be written: No space left"):
+        write_tokens(corpus(TextFiles(str(folder / "*.txt")), Bytes()), folder / "tokens.npy")
+    assert sorted(folder.iterdir()) == before
 
 
 def test_every_source_gives_the_same_documents(folder, jsonl):

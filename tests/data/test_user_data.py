@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import rrfp_jax as rrfp
+from rrfp_jax.data.contract import as_data
 from rrfp_jax.user_code import own_traceback
 from tests.support import toy
 from tests.train.test_processes import command
@@ -215,3 +216,14 @@ def test_of_several_processes_the_rank_is_told_too(tmp_path):
     status, said = command("rrfp_jax", "launch", "-n", 2, tmp_path / "train.py", folder=tmp_path)
     assert status == 1, said
     assert "rank 1" in said and "step 2: the data's plan(2) called sys.exit()" in said
+
+
+def test_what_only_iterates_is_told_what_makes_data_of_it():
+    class Loader:
+        def __iter__(self):
+            return iter([])
+
+    with pytest.raises(
+        rrfp.UsageError, match=r"data=Loader\(...\): .*; of what it iterates over: rrfp.data.Stream"
+    ):
+        as_data(Loader())

@@ -176,6 +176,10 @@ def test_a_picture_is_saved_in_the_format_that_its_name_says(tmp_path, name, beg
     assert path.read_bytes().startswith(begins)
 
 
+def test_a_page_is_called_as_its_file(tmp_path):
+    assert b"<title>a&lt;b</title>" in drawn("bfw").save(tmp_path / "a<b.html").read_bytes()
+
+
 @pytest.mark.parametrize("name", ["step", "step.jpg", "nowhere/step.svg", "nowhere/step.png"])
 def test_what_cannot_be_saved_is_refused(tmp_path, name):
     with pytest.raises(rrfp.UsageError, match=name):

@@ -1,12 +1,18 @@
 """What a run tells of its configuration: what has changed since the checkpoint, and where it comes from."""
 
+import enum
 import hashlib
+import json
 import subprocess
 import sys
+from dataclasses import dataclass, field
+from pathlib import Path
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from rrfp_jax.runs.config import differences
+from rrfp_jax.runs.config import as_json, differences
 from rrfp_jax.runs.files import PACKAGES, commit_of, origin_of
 from rrfp_jax.runtime.run.place import as_typed, typed_command, without_flag
 
@@ -28,6 +34,45 @@ from rrfp_jax.runtime.run.place import as_typed, typed_command, without_flag
 )
 def test_what_has_changed(before, now, said):
     assert differences(before, now) == said
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+@dataclass(frozen=True)
+class Odd:
+    """Fields that JSON does not know, and some that it does."""
+
+    path: Path = Path("data/text")
+    colour: Colour = Colour.RED
+    names: frozenset = frozenset({"b", "a"})
+    tags: dict = field(default_factory=lambda: {"team": "x", 3: (1, 2)})
+    parts: tuple = (Path("a"), np.int32(2))
+    rate: object = np.float32(0.5)
+    seed: object = np.int64(7)
+    dtypes: tuple = (jnp.bfloat16, np.float32, float, np.dtype("int8"))
+    nothing: None = None
+
+
+def test_a_config_of_anything_is_told_as_json():
+    told = as_json(Odd())
+    assert (
+        told
+        == json.loads(json.dumps(told))
+        == {
+            "path": "data/text",
+            "colour": "Colour.RED",
+            "names": ["a", "b"],
+            "tags": {"team": "x", "3": [1, 2]},
+            "parts": ["a", 2],
+            "rate": 0.5,
+            "seed": 7,
+            "dtypes": ["bfloat16", "float32", "float64", "int8"],
+            "nothing": None,
+        }
+    )
+    assert differences(told, Odd()) == []
 
 
 def git(folder, *arguments):

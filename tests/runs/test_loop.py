@@ -6,6 +6,7 @@ import signal
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import rrfp_jax as rrfp
@@ -106,12 +107,30 @@ def test_the_validation_is_as_long_as_asked_and_told_with_its_metrics(run):
 
 
 @pytest.mark.slow(reason="a run of its own")
-def test_a_method_that_raises(run):
+def test_a_method_that_raises(run, tmp_path, capsys):
     def fails(report):
         raise KeyError("logger")
 
     with pytest.raises(rrfp.TrainingError, match=r"Own\.on_step\(\) raised KeyError: 'logger'"):
         run(after_step=fails)
+    assert len((tmp_path / "own" / "metrics.jsonl").read_text().splitlines()) == 1, "the step was applied"
+    assert "broken off after 1 steps" in capsys.readouterr().out
+
+
+def test_a_validation_that_is_not_finite_ends_only_a_run_that_stops_for_that(run):
+    spoilt = toy.microbatches(3, seed=50)
+    spoilt[2]["mask"] = np.full_like(spoilt[2]["mask"], 2e37)  # float32 holds 16 of them, but not twice that
+    settings = {"steps": 2, "validation": lambda step: spoilt, "validation_steps": 1}
+    _, _, lines, said = run(on_nonfinite="skip", **settings)
+    assert lines[-1]["validation_loss"] is None and "validation loss inf" in said
+    with pytest.raises(rrfp.TrainingError, match="step 0 of an evaluation: the loss of microbatch 2 is inf"):
+        run(**settings)
+
+
+def test_fields_that_json_does_not_know_are_kept_with_checkpoints(run, tmp_path):
+    own = {"directory": tmp_path, "seen": [Path("a")]}  # a path, where text is declared
+    assert run(steps=1, checkpoint=rrfp.Checkpointing(every_steps=1), **own)[0] == DONE
+    assert (tmp_path / "own.checkpoints" / "1").is_dir()
 
 
 @pytest.mark.slow(reason="a run that is interrupted")

@@ -281,6 +281,14 @@ class TestLoss:
 
         make(pipe=toy.pipeline(loss))
 
+    def test_sums_in_bfloat16_that_nearly_cancel_are_accepted(self):
+        def loss(carry, mb):
+            total = mb["own"].astype(jnp.bfloat16).sum() + 0 * carry.sum().astype(jnp.bfloat16)
+            return rrfp.Loss(total, weight=mb["mask"].sum())
+
+        own = np.array([[1.0, 0.23], [-1.0, -0.2]], np.float32)
+        make(pipe=toy.pipeline(loss), data=[{**mb, "own": own} for mb in BATCH])
+
     def test_sums_of_microbatches_of_several_shapes_are_accepted(self):
         make(data=[BATCH[0], *toy.microbatches(1, length=4), BATCH[1]])
 

@@ -81,6 +81,16 @@ class LossScale:
             return replace(self, good_steps=self.good_steps + 1)
         return replace(self, value=min(self.value * 2, self.largest), good_steps=0)
 
+    def resumed(self, stored: LossScale) -> LossScale:
+        """This one after a checkpoint with another: the value that it had come to, if both are dynamic."""
+        if not (self.dynamic and stored.dynamic):
+            return self
+        value = min(max(stored.value, self.smallest), self.largest)
+        return replace(self, value=value, good_steps=stored.good_steps)
+
+    def __str__(self) -> str:
+        return "dynamic" if self.dynamic else f"{self.value:g}"
+
 
 def loss_scale_of(given: Any) -> LossScale:
     """A setting as a `LossScale`: None for none, a number for a constant one, "dynamic", or a LossScale."""
@@ -217,6 +227,7 @@ class Settings:
         loss_scale_of(self.loss_scale)
         fits = is_whole(self.seed) and 0 <= self.seed < 2**32
         _require(self, "seed", fits, f"give a whole number from 0 to {2**32 - 1}")
+        object.__setattr__(self, "seed", int(self.seed))  # NumPy's, too, which JSON does not know
 
     def _check_memory(self) -> None:
         check_remat(self.remat)
