@@ -118,10 +118,10 @@ class LeadFolder:
             raise Superseded
 
     def claim(self, after: Lead) -> Lead | None:
-        """The lead of the next term; None if another node was quicker."""
+        """The lead of the next term; None if another node was quicker, or the run has ended meanwhile."""
         claimed = [int(path.suffix[1:]) for path in self.path.glob("term.*")]
         lead = replace(after, term=max([after.term, *claimed]) + 1, restarts=after.restarts + 1)
-        with suppress(FileExistsError):
+        with suppress(FileExistsError, FileNotFoundError):
             (self.path / f"term.{lead.term}").mkdir()
             return lead
         return None

@@ -399,7 +399,7 @@ def test_one_of_several_followers_leads(tmp_path):
     with pytest.raises(Superseded):
         folder.write(lead)
     folder.remove()
-    assert folder.follow(0.3) is None
+    assert folder.follow(0.3) is None and folder.claim(later) is None
     with pytest.raises(Superseded):
         folder.write(later)
 

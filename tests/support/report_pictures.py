@@ -41,7 +41,7 @@ class ByLength(Disturbed):
     step: int
 
     def duration(self, stage: int, task: Task) -> float:
-        """See `Costs.duration`."""
+        """See `StepCosts.duration`."""
         return self.inner.duration(stage, task) * length(self.step, task.microbatch) / 512
 
 
