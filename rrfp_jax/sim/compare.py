@@ -12,7 +12,7 @@ from rrfp_jax.core.hints import BF
 from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.scheduler import check_can_end
 from rrfp_jax.core.schedules import Schedule, by_name
-from rrfp_jax.core.step_rules import Budget, StepRules
+from rrfp_jax.core.step_rules import Budget, Budgets, StepRules
 from rrfp_jax.sim.bounds import lower_bound
 from rrfp_jax.sim.choice import Auto, Candidate, Choice, choose
 from rrfp_jax.sim.engine import Links, simulate
@@ -152,9 +152,7 @@ def _planned(step: Step, given: Conditions) -> FixedOrder:
     return plan(rules, known, evaluations=given.evaluations, links=given.links, budgets=budgets).order
 
 
-def _limits(
-    schedule: Schedule, step: Step, given: Conditions
-) -> tuple[StepRules, Sequence[Budget | None] | None]:
+def _limits(schedule: Schedule, step: Step, given: Conditions) -> tuple[StepRules, Budgets]:
     """The rules of a step, and what each stage may hold in bytes."""
     # A step as it ran, if its limits are wanted; a fixed order that fits into a budget has none.
     ran = step.ran if given.as_ran else None

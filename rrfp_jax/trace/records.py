@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rrfp_jax.core.events import WaitCause
 from rrfp_jax.core.orders import FixedOrder
-from rrfp_jax.core.step_rules import Budget, StepRules
+from rrfp_jax.core.step_rules import Budgets, StepRules
 from rrfp_jax.core.tasks import KINDS, Input, Kind, Output, Placement, Task
 
 if TYPE_CHECKING:
@@ -236,7 +236,7 @@ class RecordedStep:
 
     trace: StepTrace
     rules: StepRules
-    budgets: Sequence[Budget | None] | None = None
+    budgets: Budgets = None
     buckets: Sequence[str]
     grouped: bool = False
     lead: float = 0.0
