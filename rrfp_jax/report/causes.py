@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple, TypeAlias
 
+from rrfp_jax.report.legend import SHARES
 from rrfp_jax.report.what_if import Link
 from rrfp_jax.sim.splits import Layers, Recut
-from rrfp_jax.trace.idleness import SHARES, Cause
+from rrfp_jax.trace.idleness import Cause
 from rrfp_jax.trace.records import RecordedStep
 
 UNDONE = (

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from rrfp_jax.json_files import write_json
+from rrfp_jax.report.legend import DELAY
 from rrfp_jax.report.store import write_steps
-from rrfp_jax.trace.idleness import DELAY
 from rrfp_jax.trace.records import RecordedStep, StepTrace, TaskRecord
 
 SHORTEST_GAP = 50e-6

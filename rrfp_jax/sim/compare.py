@@ -19,7 +19,7 @@ from rrfp_jax.sim.engine import Links, simulate
 from rrfp_jax.sim.families import Step
 from rrfp_jax.sim.planned import EVALUATIONS, plan
 from rrfp_jax.trace.costs import StepCosts, Workload, WorkloadCosts, workload_of
-from rrfp_jax.trace.idleness import CAUSES, StageTime, shares, stage_times
+from rrfp_jax.trace.idleness import Cause, StageTime, shares, stage_times
 from rrfp_jax.trace.records import RecordedStep, StepTrace, peak_bytes, peak_in_flight
 
 Change: TypeAlias = Callable[[StepCosts, int], StepCosts]
@@ -191,13 +191,15 @@ def _in_equal_parts(sizes: Iterable[float], chunks: int) -> list[list[int]]:
     return [[int(size / chunks) for size in sizes]] * chunks
 
 
-COLUMNS = tuple(dict.fromkeys(row.column for row in CAUSES.values()))
-"""The columns that a table of schedules has of idleness."""
+COLUMNS: Mapping[str, Sequence[Cause]] = {
+    "stall": (Cause.BEGIN, Cause.STAGE, Cause.LINK, Cause.INJECTED, Cause.END),
+    "blocked": (Cause.ORDER,),
+    "held": (Cause.MEMORY, Cause.TURN),
+    "launch": (Cause.ESTIMATE, Cause.GROUP, Cause.HOST),
+}
+"""The columns that a table of schedules has of idleness, and their causes."""
 
 
 def _idle_shares(times: Sequence[StageTime]) -> dict[str, float]:
     share = shares(times)
-    return {
-        column: sum(share[cause] for cause, row in CAUSES.items() if row.column == column)
-        for column in COLUMNS
-    }
+    return {column: sum(share[cause] for cause in causes) for column, causes in COLUMNS.items()}
