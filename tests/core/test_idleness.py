@@ -13,8 +13,8 @@ from rrfp_jax.core.tasks import BACKWARD, FORWARD, Task
 from rrfp_jax.report.critical_path import critical_path
 from rrfp_jax.report.legend import CAUSES
 from rrfp_jax.report.timeline import reason
-from rrfp_jax.sim.compare import COLUMNS
 from rrfp_jax.sim.engine import simulate
+from rrfp_jax.studies.compare import COLUMNS
 from rrfp_jax.trace.costs import WorkloadCosts, log_normal
 from rrfp_jax.trace.idleness import Cause, Idle, idleness, shares, stage_times
 from tests.support.drain import Drain

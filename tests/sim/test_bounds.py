@@ -13,8 +13,8 @@ from rrfp_jax.core.orders import ZBH1, ZBH2, GPipe, OneFOneB
 from rrfp_jax.core.schedules import NAMED
 from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Placement, Task
-from rrfp_jax.sim.bounds import lower_bound, one_machine
 from rrfp_jax.sim.engine import simulate
+from rrfp_jax.studies.bounds import lower_bound, one_machine
 from rrfp_jax.trace.costs import Workload, WorkloadCosts, constant
 from tests.support.drain import Drain
 from tests.support.limits import bound_within, operations

@@ -1,6 +1,6 @@
 """A makespan that no order beats which splits the same backwards as a schedule and keeps to the same limits.
 
-Beside that of one machine (`rrfp_jax/sim/bounds.py`) there is a bound by what stages hold.
+Beside that of one machine (`rrfp_jax/studies/bounds.py`) there is a bound by what stages hold.
 
 **Places.** Under a limit a chunk of a microbatch holds its share from the start of its F to the end of its
 B or W (it is given back at that one's start, but nothing else can begin on the stage until its end), so at
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.step_rules import Budgets, StepRules, charges_of
 from rrfp_jax.core.tasks import FORWARD, KINDS, Direction, Task
-from rrfp_jax.sim.bounds import one_machine
+from rrfp_jax.studies.bounds import one_machine
 from rrfp_jax.trace.costs import StepCosts
 
 

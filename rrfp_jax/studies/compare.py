@@ -13,11 +13,11 @@ from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.scheduler import check_can_end
 from rrfp_jax.core.schedules import Schedule, by_name
 from rrfp_jax.core.step_rules import Budget, Budgets, StepRules
-from rrfp_jax.sim.bounds import lower_bound
 from rrfp_jax.sim.choice import Auto, Candidate, Choice, choose
 from rrfp_jax.sim.engine import Links, simulate
-from rrfp_jax.sim.families import Step
 from rrfp_jax.sim.planned import EVALUATIONS, plan
+from rrfp_jax.studies.bounds import lower_bound
+from rrfp_jax.studies.families import Step
 from rrfp_jax.trace.costs import StepCosts, Workload, WorkloadCosts, workload_of
 from rrfp_jax.trace.idleness import Cause, StageTime, shares, stage_times
 from rrfp_jax.trace.records import RecordedStep, StepTrace, peak_bytes, peak_in_flight
