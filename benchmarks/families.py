@@ -16,7 +16,7 @@ jobs: 1.5-3 %). *Unknown* are the kinds whose variability nobody knew beforehand
                 on average (Skrull). Packed to 37K, so one long document or 37 short ones a microbatch; time
                 with the squares of lengths beside their sum
     squares     32K windows packed with documents as in Wikipedia. Time goes with the sum of squares (OSDI'25)
-    multimodal  batches 4.15 x apart (DIP), the last stage slow as in StragglerAnalysis (`sim/families.py`)
+    multimodal  batches 4.15 x apart (DIP), the last stage slow as in StragglerAnalysis: `studies/families.py`
     link        one link takes 30 ms against forwards of 10 ms, the others 1 ms (PipeMorph; 0.4-8 ms in
                 StragglerAnalysis). It lasts from under a minute to hours (Greyhound), so all of a step
     collected   planned garbage collection: every stage pauses before the same microbatch, which is known
@@ -49,9 +49,10 @@ from benchmarks.steps import Cell, Figures, figures_of
 from rrfp_jax.core.hints import BF, Ranked
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Placement
-from rrfp_jax.sim.bounds import lower_bound
-from rrfp_jax.sim.compare import byte_budgets
-from rrfp_jax.sim.families import (
+from rrfp_jax.sim.planned import Plan, plan
+from rrfp_jax.studies.bounds import lower_bound
+from rrfp_jax.studies.compare import byte_budgets
+from rrfp_jax.studies.families import (
     ACTIVATION_BYTES,
     FAMILIES,
     FORWARD_SECONDS,
@@ -64,7 +65,6 @@ from rrfp_jax.sim.families import (
     noisy,
     varied,
 )
-from rrfp_jax.sim.planned import Plan, plan
 from rrfp_jax.trace.costs import Workload, WorkloadCosts, constant
 
 STEPS = 2

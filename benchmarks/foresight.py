@@ -16,8 +16,8 @@ from rrfp_jax.core.foresight import DEEPEST, ROUND_TRIP_SECONDS, Dispatching
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Task
-from rrfp_jax.sim.disturbances import Disturbed
 from rrfp_jax.sim.engine import simulate
+from rrfp_jax.studies.disturbances import Disturbed
 from rrfp_jax.trace.costs import StepCosts, WorkloadCosts, constant, log_normal
 
 SCHEDULES = ("bf", "bfw", "ranked:zb-v", "1f1b")

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 from rrfp_jax.core.tasks import Task
-from rrfp_jax.sim.disturbances import Disturbed
+from rrfp_jax.studies.disturbances import Disturbed
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,10 @@ from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, Placement, Task
 from rrfp_jax.runtime.engine.device import Running
 from rrfp_jax.runtime.engine.pacing import Delays, JitteredQueue, QueueFactory
-from rrfp_jax.sim.disturbances import Jittered
 from rrfp_jax.sim.engine import simulate
-from rrfp_jax.sim.families import FORWARD_SECONDS, Family
 from rrfp_jax.sim.splits import FIRST, Balance, Move, RebalanceDecision
+from rrfp_jax.studies.disturbances import Jittered
+from rrfp_jax.studies.families import FORWARD_SECONDS, Family
 from rrfp_jax.trace import jitter
 from rrfp_jax.trace.costs import StepCosts, Workload, WorkloadCosts
 from rrfp_jax.trace.jitter import LEVELS

@@ -10,8 +10,8 @@ from typing import Any
 from benchmarks.harness import Aim, Found, bench, say
 from benchmarks.layers import Machine, train, trainer
 from benchmarks.paced import PacedCase
-from rrfp_jax.sim import families
 from rrfp_jax.sim.splits import MOST
+from rrfp_jax.studies import families
 
 LAYERS, STAGES, MICROBATCHES, SECONDS = 16, 4, 12, 0.004
 EVEN = (4, 4, 4, 4)
@@ -220,8 +220,8 @@ def rebalance(part: tuple[str, ...] = tuple(PARTS), quick: bool = False) -> Foun
     often.
 
     *paced*: 8 paced stages, 64 layers, a stage that is slow or a last layer that is heavy, in steps of
-    families that others have measured (`sim/families.py`): 1F1B and BFW at equal limits, cut evenly and as it
-    was decided by simulated steps of 1F1B, each with draws of its own."""
+    families that others have measured (`studies/families.py`): 1F1B and BFW at equal limits, cut evenly and
+    as it was decided by simulated steps of 1F1B, each with draws of its own."""
     found = {name: PARTS[name](quick) for name in part}
     aims = [aim for _, own in found.values() for aim in own]
     return Found({name: figures for name, (figures, _) in found.items()}, aims)

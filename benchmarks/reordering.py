@@ -14,7 +14,7 @@ from benchmarks.harness import Aim, Found, bench, percent_longer, say, side_by_s
 from benchmarks.paced import PacedCase
 from benchmarks.steps import simulated
 from rrfp_jax.core.admission import SPARE_GRADIENTS
-from rrfp_jax.sim.families import FORWARD_SECONDS, SHARED, SIGMA
+from rrfp_jax.studies.families import FORWARD_SECONDS, SHARED, SIGMA
 from rrfp_jax.trace.costs import Table, Workload, log_normal
 
 LINKS: Mapping[str, Callable[[random.Random], float]] = {

@@ -18,8 +18,8 @@ from benchmarks.paced import run_paced, run_steps
 from configs import quickstart
 from rrfp_jax.report.causes import Finding, ways_of
 from rrfp_jax.report.explanation import TimedStep, explain
+from rrfp_jax.report.what_if import what_ifs as changes_of
 from rrfp_jax.sim.splits import Layers
-from rrfp_jax.sim.what_if import what_ifs as changes_of
 from rrfp_jax.trace.costs import Table, Workload, log_normal
 from rrfp_jax.trace.idleness import stage_times
 from rrfp_jax.trace.layers import LayerWork, Work

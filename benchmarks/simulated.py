@@ -22,9 +22,9 @@ from rrfp_jax.core.schedules import Schedule, by_name
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.sim.choice import CANDIDATES, Auto
-from rrfp_jax.sim.compare import Conditions, byte_budgets, choice, compare
-from rrfp_jax.sim.families import Step
 from rrfp_jax.sim.planned import plan
+from rrfp_jax.studies.compare import Conditions, byte_budgets, choice, compare
+from rrfp_jax.studies.families import Step
 from rrfp_jax.trace.costs import WorkloadCosts
 
 FIXED = ("1f1b", "interleaved-1f1b", "zb-h1", "zb-v", "v-zb", "v-half", "v-min", "dualpipe-v")

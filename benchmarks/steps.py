@@ -8,9 +8,9 @@ from typing import Any
 
 from rrfp_jax.core.schedules import Schedule, by_name
 from rrfp_jax.core.step_rules import StepRules
-from rrfp_jax.sim.compare import byte_budgets
 from rrfp_jax.sim.engine import Links, simulate
-from rrfp_jax.sim.families import FAMILIES, FORWARD_SECONDS, Step, varied
+from rrfp_jax.studies.compare import byte_budgets
+from rrfp_jax.studies.families import FAMILIES, FORWARD_SECONDS, Step, varied
 from rrfp_jax.trace.costs import StepCosts, Workload, WorkloadCosts
 from rrfp_jax.trace.records import StepTrace, peak_bytes
 

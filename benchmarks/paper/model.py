@@ -51,7 +51,7 @@ import jax
 import jax.numpy as jnp
 
 from rrfp_jax.forecast.cost_analysis import program_cost
-from rrfp_jax.sim.families import noisy
+from rrfp_jax.studies.families import noisy
 from rrfp_jax.trace.costs import Workload
 
 

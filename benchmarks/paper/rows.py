@@ -29,8 +29,8 @@ from benchmarks.paper.model import (
 )
 from benchmarks.pictures import bars, simulated_against
 from benchmarks.steps import held_bytes, simulated
-from rrfp_jax.sim.disturbances import Jittered
 from rrfp_jax.sim.engine import Links
+from rrfp_jax.studies.disturbances import Jittered
 from rrfp_jax.trace.costs import StepCosts, Workload
 from rrfp_jax.trace.jitter import LEVELS
 from rrfp_jax.trace.records import StepTrace

@@ -14,7 +14,7 @@ from benchmarks.families import CHATQA2, LMSYS, WIKIPEDIA, document, square_weig
 from benchmarks.harness import Aim, Found, bench, percent_longer, table
 from benchmarks.simulated import FITS
 from benchmarks.steps import Figures, figures_of
-from rrfp_jax.sim.families import ACTIVATION_BYTES, FORWARD_SECONDS, TRANSFER_SECONDS, Step, noisy
+from rrfp_jax.studies.families import ACTIVATION_BYTES, FORWARD_SECONDS, TRANSFER_SECONDS, Step, noisy
 from rrfp_jax.trace.costs import constant
 
 STAGES, MICROBATCHES = 8, 32

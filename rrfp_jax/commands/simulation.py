@@ -23,12 +23,12 @@ from rrfp_jax.report.perfetto import write_trace
 from rrfp_jax.report.store import OLDER, STEPS, read_steps
 from rrfp_jax.report.timeline import Panel, Timeline
 from rrfp_jax.sim.choice import Auto
-from rrfp_jax.sim.compare import Conditions, Outcome, compare, outcome_of
-from rrfp_jax.sim.disturbances import Jittered
 from rrfp_jax.sim.engine import Links
-from rrfp_jax.sim.families import Step
-from rrfp_jax.sim.families import by_name as family_by_name
 from rrfp_jax.sim.planned import EVALUATIONS, Planned
+from rrfp_jax.studies.compare import Conditions, Outcome, compare, outcome_of
+from rrfp_jax.studies.disturbances import Jittered
+from rrfp_jax.studies.families import Step
+from rrfp_jax.studies.families import by_name as family_by_name
 from rrfp_jax.trace.costs import CostTable, StepCosts, Workload, workload_of
 from rrfp_jax.trace.jitter import Level
 from rrfp_jax.trace.jitter import by_name as jitter_by_name
@@ -221,7 +221,7 @@ def simulate(
     Args:
         workload: tables of seconds (`benchmarks/paced.md`): as a file, or as what `json.load` makes of one; a
             run's steps.msgpack, whose latest steps are taken, or its costs.json; or the name of a family of
-            workloads (`rrfp_jax/sim/families.py`).
+            workloads (`rrfp_jax/studies/families.py`).
         schedules: names of schedules, "ranked:ORDER", "auto", "planned", "csv:FILE", or schedules.
         stages: of a family's steps.
         microbatches: of a family's steps, and of a costs.json, whose buckets take turns; None for 32.

@@ -11,7 +11,8 @@ from rrfp_jax.commands.command_line import print_whole
 from rrfp_jax.errors import DONE, FAILED, UsageError
 from rrfp_jax.files import read_whole, staged
 from rrfp_jax.launcher.hang import judge, render_report
-from rrfp_jax.launcher.snapshot import Look, absent_ranks, living_ranks
+from rrfp_jax.launcher.snapshot import Look, recorded, recorder_in
+from rrfp_jax.runtime.run.recorder import host_name
 
 POLL_SECONDS = 0.05
 LONGEST_DIAGNOSIS = 2**20
@@ -31,7 +32,7 @@ def why(options: argparse.Namespace) -> int:
         raise UsageError(f"{run}: the run is another user's; ask as that user") from None
     except (OSError, ValueError) as error:
         raise UsageError(f"{run}: its ranks cannot be looked at: {error}") from None
-    report = judge(seen, absent=absent_ranks(folder))
+    report = judge(seen, absent=_absent_ranks(folder))
     print_whole(render_report(report))
     return DONE if report.moves else FAILED
 
@@ -42,7 +43,7 @@ def _living(run: Path) -> tuple[Path, Sequence[int]]:
     There may be several: killed launchers leave theirs, and a new one begins beside what a run has left.
     """
     folders = [*([run] if any(run.glob("flight-*")) else []), *staged(run)]
-    found = [living_ranks(folder) for folder in folders]
+    found = [_living_ranks(folder) for folder in folders]
     for folder, ranks in zip(folders, found, strict=True):
         if ranks:
             return folder, ranks
@@ -53,6 +54,24 @@ def _living(run: Path) -> tuple[Path, Sequence[int]]:
     if not run.is_dir():
         raise UsageError(f"{run}: there is no such folder; give the run's, such as runs/quickstart")
     raise UsageError(f"{run}: has no flight recorders, which only rrfp launch keeps, or no rank has begun")
+
+
+def _living_ranks(folder: Path) -> Sequence[int] | None:
+    """The ranks of a run, none if all have ended; None without flight recorders, UsageError if elsewhere."""
+    found = recorded(folder)
+    here = host_name().decode("utf-8", "ignore")  # as recordings have it
+    hosts = sorted({recording.host for recording in found.values()} - {here})
+    if hosts:
+        raise UsageError(f"{folder}: the run is on {', '.join(hosts)}; run this command there")
+    if not found:
+        return None
+    return sorted(found) if any(recording.lives for recording in found.values()) else []
+
+
+def _absent_ranks(folder: Path) -> Sequence[int]:
+    """Ranks that the launcher has started and that have no flight recorder yet."""
+    started = (path.stem.removeprefix("rank-") for path in folder.glob("rank-*.log"))
+    return sorted(int(n) for n in started if n.isdecimal() and not recorder_in(folder, int(n)).exists())
 
 
 def _its_end(folder: Path) -> str:

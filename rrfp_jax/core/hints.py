@@ -53,9 +53,6 @@ class HintView(Protocol):
     def heads(self, rank: Mapping[Task, int]) -> Iterator[Task]:
         """The lowest runnable task of every direction and chunk; `rank` has all tasks, no two alike."""
 
-    def was_dispatched(self, task: Task) -> bool:
-        """Whether a task of this stage is past."""
-
     def past(self, order: Sequence[Task], at: int) -> int:
         """Where the first task of an order stands, from `at` on, that is not past; its length without one."""
 

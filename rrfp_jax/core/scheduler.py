@@ -77,7 +77,7 @@ class RunnableTasks:
     """
 
     def __init__(self, progress: Progress, admissions: Sequence[Admission], accumulator: Accumulator) -> None:
-        self._progress, self._admissions, self._accumulator = progress, admissions, accumulator
+        self._admissions, self._accumulator = admissions, accumulator
         self._ranked, self._rows = progress.ranked, progress.rows
         self._all_rows = progress.all_rows
         self.cached: Task | None = None
@@ -113,9 +113,6 @@ class RunnableTasks:
 
     def leaves_room(self, task: Task, order: Sequence[Task], start: int, stop: int) -> bool:
         return all(admission.leaves_room(task, order, start, stop) for admission in self._admissions)
-
-    def was_dispatched(self, task: Task) -> bool:
-        return self._progress.state(task) == DISPATCHED
 
     def past(self, order: Sequence[Task], at: int) -> int:
         rows, end = self._rows, len(order)

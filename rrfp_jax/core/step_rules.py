@@ -40,6 +40,9 @@ class Budget:
         return sum(dearest) <= self.limit and (self.most is None or len(dearest) <= self.most)
 
 
+Budgets: TypeAlias = Sequence[Budget | None] | None
+"""What each stage may hold in bytes; None: whatever it needs."""
+
 Charges: TypeAlias = tuple[Sequence[Sequence[int]], int | None]
 """What microbatches cost, `[chunk][microbatch]`, and the limit on the sum."""
 

@@ -27,8 +27,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import ClassVar
 
 from rrfp_jax.core.orders import FixedOrder, require_placement
@@ -54,20 +55,10 @@ class VOrder(FixedOrder):
         """The order for at least twice as many microbatches as stages."""
 
 
-class _Counters:
-    """Hands out a stage's tasks: of each kind and chunk in microbatch order."""
-
-    def __init__(self) -> None:
-        self._given: dict[tuple[Direction, int], int] = defaultdict(int)
-
-    def next(self, kind: Kind, chunk: int) -> Task:
-        """The next microbatch's task of a kind and chunk; B and I are of one kind here."""
-        what = (KINDS[kind].direction, chunk)
-        self._given[what] += 1
-        return Task(kind, chunk, self._given[what] - 1)
-
-    def given(self, kind: Kind, chunk: int) -> int:
-        return self._given[KINDS[kind].direction, chunk]
+def _counting() -> Callable[[Kind, int], Task]:
+    """Names a stage's tasks: of each direction and chunk in microbatch order."""
+    counts: dict[tuple[Direction, int], Iterator[int]] = defaultdict(count)
+    return lambda kind, chunk: Task(kind, chunk, next(counts[KINDS[kind].direction, chunk]))
 
 
 @dataclass(frozen=True)
@@ -82,8 +73,7 @@ class ZBV(VOrder):
     name: ClassVar[str] = "ZB-V"
 
     def _tasks(self, stage: int, stages: int, microbatches: int) -> Iterator[Task]:
-        counters = _Counters()
-        following = counters.next
+        following = _counting()
 
         def whole(chunk: int) -> tuple[Task, Task]:
             return following(INPUT, chunk), following(WEIGHT, chunk)
@@ -96,8 +86,8 @@ class ZBV(VOrder):
         for _ in range(stages - stage):
             yield following(FORWARD, 1)
             yield from whole(1)
-        while counters.given(FORWARD, 1) < microbatches:
-            if counters.given(FORWARD, 0) < microbatches:
+        for second in range(stages, microbatches):  # which microbatch's F of the second chunk comes next
+            if second + stages - stage - 1 < microbatches:  # the same of the first chunk
                 yield following(FORWARD, 0)
             yield from whole(0)
             yield following(FORWARD, 1)
@@ -109,7 +99,7 @@ class ZBV(VOrder):
             yield following(INPUT, 0)
             yield following(WEIGHT, 0)
         for chunk in (1, 0):
-            while counters.given(WEIGHT, chunk) < microbatches:
+            for _ in range(stage):
                 yield following(WEIGHT, chunk)
 
 
@@ -129,7 +119,7 @@ class DualPipeV(VOrder):
         return False  # of few microbatches, too
 
     def _tasks(self, stage: int, stages: int, microbatches: int) -> Iterator[Task]:
-        following = _Counters().next
+        following = _counting()
         after = stages - stage - 1  # stages behind this one
         for _ in range(2 * after):
             yield following(FORWARD, 0)

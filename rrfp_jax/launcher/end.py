@@ -22,11 +22,9 @@ import signal
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 
 from rrfp_jax.errors import INTERRUPTED, REFUSED
-from rrfp_jax.launcher.hang import HangReport, orders_differ, sentence
-from rrfp_jax.runtime.run.consensus import first_difference
+from rrfp_jax.launcher.hang import HangReport, differing_orders, orders_differ, sentence
 from rrfp_jax.runtime.run.exits import STATUSES, ExitKind, ExitReport
 from rrfp_jax.runtime.run.recorder import Recording
 from rrfp_jax.runtime.run.waits import words
@@ -119,7 +117,8 @@ def diagnose(
         return RunEnd(kind="refused", ranks=ranks)
     failed = [r for r in ranks if r.kind == "failed"]
     gave_up = any(r.report is not None and not r.report.traceback for r in failed)
-    orders, hung = _differing_orders(ranks), stall if gave_up else None
+    orders = differing_orders(r.recording for r in ranks if r.recording is not None)
+    hung = stall if gave_up else None
     if orders is not None or hung is not None:
         return RunEnd(kind="failed", ranks=ranks, orders=orders, hung=hung)
     if len(ranks) > 1 and len(failed) == len(ranks) and len({r.sentence for r in failed}) == 1:
@@ -131,16 +130,6 @@ def diagnose(
     killed = [r for r in ranks if r.was_killed and r.status != -signal.SIGABRT]  # that is JAX's for others
     lost = sorted({r.rank for r in [*killed, *alone]})
     return RunEnd(kind=kind, ranks=ranks, culprits=culprits, lost=lost)
-
-
-def _differing_orders(ranks: Sequence[RankEnd]) -> tuple[Recording, Recording, int] | None:
-    """What two ranks of a stage recorded that dispatched different tasks, and the position."""
-    recordings = [r.recording for r in ranks if r.recording is not None and r.recording.stages]
-    for one, other in combinations(recordings, 2):
-        number = first_difference(one.tasks, other.tasks) if one.stages == other.stages else None
-        if number is not None:
-            return one, other, number
-    return None
 
 
 def _culprits(ranks: Sequence[RankEnd]) -> Sequence[RankEnd]:

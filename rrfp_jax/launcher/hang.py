@@ -16,11 +16,11 @@ A run that moves is not looked into any further.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from itertools import pairwise, product
+from itertools import combinations, pairwise, product
 from typing import NamedTuple, TypeAlias
 
 from rrfp_jax.core.events import WaitCause
@@ -168,12 +168,9 @@ def _absent(seen: Snapshots, absent: Sequence[int]) -> HangReport | None:
 def _blame(seen: Snapshots) -> HangReport:
     """The first that holds, by the order of belief."""
     report = partial(HangReport, seen=seen)
-    for rank, one in seen.items():
-        for other in () if one.recording.round is None else one.recording.round.members:
-            if other > rank and other in seen:
-                position = first_difference(one.recording.tasks, seen[other].recording.tasks)
-                if position is not None:
-                    return report(cause=HangCause.ORDERS_DIFFER, blamed=[rank, other], position=position)
+    if (found := differing_orders(one.recording for one in seen.values())) is not None:
+        one, other, position = found
+        return report(cause=HangCause.ORDERS_DIFFER, blamed=[one.rank, other.rank], position=position)
     on, lost, missing = _waiting(seen)
     if lost:
         first = min(lost, key=lambda one: one.heard)
@@ -186,6 +183,15 @@ def _blame(seen: Snapshots) -> HangReport:
     if not missing:
         return report(cause=HangCause.RING, blamed=list(seen))
     return report(cause=HangCause.NOT_ENTERED, blamed=[missing[0].rank], program=missing[0])
+
+
+def differing_orders(recordings: Iterable[Recording]) -> tuple[Recording, Recording, int] | None:
+    """The first two of one stage that dispatched different tasks at a position, and the position."""
+    for one, other in combinations(recordings, 2):
+        alike = one.stages and one.stages == other.stages
+        if alike and (position := first_difference(one.tasks, other.tasks)) is not None:
+            return one, other, position
+    return None
 
 
 # Who waits for whom.

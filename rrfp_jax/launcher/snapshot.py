@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from rrfp_jax.core.events import WaitCause
-from rrfp_jax.errors import UsageError
 from rrfp_jax.files import read_whole
 from rrfp_jax.runtime.run.recorder import (
     ANSWERED,
@@ -19,7 +18,6 @@ from rrfp_jax.runtime.run.recorder import (
     RecordedDispatch,
     Recording,
     counters_of,
-    host_name,
     is_stopped,
     read,
 )
@@ -176,21 +174,3 @@ def recorded(folder: Path) -> dict[int, Recording]:
         with suppress(OSError, ValueError):
             found[int(path.name.removeprefix("flight-"))] = read(path)
     return found
-
-
-def living_ranks(folder: Path) -> Sequence[int] | None:
-    """The ranks of a run, none if all have ended; None without flight recorders, UsageError if elsewhere."""
-    found = recorded(folder)
-    here = host_name().decode("utf-8", "ignore")  # as recordings have it
-    hosts = sorted({recording.host for recording in found.values()} - {here})
-    if hosts:
-        raise UsageError(f"{folder}: the run is on {', '.join(hosts)}; run this command there")
-    if not found:
-        return None
-    return sorted(found) if any(recording.lives for recording in found.values()) else []
-
-
-def absent_ranks(folder: Path) -> Sequence[int]:
-    """Ranks that the launcher has started and that have no flight recorder yet."""
-    started = (path.stem.removeprefix("rank-") for path in folder.glob("rank-*.log"))
-    return sorted(int(n) for n in started if n.isdecimal() and not recorder_in(folder, int(n)).exists())

@@ -214,8 +214,8 @@ class Slabs:
         """Begin to copy a message out of its slot, if it has bytes; tokens say when the copies have ended."""
         devices = self.groups[slab]
         if slot is None:
-            shapes = [np.empty(shape, jnp.dtype(name)) for shape, name in specs]
-            return [jax.device_put(shape, devices[i % len(devices)]) for i, shape in enumerate(shapes)], []
+            empty = [np.empty(shape, jnp.dtype(name)) for shape, name in specs]
+            return [jax.device_put(array, devices[i % len(devices)]) for i, array in enumerate(empty)], []
         found: dict[int, jax.Array] = {}
         ended = []
         own = zip(devices, self._slots[slab][slot][-1].arrays, cuts_of(specs, len(devices)), strict=True)

@@ -295,11 +295,10 @@ class NixlTransport(BetweenProcesses):
     def _on_end_of_write(self, number: int, error: str) -> None:
         sent, memory = self._writing.pop(number)
         self._sources.leave(memory)
-        if error:
-            if sent.rank in self._gone or self._closed:
-                return
+        if error and not self._closed and sent.rank not in self._gone:
             raise self._error(sent, error)
-        self._carry_out(self._sender.complete(number))
+        if not error:
+            self._carry_out(self._sender.complete(number))
         if self._closed:
             self._tell_ended({sent.rank})
             self._let_go()

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple, TypeAlias
 
+from rrfp_jax.report.legend import SHARES
+from rrfp_jax.report.what_if import Link
 from rrfp_jax.sim.splits import Layers, Recut
-from rrfp_jax.sim.what_if import Link
-from rrfp_jax.trace.idleness import SHARES, Cause
+from rrfp_jax.trace.idleness import Cause
 from rrfp_jax.trace.records import RecordedStep
 
 UNDONE = (
@@ -43,7 +44,7 @@ UNDONE_IN_PART: Mapping[tuple[str, Hashable], str] = {
 """By a change's kind and subject: how much of a cause it undoes, if not all of it."""
 
 Saved: TypeAlias = tuple[str, Hashable, float]
-"""Kind and subject of a change (`sim.what_if.Variant`), and the share of the whole time that it saves."""
+"""Kind and subject of a change (`what_if.Variant`), and the share of the whole time that it saves."""
 
 
 class Suspect(NamedTuple):
@@ -59,7 +60,7 @@ class Finding:
     """What matters most about some steps.
 
     Attributes:
-        kind, subject: of the change that undoes it (`sim.what_if.Variant`); or "data" or "planning", for
+        kind, subject: of the change that undoes it (`what_if.Variant`); or "data" or "planning", for
             which steps wait; or "nothing".
         share: of the time that it costs.
         sentence: the same in words.

@@ -19,9 +19,11 @@ import altair as alt
 
 from rrfp_jax.core.step_rules import charges_of
 from rrfp_jax.core.tasks import KINDS, Direction
+from rrfp_jax.report.critical_path import critical_path
+from rrfp_jax.report.legend import CAUSES, DELAY, DRAWN, SHARES
 from rrfp_jax.report.store import StepLine
 from rrfp_jax.report.timeline import Panel, tips, unit_of
-from rrfp_jax.trace.idleness import CAUSES, DELAY, DRAWN, SHARES, Cause, Idle, critical_path, stage_times
+from rrfp_jax.trace.idleness import Cause, Idle, stage_times
 from rrfp_jax.trace.records import RecordedStep, StepTrace
 
 WIDTH = 1000

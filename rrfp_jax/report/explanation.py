@@ -15,9 +15,10 @@ from rich.console import Console
 from rich.table import Table
 
 from rrfp_jax.report.causes import NOTEWORTHY, Finding, main_cause
+from rrfp_jax.report.legend import SHARES
+from rrfp_jax.report.what_if import SPLIT, SPLIT_COSTS, TRUSTED_ERROR, WhatIfs, what_ifs
 from rrfp_jax.sim.splits import Layers
-from rrfp_jax.sim.what_if import SPLIT, SPLIT_COSTS, TRUSTED_ERROR, WhatIfs, what_ifs
-from rrfp_jax.trace.idleness import SHARES, shares, stage_times
+from rrfp_jax.trace.idleness import shares, stage_times
 from rrfp_jax.trace.records import RecordedStep
 
 MOST_REPLAYED = 40_000
@@ -54,7 +55,7 @@ class TimedStep:
 
 @dataclass(frozen=True)
 class Saving:
-    """What one change would save, as a share of the steps' whole time; see `sim.what_if.Variant`."""
+    """What one change would save, as a share of the steps' whole time; see `what_if.Variant`."""
 
     change: str
     kind: str

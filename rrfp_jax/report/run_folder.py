@@ -11,8 +11,8 @@ from typing import Any
 from rrfp_jax.fields import printable
 from rrfp_jax.json_files import Unreadable, flat, read_json
 from rrfp_jax.report.explanation import LEAST, Explanation, TimedStep, as_text
+from rrfp_jax.report.legend import SHARES
 from rrfp_jax.report.store import METRICS, OLDER, STEPS, StepLine, read_lines, read_steps
-from rrfp_jax.trace.idleness import SHARES
 
 READ = (STEPS, METRICS, "config.json")
 """Files of a run that are read."""

@@ -19,7 +19,8 @@ from typing import NamedTuple, Protocol
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import output_of
 from rrfp_jax.json_files import write_output
-from rrfp_jax.trace.idleness import CAUSES, Cause, Idle, idleness
+from rrfp_jax.report.legend import CAUSES
+from rrfp_jax.trace.idleness import Cause, Idle, idleness
 from rrfp_jax.trace.records import RecordedStep, StepTrace, TaskRecord
 
 FORMATS = (".png", ".svg", ".pdf", ".html")

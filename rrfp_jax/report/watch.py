@@ -21,10 +21,10 @@ from rich.live import Live
 from rich.text import Text
 
 from rrfp_jax.fields import printable
+from rrfp_jax.report.legend import CAUSES
 from rrfp_jax.report.look import ALIVE_SECONDS, Edge, LatestStep, Looker, Seen, State
 from rrfp_jax.report.store import StepLine
 from rrfp_jax.runtime.run.recorder import ENDED, RunPhase
-from rrfp_jax.trace.idleness import CAUSES
 
 COMPUTE, DELAYED = "compute", "delayed"
 """Of `StageTime.seconds`, in both of which a device is busy."""

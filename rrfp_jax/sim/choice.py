@@ -11,12 +11,12 @@ the seven `CANDIDATES` 4 s at most up to 64 stages, and beyond 90 four times tha
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from rrfp_jax.core.hints import Hint
 from rrfp_jax.core.schedules import by_name
-from rrfp_jax.core.step_rules import Budget, StepRules
+from rrfp_jax.core.step_rules import Budgets, StepRules
 from rrfp_jax.sim.engine import Links, simulate
 from rrfp_jax.trace.costs import StepCosts
 
@@ -77,7 +77,7 @@ class Candidate:
 
     rules: StepRules
     costs: StepCosts
-    budgets: Sequence[Budget | None] | None = None
+    budgets: Budgets = None
     links: Links = "parallel"
     at_once: int | None = None
 

@@ -30,7 +30,7 @@ from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from rrfp_jax.core.events import ROOM, Arrived, Dispatch
 from rrfp_jax.core.scheduler import StageScheduler
-from rrfp_jax.core.step_rules import Budget, StepRules
+from rrfp_jax.core.step_rules import Budget, Budgets, StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, KINDS, Direction, Kind, Task
 from rrfp_jax.garbage import no_collections
 from rrfp_jax.trace.costs import StepCosts
@@ -108,6 +108,9 @@ def connect(devices: Sequence[Device], rules: StepRules) -> None:
 
 Links: TypeAlias = Literal["parallel", "serial", "synchronous"]
 
+Leads: TypeAlias = Mapping[tuple[int, Task], float]
+"""By stage and task, how long before its end another one is queued (s)."""
+
 Receive: TypeAlias = Callable[[float, Device, Arrived], None]
 """What happens when an output has arrived at a device at a time."""
 
@@ -179,9 +182,9 @@ def simulate(
     costs: StepCosts,
     *,
     links: Links = "parallel",
-    budgets: Sequence[Budget | None] | None = None,
+    budgets: Budgets = None,
     lead: float = 0.0,
-    leads: Mapping[tuple[int, Task], float] | None = None,
+    leads: Leads | None = None,
 ) -> StepTrace:
     """One step in virtual time, from 0 on; every stage has a device of its own, and a budget in bytes.
 
@@ -215,9 +218,9 @@ class _Simulation:
         rules: StepRules,
         costs: StepCosts,
         links: Links,
-        budgets: Sequence[Budget | None] | None,
+        budgets: Budgets,
         lead: float,
-        leads: Mapping[tuple[int, Task], float],
+        leads: Leads,
     ) -> None:
         self._duration = costs.duration
         self._leads = leads

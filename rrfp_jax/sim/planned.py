@@ -25,12 +25,12 @@ from operator import attrgetter
 from types import NoneType
 from typing import TypeAlias
 
-from rrfp_jax.core.admission import Accumulator
+from rrfp_jax.core.admission import most_parked
 from rrfp_jax.core.hints import BF, Hint, Ranked
 from rrfp_jax.core.orders import FixedOrder, ListedOrder
 from rrfp_jax.core.scheduler import check_can_end
 from rrfp_jax.core.schedules import NAMED, Schedule
-from rrfp_jax.core.step_rules import Budget, StepRules, charges_of
+from rrfp_jax.core.step_rules import Budgets, StepRules, charges_of
 from rrfp_jax.core.tasks import FORWARD, KINDS, Placement, Task
 from rrfp_jax.sim.engine import Links, simulate
 from rrfp_jax.trace.costs import CostTable, StepCosts
@@ -107,7 +107,7 @@ def plan(
     evaluations: int = EVALUATIONS,
     seed: int = 0,
     links: Links = "parallel",
-    budgets: Sequence[Budget | None] | None = None,
+    budgets: Budgets = None,
 ) -> Plan:
     """The best order found for a step whose costs are known; ValueError if every candidate is refused.
 
@@ -140,7 +140,7 @@ class _Planner:
     rules: StepRules
     costs: StepCosts
     links: Links
-    budgets: Sequence[Budget | None] | None
+    budgets: Budgets
     evaluations: int = 0
 
     def candidate(self, schedule: Schedule) -> StepTrace:
@@ -148,8 +148,7 @@ class _Planner:
         rules = replace(self.rules, schedule=schedule)
         if isinstance(schedule, FixedOrder):
             check_can_end(rules)
-            stages = range(rules.placement.stages)
-            rows = [schedule.order(stage, rules.placement, rules.microbatches) for stage in stages]
+            rows = [rules.of_stage(stage).order for stage in range(rules.placement.stages)]
             if (why := self._refusal(rows)) is not None:
                 raise ValueError(why)
         return self._simulated(schedule)
@@ -196,12 +195,8 @@ class _Planner:
             for what, (costs, limit) in zip(("in flight", "in bytes", "in flight"), charges, strict=False):
                 if limit is not None and peak_charge(row, costs) > limit:
                     return f"exceeds the limit {what} on stage {stage}"
-            accumulator = Accumulator(chunks, rules.accumulation, rules.spare_gradients)
-            for kind, chunk, microbatch in row:
-                if KINDS[kind].charge < 0:
-                    if not accumulator.accepts(chunk, microbatch):
-                        return f"has no place for a gradient on stage {stage}"
-                    accumulator.add(chunk, microbatch)
+            if rules.accumulation == "index" and most_parked(row, chunks) > rules.spare_gradients:
+                return f"has no place for a gradient on stage {stage}"
         return None
 
 
@@ -248,9 +243,7 @@ class Planned:
         """The base as a hint: what it ranks first, within the limits."""
         return self.base if isinstance(self.base, Hint) else Ranked(self.base)
 
-    def plan(
-        self, rules: StepRules, costs: StepCosts, budgets: Sequence[Budget | None] | None = None
-    ) -> Plan:
+    def plan(self, rules: StepRules, costs: StepCosts, budgets: Budgets = None) -> Plan:
         """The order for a step, whatever the schedule in its rules; budgets are in bytes, per stage."""
         candidates: dict[str, Schedule] = {} if self.hint in NAMED.values() else {"base": self.hint}
         for name, schedule in NAMED.items():

@@ -1,8 +1,8 @@
 """What tasks and transfers cost in seconds: the simulator's only knowledge of the model and the machine.
 
-Durations come from a workload, from a table, or from a trace of another run; `disturbances.py` has costs that
-wrap others. A workload says how long each task and transfer of a step takes, for the simulator and the paced
-device.
+Durations come from a workload, from a table, or from a trace of another run; `studies/disturbances.py` has
+costs that wrap others. A workload says how long each task and transfer of a step takes, for the simulator and
+the paced device.
 
 A workload is five tables of seconds, `[i][j]` being stage i and microbatch j:
 

@@ -13,10 +13,6 @@ that; there the kind of the first ready task tells. Where the gap's last task wa
 came (core/foresight.py), though others were ready, what follows its dispatch is a wrong estimate. The gaps
 before a stage's first task and after its last are the step's own (BEGIN, END): a pipeline has to be filled
 and drained.
-
-`critical_path` is the chain of tasks, transfers and waits that made a step as long as it was, followed back
-from its end. What kept a task from beginning earlier is either its input, if that came after the device was
-free, or else the task that the device was busy with.
 """
 
 from __future__ import annotations
@@ -25,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from statistics import fmean
 from typing import NamedTuple, TypeAlias
 
@@ -35,7 +31,7 @@ from rrfp_jax.trace.records import StepTrace, TaskRecord
 
 
 class Cause(StrEnum):
-    """Why a device is idle; `CAUSES` says how each is told and shown."""
+    """Why a device is idle; `report/legend.py` says how each is told and shown."""
 
     BEGIN = "begin"  # nothing has reached the stage yet
     STAGE = "stage"  # nothing is ready: another stage's task has not ended
@@ -49,107 +45,6 @@ class Cause(StrEnum):
     HOST = "host"  # a task is ready, but the host has not brought it to the device
     END = "end"  # nothing is left to do
 
-
-class CauseRow(NamedTuple):
-    """How one cause of idleness is told and shown, wherever it is."""
-
-    title: str  # in a picture's title
-    share: str  # of a step's time, in a report
-    legend: str  # of a live bar
-    gap: str  # of one gap; {waits} and {after} say what its task waits for
-    drawn: str  # in a picture: a key of `DRAWN`
-    column: str  # of a table of schedules
-    letter: str  # in a live bar
-    style: str  # of that letter
-    colour: str  # in a report's charts, none of a pass's (`KINDS`); pictures have that of `drawn`
-
-
-CAUSES: Mapping[Cause, CauseRow] = {
-    Cause.BEGIN: CauseRow(
-        *("filling", "idle: the pipeline fills", "the pipeline fills"),
-        "nothing has reached the stage yet; {waits}",
-        *("nothing", "stall", "<", "dim", "#e5e5e5"),
-    ),
-    Cause.STAGE: CauseRow(
-        *("other stages", "idle: waiting for another stage's task", "waits for another stage"),
-        "nothing is ready; {waits}",
-        *("nothing", "stall", "s", "yellow", "#ddcc77"),
-    ),
-    Cause.LINK: CauseRow(
-        *("transfers", "idle: waiting for a transfer", "for a transfer"),
-        "nothing is ready; what {task} needs of {source} is on its way",
-        *("nothing", "stall", "l", "red", "#999933"),
-    ),
-    Cause.INJECTED: CauseRow(
-        *("injected delays", "idle: an injected delay holds a transfer", "for a delay that was injected"),
-        "nothing is ready; an injected delay holds what {task} needs of {source}",
-        *("injected", "stall", "i", "bright_black", "#ffc0dc"),
-    ),
-    Cause.ORDER: CauseRow(
-        *("fixed order", "idle: the fixed order waits for another task", "for its fixed order"),
-        "another task is ready, but the order has {task} next{after}",
-        *("held back", "blocked", "o", "blue", "#332288"),
-    ),
-    Cause.MEMORY: CauseRow(
-        *("memory", "idle: a limit on memory holds forwards back", "for memory"),
-        "{task} is ready, but the limit on what is in flight holds it back",
-        *("held back", "held", "m", "magenta", "#882255"),
-    ),
-    Cause.TURN: CauseRow(
-        *("gradients' turn", "idle: gradients wait for their turn", "for its turn to add gradients"),
-        "{task} is ready, but its gradient's turn to be added has not come",
-        *("held back", "held", "t", "cyan", "#44aa99"),
-    ),
-    Cause.ESTIMATE: CauseRow(
-        *("wrong estimates", "idle: an input came later than estimated", "for what was expected earlier"),
-        "another task is ready, but {task} was queued first, as its input was expected earlier{after}",
-        *("not started", "launch", "e", "bright_magenta", "#661100"),
-    ),
-    Cause.GROUP: CauseRow(
-        *("agreement", "idle: the processes of the stage agree", "for its group"),
-        "{task} is ready, but the stage's processes have not agreed on it yet",
-        *("not started", "launch", "g", "bright_blue", "#88ccee"),
-    ),
-    Cause.HOST: CauseRow(
-        *("host", "idle: the host", "for the host"),
-        "{task} is ready, but the host has not started it yet",
-        *("not started", "launch", "h", "bright_red", "#aa4499"),
-    ),
-    Cause.END: CauseRow(
-        *("draining", "idle: the pipeline drains", "drains"),
-        "nothing is left to do in this step",
-        *("nothing", "stall", ">", "dim", "#c8c8c8"),
-    ),
-}
-
-DRAWN: Mapping[str, tuple[str, str]] = {
-    "nothing": ("idle: nothing is ready", "#eeeeee"),
-    "held back": ("idle: what is ready is held back", "#c8c8c8"),
-    "not started": ("idle: ready, not started yet", "#8c8c8c"),
-    "injected": ("idle: an injected delay", "#ffd9ec"),
-}
-"""What pictures show of idleness (`CauseRow.drawn`): its name and colour; hovering tells each cause."""
-
-DELAY = "injected delay"
-"""The name of the end of a task in which its device was only kept busy."""
-
-
-class ShareRow(NamedTuple):
-    """A share of the time in words, and its colour."""
-
-    words: str
-    colour: str
-
-
-SHARES: Mapping[str, ShareRow] = {
-    "compute": ShareRow("computing", "#41505e"),
-    "delayed": ShareRow("injected delays: a device is kept busy", "#ff69b4"),
-    **{cause: ShareRow(row.share, row.colour) for cause, row in CAUSES.items()},
-    "data": ShareRow("waiting for data", "#000000"),
-    "planning": ShareRow("planning the order", "#999999"),
-    "between": ShareRow("between steps: the update, and what else is not a task", "#b8b8a0"),
-}
-"""All that the time of a run's steps goes to."""
 
 HELD: Mapping[WaitCause | None, Cause] = {
     WaitCause.ORDER: Cause.ORDER,
@@ -289,47 +184,3 @@ def _held_back(record: TaskRecord) -> Cause:
 
 def _first_ready(cause: Cause | None, later: TaskRecord, own: TaskRecord) -> TaskRecord:
     return min(own, later, key=lambda record: (_held_back(record) is not cause, record.ready))
-
-
-class Stretch(NamedTuple):
-    """A part of the chain, in seconds: a task that ran on a stage, or why it had not begun."""
-
-    stage: int
-    task: Task
-    start: float
-    end: float
-    cause: Cause | None  # None: it ran
-
-
-def critical_path(trace: StepTrace, grouped: bool = False) -> list[Stretch]:
-    """Its stretches in the order of time, each beginning where the one before ends; they fill the step."""
-    before: dict[tuple[int, Task], TaskRecord] = {}  # on the same device
-    for stage in range(trace.stages):
-        records = trace.stage_records(stage)
-        before.update({(stage, b.task): a for a, b in pairwise(records)})
-    path: list[Stretch] = []
-    record: TaskRecord | None = max(trace.records, key=lambda r: r.end)
-    now = trace.end
-
-    def add(cause: Cause | None, since: float, of: TaskRecord) -> None:
-        nonlocal now
-        since = min(max(since, trace.start), now)  # clocks of several processes agree only so well
-        if since < now:
-            path.append(Stretch(of.stage, of.task, since, now, cause))
-        now = since
-
-    while record is not None:
-        add(None, record.start, record)
-        last, sender = before.get((record.stage, record.task)), trace.sender(record)
-        free = trace.start if last is None else last.end
-        if grouped:
-            add(Cause.HOST, max(record.dispatched, record.ready, free), record)
-        waited = Cause.GROUP if grouped else Cause.HOST
-        if record.ready > free and sender is not None:
-            add(waited, record.ready, record)
-            add(Cause.LINK, sender.end, record)
-            record = sender
-        else:
-            add(waited, free, record)
-            record = last
-    return path[::-1]

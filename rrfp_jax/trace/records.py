@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rrfp_jax.core.events import WaitCause
 from rrfp_jax.core.orders import FixedOrder
-from rrfp_jax.core.step_rules import Budget, StepRules
+from rrfp_jax.core.step_rules import Budgets, StepRules
 from rrfp_jax.core.tasks import KINDS, Input, Kind, Output, Placement, Task
 
 if TYPE_CHECKING:
@@ -216,15 +216,6 @@ class StepTrace:
         span = self.makespan
         return [1.0 - self.busy(stage) / span if span > 0 else 0.0 for stage in range(self.stages)]
 
-    def gaps(self, stage: int, shortest: float = 0.0) -> list[tuple[float, TaskRecord]]:
-        """The stage's idle times longer than `shortest` seconds: from when on, and the task that ended it."""
-        gaps, idle_since = [], self.start
-        for record in self.stage_records(stage):
-            if record.start - idle_since > shortest:
-                gaps.append((idle_since, record))
-            idle_since = max(idle_since, record.end)
-        return gaps
-
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedStep:
@@ -236,7 +227,7 @@ class RecordedStep:
 
     trace: StepTrace
     rules: StepRules
-    budgets: Sequence[Budget | None] | None = None
+    budgets: Budgets = None
     buckets: Sequence[str]
     grouped: bool = False
     lead: float = 0.0

@@ -21,7 +21,7 @@ from benchmarks.families import (
     measure,
     row_of,
 )
-from rrfp_jax.sim.families import FORWARD_SECONDS
+from rrfp_jax.studies.families import FORWARD_SECONDS
 
 
 @pytest.mark.parametrize("shares", [WIKIPEDIA, LMSYS, CHATQA2])

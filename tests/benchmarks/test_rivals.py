@@ -22,7 +22,7 @@ from benchmarks.rivals.slow_link import adapted, means, warm_ups
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.sim.engine import simulate
-from rrfp_jax.sim.families import ACTIVATION_BYTES, FORWARD_SECONDS
+from rrfp_jax.studies.families import ACTIVATION_BYTES, FORWARD_SECONDS
 from rrfp_jax.trace.costs import WorkloadCosts, constant, log_normal
 from rrfp_jax.trace.records import peak_of_order
 

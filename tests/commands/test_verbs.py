@@ -13,7 +13,7 @@ from rrfp_jax.commands.verbs import VERBS
 from rrfp_jax.core.schedules import NAMED
 from rrfp_jax.errors import UsageError
 from rrfp_jax.forecast.devices import CARDS, LINKS, TARGETS
-from rrfp_jax.sim.families import FAMILIES
+from rrfp_jax.studies.families import FAMILIES
 from rrfp_jax.trace.jitter import LEVELS
 from rrfp_jax.weights import families
 

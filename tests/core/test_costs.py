@@ -14,8 +14,8 @@ from benchmarks.lateness import LateReadiness
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Placement, Task
-from rrfp_jax.sim.disturbances import Jittered
 from rrfp_jax.sim.engine import simulate
+from rrfp_jax.studies.disturbances import Jittered
 from rrfp_jax.trace.costs import TableCosts, Workload, WorkloadCosts, constant, log_normal, recorded
 from rrfp_jax.trace.jitter import LEVELS, Jitter
 from rrfp_jax.trace.layers import BusySample, LayerWork, Work, fitted_shares, layer_shares, least_largest

@@ -1,6 +1,6 @@
 """Why stages were idle, and what made a step as long as it was: traces written by hand, and drawn ones."""
 
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -10,18 +10,13 @@ from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, Task
+from rrfp_jax.report.critical_path import critical_path
+from rrfp_jax.report.legend import CAUSES
 from rrfp_jax.report.timeline import reason
 from rrfp_jax.sim.engine import simulate
+from rrfp_jax.studies.compare import COLUMNS
 from rrfp_jax.trace.costs import WorkloadCosts, log_normal
-from rrfp_jax.trace.idleness import (
-    CAUSES,
-    Cause,
-    Idle,
-    critical_path,
-    idleness,
-    shares,
-    stage_times,
-)
+from rrfp_jax.trace.idleness import Cause, Idle, idleness, shares, stage_times
 from tests.support.drain import Drain
 from tests.support.small_step import record, trace_of
 from tests.support.steps import steps
@@ -230,6 +225,7 @@ def test_every_cause_of_idleness_has_a_row_with_names_of_its_own():
     assert list(CAUSES) == list(Cause)
     for name in ("title", "share", "letter"):
         assert len({getattr(row, name) for row in CAUSES.values()}) == len(Cause)
+    assert sorted(chain(*COLUMNS.values())) == sorted(Cause), "each in one column of a table of schedules"
 
 
 def test_the_task_named_is_one_that_the_cause_holds_back():

@@ -4,7 +4,7 @@ import pytest
 
 from rrfp_jax.core.schedules import NAMED
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Task
-from rrfp_jax.sim.families import FAMILIES
+from rrfp_jax.studies.families import FAMILIES
 from rrfp_jax.trace.records import peak_bytes, peak_in_flight
 from tests.support.small_step import record, simulated, trace_of
 

@@ -38,8 +38,8 @@ def python(code):
 def test_the_core_and_the_simulator_need_no_jax():
     code = """
 import importlib, pkgutil
-import rrfp_jax.core, rrfp_jax.sim
-for package in (rrfp_jax.core, rrfp_jax.sim):
+import rrfp_jax.core, rrfp_jax.sim, rrfp_jax.studies
+for package in (rrfp_jax.core, rrfp_jax.sim, rrfp_jax.studies):
     for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
         importlib.import_module(module.name)
 import rrfp_jax as rrfp

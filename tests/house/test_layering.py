@@ -31,6 +31,7 @@ ARROWS = {
     "core": set(),
     "trace": {"core"},
     "sim": {"garbage", "trace"},
+    "studies": {"sim"},
     "schedules": {"sim"},
     "data": {"json_files", "trace", "user_code"},
     # The runtime: what one process knows of others ...
@@ -55,7 +56,7 @@ ARROWS = {
     "train": {"checkpoint", "data", "fields", "forecast", "report", "runtime.engine"},
     "runs": {"train"},
     "launcher": {"progress", "runtime.run"},
-    "commands": {"fields", "launcher", "nixl", "runs", "weights"},
+    "commands": {"fields", "launcher", "nixl", "runs", "studies", "weights"},
     # What users import.
     "loggers": {"train"},
     "__main__": {"commands"},
@@ -115,7 +116,7 @@ def upward_imports(room, tree):
         for name in ours
         if not name.startswith("rrfp_jax.") or room_of(name.split(".")[1:]) not in allowed
     ]
-    if room in ("core", "sim"):
+    if room in ("core", "sim", "studies"):
         wrong += [n for n in imported(tree) if n.split(".")[0] not in {"rrfp_jax", *sys.stdlib_module_names}]
     return wrong
 
@@ -258,6 +259,7 @@ def above(room):
         (above("launcher"), "from rrfp_jax.train.report import Report"),
         (above("sim"), "from rrfp_jax.runtime.engine.loop import Driver"),
         (above("sim"), "import numpy"),
+        (above("sim"), "from rrfp_jax.studies.families import Step"),
         (above("train"), "import rrfp_jax"),
         (above("train"), "from rrfp_jax import UsageError"),
         (above("train"), "import tests.support.toy"),

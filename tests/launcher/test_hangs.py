@@ -38,7 +38,7 @@ def test_refuses_what_does_not_live(tmp_path, capsys):
 def test_a_run_lives_in_its_folder_or_where_a_launcher_prepares_it(tmp_path, monkeypatch, capsys):
     living = []
     ranks = lambda folder: [0, 1] if folder in living else []  # noqa: E731
-    monkeypatch.setattr("rrfp_jax.commands.why.living_ranks", ranks)
+    monkeypatch.setattr("rrfp_jax.commands.why._living_ranks", ranks)
     run, left, staged = tmp_path / "run", tmp_path / ".run.starting-3", tmp_path / ".run.starting-21"
     for folder in (run, left, staged):
         folder.mkdir()

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from rrfp_jax.commands import slurm
+from rrfp_jax.commands.slurm import Job, JobLeader, Lead, LeadFolder, Superseded
 from rrfp_jax.errors import UsageError
-from rrfp_jax.launcher import slurm
-from rrfp_jax.launcher.slurm import Job, JobLeader, Lead, LeadFolder, Superseded
 from rrfp_jax.runtime.run.place import (
     MEMORY,
     Address,
@@ -347,7 +347,7 @@ def test_another_node_goes_on_when_the_first_one_is_lost(job, spare, tmp_path):
     job.log.touch()
     script = job(
         *(f"--follow={folder}", f"--batch={json.dumps(batch)}", f"--spare-nodes={spare}", "--config=a.py"),
-        command=(sys.executable, "-m", "rrfp_jax.launcher.slurm"),
+        command=(sys.executable, "-m", "rrfp_jax.commands.slurm"),
         srun=CRASHED,
         scontrol=SCONTROL,
         squeue="case $1 in --steps) printf '6.0 rrfp-step\\n6.1 other\\n' ;; *) echo RUNNING ;; esac",
@@ -399,7 +399,7 @@ def test_one_of_several_followers_leads(tmp_path):
     with pytest.raises(Superseded):
         folder.write(lead)
     folder.remove()
-    assert folder.follow(0.3) is None
+    assert folder.follow(0.3) is None and folder.claim(later) is None
     with pytest.raises(Superseded):
         folder.write(later)
 

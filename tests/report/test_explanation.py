@@ -6,9 +6,9 @@ import pytest
 
 from rrfp_jax.report.causes import main_cause
 from rrfp_jax.report.explanation import TimedStep, explain
-from rrfp_jax.sim.disturbances import Disturbed
+from rrfp_jax.report.legend import SHARES
+from rrfp_jax.studies.disturbances import Disturbed
 from rrfp_jax.trace.costs import WorkloadCosts
-from rrfp_jax.trace.idleness import SHARES
 from rrfp_jax.trace.layers import LayerWork, Work
 from rrfp_jax.trace.records import Part
 from tests.support.spoilt import EVEN, MICROBATCHES, STAGES, Straggler, ran, rows, rules, spoilt

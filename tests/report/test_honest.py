@@ -4,10 +4,10 @@ import pytest
 
 from rrfp_jax.core.tasks import KINDS
 from rrfp_jax.report import charts
+from rrfp_jax.report.legend import SHARES
 from rrfp_jax.report.run_folder import Run, _origin_line, shared_by
+from rrfp_jax.report.what_if import SPLIT, what_ifs
 from rrfp_jax.runs.files import hardware_of, origin_of
-from rrfp_jax.sim.what_if import SPLIT, what_ifs
-from rrfp_jax.trace.idleness import SHARES
 from tests.support.watched import step_of
 
 

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from rrfp_jax.report.legend import DELAY
 from rrfp_jax.report.perfetto import write_trace
 from rrfp_jax.report.store import read_steps
-from rrfp_jax.trace.idleness import DELAY
 from tests.report.test_store import delayed, step
 
 

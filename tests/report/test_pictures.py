@@ -12,8 +12,9 @@ import rrfp_jax as rrfp
 from rrfp_jax.core.hints import BF
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, KINDS, Placement, Task
+from rrfp_jax.report.legend import CAUSES, DRAWN
 from rrfp_jax.report.timeline import Panel, Timeline, compare, reason, tips, told
-from rrfp_jax.trace.idleness import CAUSES, DRAWN, Cause, Idle
+from rrfp_jax.trace.idleness import Cause, Idle
 from rrfp_jax.trace.records import Part, RecordedStep, StepTrace, TaskRecord
 from tests.report.test_store import delayed, step
 

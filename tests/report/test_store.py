@@ -13,9 +13,9 @@ from rrfp_jax.report import store
 from rrfp_jax.report.look import read_latest
 from rrfp_jax.report.run_folder import read_run
 from rrfp_jax.report.store import LATEST, STEPS, StepFile, read_lines, read_steps, write_steps
+from rrfp_jax.report.what_if import what_ifs
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.sim.planned import plan
-from rrfp_jax.sim.what_if import what_ifs
 from rrfp_jax.trace.costs import WorkloadCosts, log_normal
 from rrfp_jax.trace.layers import LayerWork, Work
 from rrfp_jax.trace.records import RECORD, Part, RecordedStep

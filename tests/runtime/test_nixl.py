@@ -162,6 +162,40 @@ def test_between_machines(worlds, monkeypatch):
         np.testing.assert_array_equal(come[key(n, 1)][0], np.arange(10.0**3, dtype=np.float32) * n)
 
 
+def test_a_write_that_fails_after_the_end_keeps_nobody(worlds, monkeypatch):
+    """Its receiver, which lives, hears that nothing more comes; both mailboxes let their transports go."""
+    fails = threading.Event()
+
+    class Failing:
+        def has_ended(self):
+            if fails.is_set():
+                raise WriteFailed("the way is broken")
+            return False
+
+    sender, receiver = transports = [own.transport for own in chosen(worlds, "nixl")]
+    monkeypatch.setattr(Agent, "write", lambda *_: Failing())
+
+    def until(holds):
+        deadline = perf_counter() + 60.0
+        while not holds() and perf_counter() < deadline:
+            for world in worlds:
+                world.mailbox.pump()
+        assert holds()
+
+    for transport in transports:
+        transport.begin(7)
+    sender.offer(key(0, 1), [jax.block_until_ready(jnp.arange(8.0))])
+    sender.produced(key(0, 1), 0.0)
+    until(lambda: sender._writing)
+    for transport in transports:
+        transport.close()
+    until(lambda: sender._gone == {1})
+    assert not receiver._gone and all(own._number in own._mailbox._handlers for own in transports)
+    fails.set()
+    until(lambda: receiver._gone == {0})
+    until(lambda: not any(own._number in own._mailbox._handlers for own in transports))
+
+
 class TestRefusals:
     @pytest.fixture
     def transports(self, worlds):

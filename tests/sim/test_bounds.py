@@ -13,11 +13,11 @@ from rrfp_jax.core.orders import ZBH1, ZBH2, GPipe, OneFOneB
 from rrfp_jax.core.schedules import NAMED
 from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Placement, Task
-from rrfp_jax.sim.bounds import lower_bound, one_machine, operations
 from rrfp_jax.sim.engine import simulate
+from rrfp_jax.studies.bounds import lower_bound, one_machine
 from rrfp_jax.trace.costs import Workload, WorkloadCosts, constant
 from tests.support.drain import Drain
-from tests.support.limits import bound_within
+from tests.support.limits import bound_within, operations
 from tests.support.optimum import optimum
 from tests.support.steps import Drawn, peak, steps
 
@@ -89,6 +89,22 @@ def test_nothing_beats_the_lower_bound(step, links):
     bound = bound_within(rules, costs)
     assert lower_bound(rules, costs) <= bound * ROUNDING
     assert bound <= makespan * ROUNDING
+
+
+@dataclasses.dataclass(frozen=True)
+class SplitEverywhere(BF):
+    """Every backward in two parts."""
+
+    def split(self, stage, placement, microbatches):
+        return {*product(range(placement.chunks), range(microbatches))}
+
+
+@given(steps(), st.booleans())
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_the_lower_bound_is_that_of_the_operations_with_everything_split(step, forward_only):
+    rules, costs = step
+    rules = dataclasses.replace(rules, schedule=SplitEverywhere(), limit=None, forward_only=forward_only)
+    assert lower_bound(rules, costs) == bound_within(rules, costs)
 
 
 @given(steps(), st.lists(st.integers(1, 9), min_size=6, max_size=6), st.floats(1.0, 3.0))

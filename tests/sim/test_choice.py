@@ -11,14 +11,14 @@ from rrfp_jax.core.orders import GPipe, OneFOneB
 from rrfp_jax.core.schedules import NAMED, by_name
 from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import WEIGHT, Placement
-from rrfp_jax.sim.bounds import lower_bound
+from rrfp_jax.report.what_if import what_ifs
 from rrfp_jax.sim.choice import CANDIDATES, GAIN, Auto, Candidate, choose
 from rrfp_jax.sim.choice import EQUAL as AS_FAST
-from rrfp_jax.sim.compare import Conditions, choice
 from rrfp_jax.sim.engine import simulate
-from rrfp_jax.sim.families import Step, varied
 from rrfp_jax.sim.planned import plan
-from rrfp_jax.sim.what_if import what_ifs
+from rrfp_jax.studies.bounds import lower_bound
+from rrfp_jax.studies.compare import Conditions, choice
+from rrfp_jax.studies.families import Step, varied
 from rrfp_jax.trace.costs import WorkloadCosts, constant, log_normal
 from rrfp_jax.trace.records import Part, RecordedStep, StepTrace
 from tests.support.optimum import optimum

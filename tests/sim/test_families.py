@@ -4,7 +4,7 @@ from statistics import fmean, pstdev
 
 import pytest
 
-from rrfp_jax.sim.families import FAMILIES, by_name
+from rrfp_jax.studies.families import FAMILIES, by_name
 
 
 def variation(rows):

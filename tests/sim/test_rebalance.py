@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from benchmarks.layers import Machine, train
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import Budget
+from rrfp_jax.report.what_if import what_ifs
 from rrfp_jax.sim import splits as rebalance
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.sim.splits import (
@@ -24,7 +25,6 @@ from rrfp_jax.sim.splits import (
     Verdict,
     simulated,
 )
-from rrfp_jax.sim.what_if import what_ifs
 from rrfp_jax.trace.costs import WorkloadCosts
 from rrfp_jax.trace.layers import LayerWork, Work
 from rrfp_jax.trace.replayed import replay_of

@@ -47,9 +47,6 @@ class Only:
                 lowest.setdefault((direction, task.chunk), task)
         return iter(sorted(lowest.values(), key=rank.__getitem__))
 
-    def was_dispatched(self, task: Task) -> bool:
-        return self.ready.was_dispatched(task)
-
     def past(self, order: Sequence[Task], at: int) -> int:
         return self.ready.past(order, at)
 
@@ -104,7 +101,7 @@ class Drain(Hint):
         elif not order:
             choice = self.hint.choose(inner, Only(ready, lambda task: KINDS[task.kind].charge <= 0))
         else:
-            order = order[next(at for at, task in enumerate(order) if not ready.was_dispatched(task)) :]
+            order = order[ready.past(order, 0) :]
             choice = (order[0], inner) if order[0] in ready else None
         if choice is None:
             return None

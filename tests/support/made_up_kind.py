@@ -23,8 +23,8 @@ from rrfp_jax.report.run_folder import Run
 from rrfp_jax.report.store import StepLine, read_steps, write_steps
 from rrfp_jax.report.timeline import Panel, Timeline
 from rrfp_jax.runtime.run.recorder import FlightRecorder, read
-from rrfp_jax.sim.bounds import lower_bound
 from rrfp_jax.sim.engine import simulate
+from rrfp_jax.studies.bounds import lower_bound
 from rrfp_jax.trace.costs import WorkloadCosts, constant, recorded
 from rrfp_jax.trace.records import peak_in_flight
 

@@ -27,8 +27,9 @@ from dataclasses import dataclass
 from rrfp_jax.core.orders import ListedOrder
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import FORWARD, INPUT, Task
-from rrfp_jax.sim.bounds import one_machine, operations
+from rrfp_jax.studies.bounds import one_machine
 from rrfp_jax.trace.costs import StepCosts
+from tests.support.limits import operations
 
 FIRST_WIDTH, WIDENING = 30, 10
 """How many partial schedules of a layer are kept, and how many times as many in each further search."""

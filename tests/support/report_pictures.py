@@ -19,8 +19,8 @@ from rrfp_jax.report.explanation import TimedStep, explain
 from rrfp_jax.report.page import page
 from rrfp_jax.report.run_folder import Run
 from rrfp_jax.report.store import StepLine
-from rrfp_jax.sim.disturbances import Disturbed
 from rrfp_jax.sim.engine import simulate
+from rrfp_jax.studies.disturbances import Disturbed
 from rrfp_jax.trace.costs import WorkloadCosts, constant
 from rrfp_jax.trace.records import RecordedStep
 from tests.support.browser import browser
@@ -41,7 +41,7 @@ class ByLength(Disturbed):
     step: int
 
     def duration(self, stage: int, task: Task) -> float:
-        """See `Costs.duration`."""
+        """See `StepCosts.duration`."""
         return self.inner.duration(stage, task) * length(self.step, task.microbatch) / 512
 
 

@@ -7,7 +7,7 @@ from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, Placement, Task
 from rrfp_jax.sim.engine import simulate
-from rrfp_jax.sim.families import FAMILIES
+from rrfp_jax.studies.families import FAMILIES
 from rrfp_jax.trace.costs import WorkloadCosts
 from rrfp_jax.trace.records import Part, StepTrace, TaskRecord
 

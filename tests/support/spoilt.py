@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Task
-from rrfp_jax.sim.disturbances import Disturbed, Jittered
 from rrfp_jax.sim.engine import simulate
+from rrfp_jax.studies.disturbances import Disturbed, Jittered
 from rrfp_jax.trace.costs import WorkloadCosts, constant, log_normal
 from rrfp_jax.trace.jitter import LEVELS
 from rrfp_jax.trace.records import RecordedStep

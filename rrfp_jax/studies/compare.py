@@ -12,14 +12,14 @@ from rrfp_jax.core.hints import BF
 from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.scheduler import check_can_end
 from rrfp_jax.core.schedules import Schedule, by_name
-from rrfp_jax.core.step_rules import Budget, StepRules
-from rrfp_jax.sim.bounds import lower_bound
+from rrfp_jax.core.step_rules import Budget, Budgets, StepRules
 from rrfp_jax.sim.choice import Auto, Candidate, Choice, choose
 from rrfp_jax.sim.engine import Links, simulate
-from rrfp_jax.sim.families import Step
 from rrfp_jax.sim.planned import EVALUATIONS, plan
+from rrfp_jax.studies.bounds import lower_bound
+from rrfp_jax.studies.families import Step
 from rrfp_jax.trace.costs import StepCosts, Workload, WorkloadCosts, workload_of
-from rrfp_jax.trace.idleness import CAUSES, StageTime, shares, stage_times
+from rrfp_jax.trace.idleness import Cause, StageTime, shares, stage_times
 from rrfp_jax.trace.records import RecordedStep, StepTrace, peak_bytes, peak_in_flight
 
 Change: TypeAlias = Callable[[StepCosts, int], StepCosts]
@@ -152,9 +152,7 @@ def _planned(step: Step, given: Conditions) -> FixedOrder:
     return plan(rules, known, evaluations=given.evaluations, links=given.links, budgets=budgets).order
 
 
-def _limits(
-    schedule: Schedule, step: Step, given: Conditions
-) -> tuple[StepRules, Sequence[Budget | None] | None]:
+def _limits(schedule: Schedule, step: Step, given: Conditions) -> tuple[StepRules, Budgets]:
     """The rules of a step, and what each stage may hold in bytes."""
     # A step as it ran, if its limits are wanted; a fixed order that fits into a budget has none.
     ran = step.ran if given.as_ran else None
@@ -193,13 +191,15 @@ def _in_equal_parts(sizes: Iterable[float], chunks: int) -> list[list[int]]:
     return [[int(size / chunks) for size in sizes]] * chunks
 
 
-COLUMNS = tuple(dict.fromkeys(row.column for row in CAUSES.values()))
-"""The columns that a table of schedules has of idleness."""
+COLUMNS: Mapping[str, Sequence[Cause]] = {
+    "stall": (Cause.BEGIN, Cause.STAGE, Cause.LINK, Cause.INJECTED, Cause.END),
+    "blocked": (Cause.ORDER,),
+    "held": (Cause.MEMORY, Cause.TURN),
+    "launch": (Cause.ESTIMATE, Cause.GROUP, Cause.HOST),
+}
+"""The columns that a table of schedules has of idleness, and their causes."""
 
 
 def _idle_shares(times: Sequence[StageTime]) -> dict[str, float]:
     share = shares(times)
-    return {
-        column: sum(share[cause] for cause, row in CAUSES.items() if row.column == column)
-        for column in COLUMNS
-    }
+    return {column: sum(share[cause] for cause in causes) for column, causes in COLUMNS.items()}

@@ -1,6 +1,6 @@
 """Trains a run in a job of SLURM, also when its nodes crash. `launch/slurm.sbatch` starts this as a program:
 
-    python -m rrfp_jax.launcher.slurm [--spare-nodes=N] --config=FILE.py [--config.FIELD=VALUE ...]
+    python -m rrfp_jax.commands.slurm [--spare-nodes=N] --config=FILE.py [--config.FIELD=VALUE ...]
 
 `rrfp train` runs as a step, with a task for every rank. SLURM itself notices a crashed node after
 SlurmdTimeout, by default 300 s, and until then `srun` waits for it. Ranks know after RRFP_SILENCE_SECONDS. So
@@ -118,10 +118,10 @@ class LeadFolder:
             raise Superseded
 
     def claim(self, after: Lead) -> Lead | None:
-        """The lead of the next term; None if another node was quicker."""
+        """The lead of the next term; None if another node was quicker, or the run has ended meanwhile."""
         claimed = [int(path.suffix[1:]) for path in self.path.glob("term.*")]
         lead = replace(after, term=max([after.term, *claimed]) + 1, restarts=after.restarts + 1)
-        with suppress(FileExistsError):
+        with suppress(FileExistsError, FileNotFoundError):
             (self.path / f"term.{lead.term}").mkdir()
             return lead
         return None
@@ -207,7 +207,7 @@ class Job:
         options = [f"--nodes={count}", f"--ntasks={count}", f"--exclude={self.own}", "--gres=none"]
         options += ["--no-kill", f"--job-name={FOLLOWERS}", f"--output={folder}/%N.log"]
         given = [f"{FOLLOW}{folder}", f"{BATCH}{json.dumps(dict(self.environment))}", f"{SPARE}{self.spare}"]
-        return self.srun(*options, "python", "-m", "rrfp_jax.launcher.slurm", *given, *self.arguments)
+        return self.srun(*options, "python", "-m", "rrfp_jax.commands.slurm", *given, *self.arguments)
 
     def silent(self, nodes: Sequence[str], meanwhile: Callable[[], None]) -> list[str]:
         """Those of these nodes that do not run a task for SLURM; `meanwhile` is called again and again."""

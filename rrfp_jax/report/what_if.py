@@ -15,11 +15,11 @@ from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import INPUT, Kind, Task
-from rrfp_jax.sim.engine import simulate
+from rrfp_jax.sim.engine import Leads, simulate
 from rrfp_jax.sim.splits import Layers
 from rrfp_jax.trace.costs import StepCosts, TableCosts, recorded
 from rrfp_jax.trace.records import RecordedStep, StepTrace, peak_charge, peak_in_flight
-from rrfp_jax.trace.replayed import Place, replay_of
+from rrfp_jax.trace.replayed import replay_of
 
 SCHEDULES = (
     *("bf", "bfw", "1f1b", "zb-h1", "ranked:zb-h1", "zb-h2", "ranked:zb-h2"),
@@ -273,10 +273,6 @@ class WhatIfs:
         """How far the simulator is off on the step as it was, as a share of what that took."""
         return abs(self.replayed - self.measured) / self.measured if self.measured else 0.0
 
-    def saved(self, change: WhatIf) -> float:
-        """The share of the step that a change saves; negative if it costs."""
-        return 1.0 - change.seconds / self.replayed if self.replayed else 0.0
-
 
 def what_ifs(
     step: RecordedStep, schedules: Sequence[str] | None = None, layers: Layers | None = None
@@ -306,7 +302,7 @@ def what_ifs(
     return WhatIfs(measured=step.trace.makespan, replayed=as_it_was.makespan, changes=found)
 
 
-def _replay(step: RecordedStep, costs: StepCosts, leads: Mapping[Place, float]) -> StepTrace:
+def _replay(step: RecordedStep, costs: StepCosts, leads: Leads) -> StepTrace:
     return simulate(step.rules, costs, budgets=step.budgets, lead=step.lead, leads=leads)
 
 
