@@ -35,7 +35,6 @@ from rrfp_jax.runtime.engine.settings import (
     check_jax_settings,
     loss_scale_of,
 )
-from rrfp_jax.runtime.mesh.stage_mesh import transfers_meant
 from rrfp_jax.runtime.mesh.topology import Mesh
 from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.model.pipeline import Pipeline
@@ -328,7 +327,7 @@ class Trainer:
         sums = self._stepper.run("train", data, self.steps_done).sums
         check_losses(sums.totals, self.steps_done, "; the step is not applied")
         unit = sums.weight * self.loss_scale.value
-        with transfers_meant():
+        with jax.transfer_guard("allow"):
             gradient = jax.tree.map(lambda g: g / unit, self._engine.gradients())
         return sums.total / sums.weight, gradient
 
@@ -359,7 +358,7 @@ class Trainer:
             loss, gradient = self.value_and_grad(microbatches)
             params = whole_params(self._engine) if self._world.size > 1 else self.stage_params
             ids = self._stepper.seed, self.steps_done
-            with transfers_meant():
+            with jax.transfer_guard("allow"):
                 report = compare(self._engine.pipe, params, microbatches, ids, loss, gradient, table)
         told = self._world.gather("the check", [report.leaf_errors, report.leaf_limits])
         errors, limits = ({k: v for own in each for k, v in own.items()} for each in zip(*told, strict=True))

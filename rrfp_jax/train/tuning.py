@@ -256,8 +256,7 @@ class Rebalancing:
 
     def _all_ready(self, engine: Engine, compiling: Compiling) -> bool:
         """Whether all processes have compiled; if one cannot, all stay as they are."""
-        mine = [compiling.over, compiling.refusal] if compiling.over else [False, ""]
-        told = engine.world.gather("whether all have compiled for another split", mine)
+        told = engine.world.gather("whether all have compiled for another split", compiling.told)
         refusals = [refusal for _, refusal in told if refusal]
         if refusals:
             self._stay(refusals[0])

@@ -288,6 +288,21 @@ def test_a_folder_is_removed_and_so_are_those_of_killed_launchers(tmp_path):
         lent_folder(tmp_path / "absent").__enter__()
 
 
+def test_a_left_folder_that_another_launcher_removes_at_that_moment(tmp_path, monkeypatch):
+    (left := tmp_path / f"rrfp-{os.getuid()}-left").mkdir()
+    lstat = Path.lstat
+
+    def lstat_and_remove(path):
+        found = lstat(path)
+        if path == left:
+            shutil.rmtree(left)
+        return found
+
+    monkeypatch.setattr(Path, "lstat", lstat_and_remove)
+    with lent_folder(tmp_path) as folder:
+        assert list(tmp_path.iterdir()) == [folder]
+
+
 def test_what_ranks_are_told(tmp_path):
     assert HostMemory.of({}) is None
     memory = HostMemory(tmp_path, 2)

@@ -49,7 +49,6 @@ from rrfp_jax.runtime.stages.step import (
     StepPrograms,
     Sums,
     add_up,
-    not_finite,
 )
 from rrfp_jax.runtime.transport.choice import TransportName, between_processes
 from rrfp_jax.runtime.transport.protocol import Endpoints, OneArrayCompiler, Transport, by_jit
@@ -122,8 +121,7 @@ def remote_of(
 
 def agreement_of(layout: Layout, carrier: CarrierName, protocol: GroupProtocol) -> Agreement | None:
     """What the processes that share a stage agree by, made by all together; None if none share one."""
-    shared = max(map(len, layout.groups)) > 1
-    return Agreement(layout.world, layout.groups, carrier, protocol) if shared else None
+    return Agreement(layout.world, layout.groups, carrier, protocol) if layout.grouped else None
 
 
 def neighbours(layout: Layout, placement: Placement, tied: Collection[tuple[int, int]] = ()) -> set[int]:
@@ -326,8 +324,8 @@ class Engine:
         stages = {}
         for s in self.stages:
             places = [placement.virtual_stage(s % layout.stages, c) for c in range(placement.chunks)]
-            own = [of[s] for of in of_bucket]
-            stages[s] = StagePart(places, own, layout.share(s, numbers), layout.share(s, shapes))
+            share = slice(s // layout.stages, None, layout.replicas)  # of the step's microbatches
+            stages[s] = StagePart(places, [of[s] for of in of_bucket], numbers[share], shapes[share])
         here = [layout.stages_of(replica) for replica in range(layout.replicas)]
         return StepPrograms(
             phase=phase,
@@ -441,10 +439,6 @@ class Engine:
         """The gradient sums of this process's stages after `run`; of tied parameters the sum over all."""
         ties.spread_gradients(self._ties, self.stages, self.driver.exchange)
         return {layer: own for stage in self.distinct for layer, own in stage.gradients.items()}
-
-    def not_finite(self) -> str:
-        """Where gradient sums are not finite after `run`; see `stages/step.py`."""
-        return not_finite(self.stages, self.layout)
 
     def reset_gradients(self) -> None:
         """Zero every stage's gradient sums."""

@@ -78,9 +78,8 @@ class Compiling:
     def __init__(self, engine: Engine, split: Sequence[int], rules: Sequence[StepRules]) -> None:
         self._end: Future[Ready | str] = Future()
         dropped = threading.Event()
-        self.drop = weakref.finalize(
-            self, dropped.set
-        )  # nobody wants it any more; it ends with what it is at
+        # Nobody wants it any more: it ends with what it is at.
+        self.drop = weakref.finalize(self, dropped.set)
         # Before it waits for the threads of pools, which would do all that they have been given.
         threading._register_atexit(dropped.set)  # type: ignore[attr-defined]  # nothing public comes as early
         threading.Thread(
@@ -90,14 +89,12 @@ class Compiling:
         ).start()
 
     @property
-    def over(self) -> bool:
-        return self._end.done()
-
-    @property
-    def refusal(self) -> str:
-        """Why it could not be compiled, once it is over; empty if it could."""
+    def told(self) -> tuple[bool, str]:
+        """Whether it is over, and why it could not be compiled; empty if it could."""
+        if not self._end.done():
+            return False, ""
         found = self._end.result()
-        return found if isinstance(found, str) else ""
+        return True, found if isinstance(found, str) else ""
 
     def ready(self) -> Ready:
         found = self._end.result()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from enum import Enum
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
 import jax
 import numpy as np
@@ -21,7 +21,7 @@ from rrfp_jax.core.scheduler import check_can_end
 from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.core.step_rules import StepRules, default_max_in_flight
 from rrfp_jax.core.tasks import Placement
-from rrfp_jax.errors import UsageError
+from rrfp_jax.errors import UsageError, refusing
 from rrfp_jax.fields import check_fields, check_numbers, path_of, says_its_arguments, shown
 from rrfp_jax.json_files import Count
 from rrfp_jax.runtime.autodiff.residuals import check_remat
@@ -290,21 +290,11 @@ def check_order(rules: StepRules) -> None:
         UsageError: naming stage and task.
     """
     if isinstance(rules.schedule, FixedOrder):
-        try:
+        with refusing():
             check_can_end(rules)
-        except ValueError as error:
-            raise UsageError(str(error)) from None
 
 
-WORDS: Mapping[str, Any] = {
-    "accumulation": Accumulation,
-    "on_nonfinite": OnNonfinite,
-    "transport": TransportName,
-    "rebalance": Rebalance,
-    "agreement": CarrierName,
-    "protocol": GroupProtocol,
-    "dispatch": Dispatching,
-}
+WORDS = {name: kind for name, kind in get_type_hints(Settings).items() if get_origin(kind) is Literal}
 """Settings that are one of a few words, each with the `Literal` of them."""
 
 

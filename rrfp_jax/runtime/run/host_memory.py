@@ -111,10 +111,10 @@ def outlives_launcher(memory: HostMemory) -> HostMemory:
 def _remove_left(folder: Path) -> None:
     """Remove the folder of a launcher that no longer lives: the kernel has taken its lock back."""
     with suppress(OSError):
-        found, changed = folder.lstat(), []
-        for path in (folder, folder / "states"):  # a folder that ranks have made again is not locked
-            with suppress(FileNotFoundError):
-                changed.append(path.lstat().st_mtime)
-        is_old = found.st_uid == os.getuid() and time.time() - max(changed) >= LOCK_SECONDS
+        found = folder.lstat()
+        changed = found.st_mtime
+        with suppress(FileNotFoundError):  # a folder that ranks have made again is not locked
+            changed = max(changed, (folder / "states").lstat().st_mtime)
+        is_old = found.st_uid == os.getuid() and time.time() - changed >= LOCK_SECONDS
         if is_old and is_used(folder) is False:
             shutil.rmtree(folder, ignore_errors=True)

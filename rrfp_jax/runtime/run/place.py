@@ -95,23 +95,19 @@ class Address:
 
     @property
     def serving(self) -> str:
-        """Where to listen on its machine, as gRPC writes that."""
-        return f"[::]:{self.port}" if self.served_at is None else str(Address(self.served_at, self.port))
+        """Where to listen on its machine, as gRPC writes that: no wider than need be.
 
-    @property
-    def served_at(self) -> str | None:
-        """The address that its machine listens on, no wider than need be; None for all that it has.
-
-        All are needed behind a translation of addresses, and where a machine takes its own name for loopback.
+        That is everywhere behind a translation of addresses, and where a machine takes its own name for
+        loopback.
         """
         if self.is_loopback:
-            return self.host
+            return str(self)
         with suppress(OSError):
             for *_, found in socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM):
                 host = str(found[0])
                 if not ip_address(host.partition("%")[0]).is_loopback and _is_here(host):
-                    return host
-        return None
+                    return str(Address(host, self.port))
+        return f"[::]:{self.port}"
 
     def require_known(self) -> None:
         """Look its host up, and the way there; UsageError if either is known not to exist."""
