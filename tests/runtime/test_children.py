@@ -46,8 +46,8 @@ with heard_signals(signal.SIGINT, answer=Noted()) as signals, signals.answered_b
 print(Noted.heard, threading.active_count())
 """
 LOCKS = """
-from rrfp_jax.runtime.run import name_lock
-with name_lock._locked(Path(sys.argv[1])):
+from rrfp_jax.runs.name_held import _locked
+with _locked(Path(sys.argv[1])):
     child()
     die()
 """
