@@ -27,7 +27,7 @@ from rrfp_jax.data.contract import (
 from rrfp_jax.errors import TrainingError, UsageError, refusing
 from rrfp_jax.forecast.costs import layer_work
 from rrfp_jax.report.store import TRACED_STEPS
-from rrfp_jax.runtime.engine.engine import Engine, as_text, traced_programs
+from rrfp_jax.runtime.engine.engine import Engine
 from rrfp_jax.runtime.engine.resplit import Ready
 from rrfp_jax.runtime.engine.settings import OnNonfinite, Settings, check_order, loss_scale_of
 from rrfp_jax.runtime.programs.library import Phase
@@ -41,6 +41,7 @@ from rrfp_jax.sim.planned import Planned, base_of
 from rrfp_jax.trace.costs import CostTable, WorkloadCosts, measured
 from rrfp_jax.trace.layers import Work
 from rrfp_jax.trace.records import RecordedStep
+from rrfp_jax.train.alike import as_text, traced_programs
 from rrfp_jax.train.base import FrozenBase
 from rrfp_jax.train.checks import examined, loss_trouble
 from rrfp_jax.train.loading import Loader

@@ -27,14 +27,7 @@ from rrfp_jax.progress import Doing, Progress, during, silent
 from rrfp_jax.report.perfetto import write_trace
 from rrfp_jax.report.progress_line import shown_progress
 from rrfp_jax.runtime.engine.engine import Engine
-from rrfp_jax.runtime.engine.settings import (
-    DEFAULT,
-    Default,
-    LossScale,
-    Settings,
-    check_jax_settings,
-    loss_scale_of,
-)
+from rrfp_jax.runtime.engine.settings import DEFAULT, Default, LossScale, Settings, loss_scale_of
 from rrfp_jax.runtime.mesh.topology import Mesh
 from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.model.pipeline import Pipeline
@@ -49,6 +42,7 @@ from rrfp_jax.train.base import FrozenBase
 from rrfp_jax.train.checks import (
     ELSEWHERE,
     check_count,
+    check_jax_settings,
     check_losses,
     check_model,
     check_types,

@@ -29,10 +29,9 @@ from rrfp_jax.runtime.model.pipeline import Pipeline
 from rrfp_jax.runtime.model.roles import layers_of_chunks
 from rrfp_jax.runtime.programs.compiler import Compiler, compile_pool, compiled_for
 from rrfp_jax.runtime.programs.executables import Executables
-from rrfp_jax.runtime.programs.fingerprint import fingerprint, layer_fingerprints
 from rrfp_jax.runtime.programs.gradients import Reduction
 from rrfp_jax.runtime.programs.initial import InitFunction
-from rrfp_jax.runtime.programs.library import Library, phase_of, specs_of
+from rrfp_jax.runtime.programs.library import Library, phase_of
 from rrfp_jax.runtime.run.consensus import Agreement, CarrierName
 from rrfp_jax.runtime.run.recorder import COMPILING
 from rrfp_jax.runtime.stages import leaves as ties
@@ -53,30 +52,6 @@ from rrfp_jax.runtime.stages.step import (
 from rrfp_jax.runtime.transport.choice import TransportName, between_processes
 from rrfp_jax.runtime.transport.protocol import Endpoints, OneArrayCompiler, Transport, by_jit
 from rrfp_jax.trace.records import Part, RecordedStep, StepTrace, TaskRecord
-
-
-def as_text(engine: Engine) -> dict[str, str]:
-    """What an engine is made of, as far as another process can have it otherwise; by name."""
-    pipe, layout = engine.pipe, engine.layout
-    found = {
-        "split": engine.split,
-        "frozen": pipe.frozen,
-        "tied": pipe.tied,
-        "sharding": [*pipe.sharding.items()],  # the first that matches counts
-        "carry": pipe.carry,
-        "mesh": (layout.widths, layout.replicas, layout.shard_optimizer),
-    }
-    return {name: str(value) for name, value in found.items()}
-
-
-def traced_programs(engine: Engine) -> dict[str, str]:
-    """Hashes of what the whole model computes, by name: layers, loss and optimizer."""
-    bucket, shapes = engine.library.first
-    found = layer_fingerprints(engine.pipe, shapes, specs_of(bucket))
-    if engine.spec.optimizer is not None:
-        whole, _ = engine.staging.optimizer_parts
-        found["the optimizer"] = fingerprint(whole.init, whole.update)
-    return found
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,6 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
-import jax
 import numpy as np
 
 from rrfp_jax.core.admission import SPARE_GRADIENTS, Accumulation
@@ -319,22 +318,3 @@ def is_positive(value: Any) -> bool:
     """Whether it is a number above 0; True is none."""
     number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
     return bool(number and value > 0)
-
-
-GUARDED = ("", "_host_to_device", "_device_to_device", "_device_to_host")
-"""Ways of transfers that JAX has a guard each for, as its settings end."""
-
-
-def check_jax_settings() -> None:
-    """Refuse settings of JAX's own under which no stage can run, naming them."""
-    if getattr(jax.config, "jax_disable_jit"):  # noqa: B009 (JAX's types lack it)
-        raise UsageError(
-            "jax_disable_jit=True: stages are programs that are compiled before they run, so nothing could "
-            "run; unset it (JAX_DISABLE_JIT), and to step through a layer call it in plain JAX"
-        )
-    for name in (f"jax_transfer_guard{way}" for way in GUARDED):
-        if getattr(jax.config, name) == "disallow_explicit":
-            raise UsageError(
-                f"{name}='disallow_explicit': data and messages must get to devices; use 'disallow', under "
-                f"which only transfers that nobody asked for fail"
-            )
