@@ -35,7 +35,7 @@ from rrfp_jax.runtime.mesh.topology import Mesh
 from rrfp_jax.runtime.run.exits import fail
 from rrfp_jax.runtime.run.host_memory import FOLDER, HostMemory
 from rrfp_jax.runtime.run.join import join
-from rrfp_jax.runtime.run.place import NAME, gpu_names, typed_command, without_flag
+from rrfp_jax.runtime.run.place import gpu_names
 from rrfp_jax.runtime.run.signals import EndsAtOnce, StopReason, StopsAfterStep, StopSignals, save_seconds
 from rrfp_jax.runtime.run.world import World
 from rrfp_jax.runtime.stages.memory import StageLedger
@@ -43,6 +43,7 @@ from rrfp_jax.train.compile_ahead import MadeFor, why_compiled
 from rrfp_jax.train.reference import stage_table
 from rrfp_jax.train.report import VALIDATION, Evaluation, Report
 from rrfp_jax.train.trainer import Trainer
+from rrfp_jax.typed import NAME, typed_command, without_flag
 from rrfp_jax.user_code import called
 
 RESUME = "--config.checkpoint.resume"

@@ -28,6 +28,7 @@ ARROWS = {
     "printing": set(),
     "progress": set(),
     "random_keys": set(),
+    "typed": {"environment"},
     "core": set(),
     "trace": {"core"},
     "sim": {"garbage", "trace"},
@@ -53,8 +54,8 @@ ARROWS = {
     "report": {"environment", "json_files", "printing", "progress", "runtime.run", "sim"},
     "weights": {"checkpoint", "fields", "files", "runtime.programs"},
     "train": {"checkpoint", "data", "fields", "forecast", "report", "runtime.engine"},
-    "runs": {"train"},
-    "launcher": {"progress", "runtime.run"},
+    "runs": {"train", "typed"},
+    "launcher": {"progress", "runtime.run", "typed"},
     "commands": {"fields", "launcher", "nixl", "runs", "weights"},
     # What users import.
     "loggers": {"train"},

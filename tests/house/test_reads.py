@@ -223,7 +223,7 @@ WALL_CLOCK = {
     "launcher/rank_process.py": "the same; what is waited for goes by `monotonic`",
     "launcher/snapshot.py": "the same",
     "report/look.py": "the same, and beside times of files",
-    "runtime/run/host_memory.py": "beside times of files",
+    "runs/lent_folder.py": "beside times of files",
     "runtime/programs/executables.py": "beside times of files",
     "runs/name_held.py": "a date for people",
     "runs/files.py": "the same",

@@ -17,8 +17,9 @@ from rrfp_jax.files import shown_path
 from rrfp_jax.launcher.folders import RunFolder
 from rrfp_jax.launcher.rank_process import RankProcess
 from rrfp_jax.launcher.supervisor import Screen
+from rrfp_jax.runs.lent_folder import LOCK_SECONDS, lent_folder
 from rrfp_jax.runtime.run.exits import exit_report, read_all, report, report_in
-from rrfp_jax.runtime.run.host_memory import LOCK_SECONDS, HostMemory, lent_folder
+from rrfp_jax.runtime.run.host_memory import HostMemory
 from rrfp_jax.runtime.run.world import World
 from rrfp_jax.user_code import called
 from tests.launcher.conftest import LIMIT_SECONDS, until

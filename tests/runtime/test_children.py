@@ -52,7 +52,7 @@ with _locked(Path(sys.argv[1])):
     die()
 """
 LENDS = """
-from rrfp_jax.runtime.run.host_memory import lent_folder
+from rrfp_jax.runs.lent_folder import lent_folder
 with lent_folder(Path(sys.argv[1]).parent) as folder:
     folder.rename(sys.argv[1])
     child()
