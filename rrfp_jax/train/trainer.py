@@ -27,7 +27,7 @@ from rrfp_jax.progress import Doing, Progress, during, silent
 from rrfp_jax.report.perfetto import write_trace
 from rrfp_jax.report.progress_line import shown_progress
 from rrfp_jax.runtime.engine.engine import Engine
-from rrfp_jax.runtime.engine.settings import DEFAULT, Default, LossScale, Settings, loss_scale_of
+from rrfp_jax.runtime.engine.settings import LossScale, Settings, loss_scale_of
 from rrfp_jax.runtime.mesh.topology import Mesh
 from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.model.pipeline import Pipeline
@@ -38,6 +38,7 @@ from rrfp_jax.runtime.stages.step import Sums
 from rrfp_jax.sim.choice import Auto
 from rrfp_jax.sim.planned import Planned
 from rrfp_jax.trace.costs import measured
+from rrfp_jax.train.arguments import DEFAULT, Default, with_arguments
 from rrfp_jax.train.base import FrozenBase
 from rrfp_jax.train.checks import (
     ELSEWHERE,
@@ -149,15 +150,14 @@ class Trainer:
     ) -> None:
         mesh, settings = Mesh() if mesh is None else mesh, Settings() if settings is None else settings
         check_types(pipe, optimizer, mesh, split, init, on_step, settings)
-        settings = settings.with_arguments(
-            {
-                "clip_norm": clip_norm,
-                "loss_scale": loss_scale,
-                "seed": seed,
-                "remat": remat,
-                "activation_budget": activation_budget,
-                "executables": executables,
-            }
+        settings = with_arguments(
+            settings,
+            clip_norm=clip_norm,
+            loss_scale=loss_scale,
+            seed=seed,
+            remat=remat,
+            activation_budget=activation_budget,
+            executables=executables,
         )
         first = read_schedule(schedule)
         wrapped = None if data is None else as_data(data)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from enum import Enum
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
@@ -100,18 +98,6 @@ def loss_scale_of(given: Any) -> LossScale:
             f"loss_scale={shown(given)}: is no number that float32 holds; give a nearer one to 1"
         )
     return LossScale(value=rounded, dynamic=False)
-
-
-class Default(Enum):
-    """Default of an argument that is a setting, too: tells one that is not given from one at its default."""
-
-    DEFAULT = "as settings have it"
-
-    def __repr__(self) -> str:
-        return self.value
-
-
-DEFAULT = Default.DEFAULT
 
 
 @says_its_arguments()
@@ -238,23 +224,6 @@ class Settings:
     def injected(self) -> Delays:
         """`delays` that the text says."""
         return Delays.of(self.delays)
-
-    def with_arguments(self, given: Mapping[str, Any]) -> Settings:
-        """Settings with a Trainer's own arguments, by name; DEFAULT for one that is not given.
-
-        Raises:
-            UsageError: a value is given both ways.
-        """
-        new = {}
-        for name, value in given.items():
-            if value is DEFAULT:
-                continue
-            if (own := getattr(self, name)) != getattr(Settings, name):
-                raise UsageError(
-                    f"{name}={shown(value)} beside settings with {name}={shown(own)}: give it once"
-                )
-            new[name] = value
-        return replace(self, **new)
 
     def as_text(self) -> dict[str, str]:
         """What must be equal in all processes, by the names that users type."""
