@@ -26,10 +26,11 @@ from rrfp_jax.data.contract import (
 )
 from rrfp_jax.errors import TrainingError, UsageError, refusing
 from rrfp_jax.forecast.costs import layer_work
+from rrfp_jax.loss_scale import loss_scale_of
 from rrfp_jax.report.store import TRACED_STEPS
 from rrfp_jax.runtime.engine.engine import Engine
 from rrfp_jax.runtime.engine.resplit import Ready
-from rrfp_jax.runtime.engine.settings import OnNonfinite, Settings, check_order, loss_scale_of
+from rrfp_jax.runtime.engine.settings import OnNonfinite, Settings, check_order
 from rrfp_jax.runtime.programs.library import Phase
 from rrfp_jax.runtime.run.alike import check_programs
 from rrfp_jax.runtime.run.recorder import RunPhase

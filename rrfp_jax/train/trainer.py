@@ -22,12 +22,13 @@ from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import output_of, says_its_arguments, shown
 from rrfp_jax.forecast.forecast import RunSpec
 from rrfp_jax.json_files import write_json
+from rrfp_jax.loss_scale import LossScale, loss_scale_of
 from rrfp_jax.printing import say
 from rrfp_jax.progress import Doing, Progress, during, silent
 from rrfp_jax.report.perfetto import write_trace
 from rrfp_jax.report.progress_line import shown_progress
 from rrfp_jax.runtime.engine.engine import Engine
-from rrfp_jax.runtime.engine.settings import LossScale, Settings, loss_scale_of
+from rrfp_jax.runtime.engine.settings import Settings
 from rrfp_jax.runtime.mesh.topology import Mesh
 from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.model.pipeline import Pipeline

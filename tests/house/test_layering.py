@@ -25,6 +25,7 @@ ARROWS = {
     "user_code": {"authors", "errors", "printing"},
     "tracebacks": {"authors", "environment", "errors", "printing"},
     "fields": {"errors"},
+    "loss_scale": {"fields", "json_files"},
     "printing": set(),
     "progress": set(),
     "random_keys": set(),
@@ -47,7 +48,7 @@ ARROWS = {
     "runtime.programs": {"files", "printing", "progress", "runtime.mesh", "runtime.model"},
     "runtime.stages": {"runtime.programs", "runtime.transport", "trace"},
     # ... and when.
-    "runtime.engine": {"garbage", "runtime.stages"},
+    "runtime.engine": {"garbage", "loss_scale", "runtime.stages"},
     # What is made of it.
     "forecast": {"data", "runtime.engine", "sim"},
     "checkpoint": {"json_files", "printing", "progress", "random_keys", "runtime.run"},

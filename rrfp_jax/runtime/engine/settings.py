@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields, replace
 from os import PathLike
 from pathlib import Path
@@ -19,8 +18,8 @@ from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.core.step_rules import StepRules, default_max_in_flight
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.errors import UsageError, refusing
-from rrfp_jax.fields import check_fields, check_numbers, path_of, says_its_arguments, shown
-from rrfp_jax.json_files import Count
+from rrfp_jax.fields import check_numbers, path_of, says_its_arguments
+from rrfp_jax.loss_scale import LossScale, loss_scale_of
 from rrfp_jax.runtime.autodiff.residuals import check_remat
 from rrfp_jax.runtime.engine.pacing import Delays
 from rrfp_jax.runtime.run.consensus import CarrierName
@@ -30,74 +29,6 @@ from rrfp_jax.runtime.transport.choice import TransportName
 OnNonfinite: TypeAlias = Literal["stop", "skip"]
 
 Rebalance: TypeAlias = Literal["off", "suggest", "auto"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class LossScale:
-    """What the loss is multiplied by before it is differentiated; gradients are divided by it again.
-
-    It keeps small gradients from vanishing in float16 (arXiv:1710.03740, section 3.2). Losses here are sums,
-    so the gradient of one token's loss is not divided by the number of tokens before it is scaled; scales
-    that fit are smaller than for means by about that number, and may be below 1.
-
-    A dynamic one is halved by a step whose loss or gradient is not finite, which is then left out, and
-    doubled after many good steps.
-
-    Attributes:
-        value: a power of two changes no bit of a gradient that neither overflows nor vanishes.
-        dynamic: whether it changes.
-        good_steps: in a row since the last change.
-        growth_interval: how many of them double it.
-        smallest, largest: bounds of a dynamic one.
-
-    Raises:
-        UsageError: a value that is not above 0, or not finite; bounds that do not hold it.
-    """
-
-    value: float = 2.0**15
-    dynamic: bool = True
-    good_steps: Count = 0
-    growth_interval: Count = 2000
-    smallest: float = 2.0**-24
-    largest: float = 2.0**24
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        if not 0 < self.value < math.inf:
-            raise UsageError(f"loss_scale={self.value}: give a finite number above 0, or 'dynamic'")
-        if self.dynamic and not (0 < self.smallest <= self.value <= self.largest < math.inf):
-            raise UsageError(f"loss_scale={self.value}: must be from {self.smallest} to {self.largest}")
-        if self.growth_interval < 1:
-            raise UsageError(f"growth_interval={self.growth_interval}: give at least one step")
-
-    def after(self, finite: bool) -> LossScale:
-        """The dynamic scale of the next step, after one whose loss and gradient were all finite or not."""
-        if not finite:
-            return replace(self, value=max(self.value / 2, self.smallest), good_steps=0)
-        if self.good_steps + 1 < self.growth_interval:
-            return replace(self, good_steps=self.good_steps + 1)
-        return replace(self, value=min(self.value * 2, self.largest), good_steps=0)
-
-
-def loss_scale_of(given: Any) -> LossScale:
-    """A setting as a `LossScale`: None for none, a number for a constant one, "dynamic", or a LossScale."""
-    if isinstance(given, LossScale):
-        return given
-    if isinstance(given, str) and given == "dynamic":
-        return LossScale()
-    try:
-        if isinstance(given, (bool, np.bool_)):
-            raise TypeError
-        value = 1.0 if given is None else float(given)
-    except (TypeError, ValueError):
-        raise UsageError(f"loss_scale={shown(given)}: give None, a number above 0, or 'dynamic'") from None
-    with np.errstate(over="ignore"):
-        rounded = float(np.float32(value))  # as stages have it
-    if 0 < value < math.inf and not 0 < rounded < math.inf:
-        raise UsageError(
-            f"loss_scale={shown(given)}: is no number that float32 holds; give a nearer one to 1"
-        )
-    return LossScale(value=rounded, dynamic=False)
 
 
 @says_its_arguments()
