@@ -172,7 +172,7 @@ class SealedStore:
 
         RuntimeError if what is there was not written by a process of this run.
         """
-        found = self._store.blocking_key_value_get_bytes(key, timeout_in_ms)
+        found: bytes = self._store.blocking_key_value_get_bytes(key, timeout_in_ms)
         seal, value = found[:SEAL], found[SEAL:]
         if not hmac.compare_digest(seal, self._seal(key, value)):
             raise RuntimeError(f"{key} in the key-value store was not written by a process of this run")
