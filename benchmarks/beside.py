@@ -22,8 +22,8 @@ from benchmarks.paced_run import Pace, PacedRun
 from configs import quickstart
 from models import gpt
 from rrfp_jax.runs.files import RunFiles
+from rrfp_jax.runs.lent_folder import lent_folder
 from rrfp_jax.runtime.engine import loop
-from rrfp_jax.runtime.run.host_memory import lent_folder
 from rrfp_jax.runtime.run.join import join
 from rrfp_jax.runtime.run.recorder import FlightRecorder
 from rrfp_jax.trace.costs import constant

@@ -1,6 +1,8 @@
 """The errors that users meet: each message gives the value, the cause and the remedy."""
 
 import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 DONE, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130
@@ -37,6 +39,15 @@ def caused_by(culprit: int, here: int, sentence: str) -> TrainingError:
 
 class Disagreement(FaultOfRank):
     """The processes of a run do not do the same; the culprit differs from the others."""
+
+
+@contextmanager
+def refusing(prefix: str = "") -> Iterator[None]:
+    """Inside, a ValueError is the fault of who asked: it becomes a UsageError, after these words."""
+    try:
+        yield
+    except ValueError as error:
+        raise UsageError(f"{prefix}{error}") from None
 
 
 def text_of(error: object) -> str:

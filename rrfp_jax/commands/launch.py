@@ -17,7 +17,7 @@ from rrfp_jax.errors import DONE, INTERRUPTED, REFUSED, UsageError
 from rrfp_jax.fields import check_name
 from rrfp_jax.files import read_whole
 from rrfp_jax.printing import warn
-from rrfp_jax.runtime.run.host_memory import lent_folder
+from rrfp_jax.runs.lent_folder import lent_folder
 
 if TYPE_CHECKING:
     from rrfp_jax.launcher.restarts import Elastic

@@ -16,7 +16,7 @@ from rrfp_jax.core.hints import Hint
 from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.schedules import Schedule, by_name, name_of
 from rrfp_jax.core.step_rules import default_max_in_flight
-from rrfp_jax.errors import UsageError
+from rrfp_jax.errors import UsageError, refusing
 from rrfp_jax.fields import output_of, path_of, printable, shown
 from rrfp_jax.json_files import Unreadable, load_json
 from rrfp_jax.report.perfetto import write_trace
@@ -251,7 +251,7 @@ def simulate(
     if seeds > MOST_SEEDS:
         raise UsageError(f"seeds={shown(seeds)}: give at most {MOST_SEEDS}")
     schedules = _schedules(schedules)
-    try:
+    with refusing():
         times = seeds if jitter != "J0" else 1  # of a workload, whose steps differ by jitter only
         steps = simulation_inputs(workload, stages, microbatches, seeds, times)
         usual = default_max_in_flight(steps[0].actual.stages) if byte_limit is None else None
@@ -269,8 +269,6 @@ def simulate(
         named = {_name(schedule): _schedule(schedule) for schedule in schedules}
         outcomes = compare(named, steps, given)
         baseline = outcomes.get(BASELINE) or compare({BASELINE: by_name(BASELINE)}, steps, given)[BASELINE]
-    except ValueError as error:
-        raise UsageError(str(error)) from None
     ran = [step.ran for step in steps if step.ran is not None]
     as_it_ran = {AS_IT_RAN: outcome_of(ran)} if ran else {}
     return Comparison(as_it_ran | outcomes, baseline)

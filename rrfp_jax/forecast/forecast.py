@@ -23,7 +23,7 @@ from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.core.step_rules import Bucket, Budget, StepRules, bucket_name
 from rrfp_jax.core.tasks import BACKWARD, INPUT, WEIGHT, Kind, Placement
 from rrfp_jax.data.contract import Data, buckets_of, declared_buckets, plan_step
-from rrfp_jax.errors import UsageError
+from rrfp_jax.errors import UsageError, refusing
 from rrfp_jax.forecast.costs import LayerState, LayerTimes, ModelCosts
 from rrfp_jax.forecast.devices import Accelerator, Link
 from rrfp_jax.forecast.partition import LayerLoad, TooLarge, partition
@@ -222,10 +222,8 @@ class Estimate:
         except UsageError as error:
             refusal = str(error)
         own = self._step(split, budgets)
-        try:
+        with refusing():
             trace = simulate(own.rules, own.costs, links=own.links, budgets=own.budgets)
-        except ValueError as error:
-            raise UsageError(str(error)) from None
         chunks = self._chunks(split)
         stages = self._stages(trace, chunks, ledgers)
         devices = self.devices.stages_of_each(len(stages))
@@ -476,9 +474,7 @@ def forecast(run: RunSpec, devices: Devices) -> Prediction:
             candidates[name], found[name] = one.candidate(splits[placement]), (hint, one)
         except (UsageError, TooLarge, ValueError) as error:
             candidates[name] = str(error)
-    try:
+    with refusing("schedule='auto': "):
         choice = choose(candidates)
-    except ValueError as error:
-        raise UsageError(f"schedule='auto': {error}") from None
     hint, estimate = found[choice.name]
     return Prediction(hint, estimate, splits[estimate.rules.placement], choice)

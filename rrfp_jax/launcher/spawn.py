@@ -22,8 +22,9 @@ from rrfp_jax.printing import warn
 from rrfp_jax.runtime.run import token
 from rrfp_jax.runtime.run.coordinator import Coordinator, reserved_port
 from rrfp_jax.runtime.run.exits import read_all
-from rrfp_jax.runtime.run.place import NAME, gpu_environment, typed_command
+from rrfp_jax.runtime.run.place import gpu_environment
 from rrfp_jax.runtime.run.signals import Signals, collected_signals
+from rrfp_jax.typed import NAME, typed_command
 
 COMMAND = "rrfp launch"
 """That messages begin with."""

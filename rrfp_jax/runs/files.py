@@ -28,8 +28,8 @@ from rrfp_jax.report.store import LATEST, METRICS, Reported, StepFile, lines_as
 from rrfp_jax.runs.config import RunConfig, as_json
 from rrfp_jax.runtime.run.alike import found_versions
 from rrfp_jax.runtime.run.name_lock import used_folder
-from rrfp_jax.runtime.run.place import typed_command
 from rrfp_jax.runtime.run.world import World
+from rrfp_jax.typed import typed_command
 
 MOST_WAITING = 2**26
 """Bytes of lines that are kept while they cannot be written."""

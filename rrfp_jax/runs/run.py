@@ -29,13 +29,13 @@ from rrfp_jax.report.timeline import can_draw
 from rrfp_jax.runs.config import RunConfig, as_json, fields_of
 from rrfp_jax.runs.display import Display
 from rrfp_jax.runs.files import RunFiles, check_place, hardware_of
+from rrfp_jax.runs.name_held import name_held
 from rrfp_jax.runs.saving import Saver, started_again
 from rrfp_jax.runtime.mesh.topology import Mesh
 from rrfp_jax.runtime.run.exits import fail
 from rrfp_jax.runtime.run.host_memory import FOLDER, HostMemory
 from rrfp_jax.runtime.run.join import join
-from rrfp_jax.runtime.run.name_lock import name_held
-from rrfp_jax.runtime.run.place import NAME, gpu_names, typed_command, without_flag
+from rrfp_jax.runtime.run.place import gpu_names
 from rrfp_jax.runtime.run.signals import EndsAtOnce, StopReason, StopsAfterStep, StopSignals, save_seconds
 from rrfp_jax.runtime.run.world import World
 from rrfp_jax.runtime.stages.memory import StageLedger
@@ -43,6 +43,7 @@ from rrfp_jax.train.compile_ahead import MadeFor, why_compiled
 from rrfp_jax.train.reference import stage_table
 from rrfp_jax.train.report import VALIDATION, Evaluation, Report
 from rrfp_jax.train.trainer import Trainer
+from rrfp_jax.typed import NAME, typed_command, without_flag
 from rrfp_jax.user_code import called
 
 RESUME = "--config.checkpoint.resume"

@@ -21,8 +21,9 @@ from rrfp_jax.environment import ENVIRONMENT
 from rrfp_jax.errors import DONE, UsageError
 from rrfp_jax.files import move_away, read_whole
 from rrfp_jax.runs.config import Checkpointing, differences
+from rrfp_jax.runs.lent_folder import outlives_launcher
 from rrfp_jax.runtime.mesh.topology import Mesh
-from rrfp_jax.runtime.run.host_memory import HostMemory, outlives_launcher
+from rrfp_jax.runtime.run.host_memory import HostMemory
 from rrfp_jax.runtime.run.world import World
 from rrfp_jax.train.report import Report
 from rrfp_jax.train.trainer import Trainer

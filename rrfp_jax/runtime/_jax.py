@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import os
+import sys
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -16,7 +17,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src import compiler, config, distributed, source_info_util, xla_bridge
+from jax._src import api, compiler, config, distributed, source_info_util, xla_bridge
 from jax._src.interpreters import partial_eval
 from jax._src.lax.lax import _convert_element_type
 from jax._src.lib import _jax, xla_client  # type: ignore[attr-defined]
@@ -27,17 +28,9 @@ from jax.sharding import SingleDeviceSharding
 
 from rrfp_jax.environment import ENVIRONMENT
 
-try:
-    from jax._src import flattree  # type: ignore[attr-defined]  # jax 0.12
-except ImportError:
-    flattree = None  # type: ignore[assignment]
+flattree: Any = sys.modules.get("jax._src.flattree")  # from jax 0.12 on
 
-try:
-    from jax._src.api import Inline  # type: ignore[attr-defined]  # jax 0.11
-except ImportError:
-    INLINE: Any = True
-else:
-    INLINE = Inline.JAX_EARLY
+INLINE: Any = api.Inline.JAX_EARLY if hasattr(api, "Inline") else True  # from jax 0.11 on
 
 LONGEST_SECONDS = 10**6
 """JAX counts milliseconds in 32 bits."""

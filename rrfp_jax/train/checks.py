@@ -265,3 +265,22 @@ def _losses_of_rows(pipe: Pipeline, carry: Any, fields: Mapping[str, Any], rows:
 
     values = jax.tree.leaves((jax.tree.map(of_carry, carry), {k: of_field(v) for k, v in fields.items()}))
     return RowsProgram(losses, [as_sent(value) for value in values])
+
+
+GUARDED = ("", "_host_to_device", "_device_to_device", "_device_to_host")
+"""Ways of transfers that JAX has a guard each for, as its settings end."""
+
+
+def check_jax_settings() -> None:
+    """Refuse settings of JAX's own under which no stage can run, naming them."""
+    if getattr(jax.config, "jax_disable_jit"):  # noqa: B009 (JAX's types lack it)
+        raise UsageError(
+            "jax_disable_jit=True: stages are programs that are compiled before they run, so nothing could "
+            "run; unset it (JAX_DISABLE_JIT), and to step through a layer call it in plain JAX"
+        )
+    for name in (f"jax_transfer_guard{way}" for way in GUARDED):
+        if getattr(jax.config, name) == "disallow_explicit":
+            raise UsageError(
+                f"{name}='disallow_explicit': data and messages must get to devices; use 'disallow', under "
+                f"which only transfers that nobody asked for fail"
+            )

@@ -27,7 +27,6 @@ from rrfp_jax.checkpoint.saving import leaf_differences
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.printing import say
 from rrfp_jax.runtime.engine.engine import Engine
-from rrfp_jax.runtime.mesh.stage_mesh import transfers_meant
 from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.model.pipeline import Pipeline
 from rrfp_jax.runtime.run.world import START_SECONDS
@@ -72,7 +71,7 @@ def _joined(spec: jax.ShapeDtypeStruct, parts: list[Any]) -> np.ndarray[Any, Any
 
 def flax_states(layers: Sequence[Any], params: Params, modules: bool) -> list[Any]:
     """A state of each layer, or what can be called as it is; see `rrfp.export`."""
-    with _on_host(), transfers_meant():
+    with _on_host(), jax.transfer_guard("allow"):
         arrays = [jax.tree.map(_array, params[str(index)]) for index in range(len(layers))]
     if modules:
         return [layer.fill(own) for layer, own in zip(layers, arrays, strict=True)]

@@ -23,14 +23,14 @@ from rrfp_jax.checkpoint.saving import (
     mismatch_reason,
     needs_base,
 )
+from rrfp_jax.checkpoint.shared_folder import require_shared
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import printable
 from rrfp_jax.json_files import Count, as_kind
+from rrfp_jax.loss_scale import LossScale
 from rrfp_jax.printing import say
 from rrfp_jax.runtime.engine.engine import Engine
-from rrfp_jax.runtime.engine.settings import LossScale
 from rrfp_jax.runtime.model.roles import leaf_paths
-from rrfp_jax.runtime.run.shared_folder import require_shared
 from rrfp_jax.runtime.run.world import START_SECONDS, World
 from rrfp_jax.runtime.stages.optimizer import Optimizer
 from rrfp_jax.runtime.stages.stage import Stage

@@ -7,7 +7,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
-from functools import cache
+from functools import cache, partial
 from time import perf_counter
 from typing import Any
 
@@ -24,24 +24,26 @@ from rrfp_jax.data.contract import (
     dtypes_of,
     plan_hash,
 )
-from rrfp_jax.errors import TrainingError, UsageError
+from rrfp_jax.errors import TrainingError, UsageError, refusing
 from rrfp_jax.forecast.costs import layer_work
+from rrfp_jax.loss_scale import loss_scale_of
 from rrfp_jax.printing import say
 from rrfp_jax.report.store import TRACED_STEPS
-from rrfp_jax.runtime.engine.engine import Engine, as_text, traced_programs
+from rrfp_jax.runtime.engine.engine import Engine
 from rrfp_jax.runtime.engine.resplit import Ready
-from rrfp_jax.runtime.engine.settings import OnNonfinite, Settings, check_order, loss_scale_of
+from rrfp_jax.runtime.engine.settings import OnNonfinite, Settings, check_order
 from rrfp_jax.runtime.programs.library import Phase
 from rrfp_jax.runtime.run.alike import check_programs
 from rrfp_jax.runtime.run.recorder import RunPhase
 from rrfp_jax.runtime.run.signals import interrupts_held
 from rrfp_jax.runtime.run.world import START_SECONDS
-from rrfp_jax.runtime.stages.step import Sums
+from rrfp_jax.runtime.stages.step import Sums, not_finite
 from rrfp_jax.sim.choice import Auto
 from rrfp_jax.sim.planned import Planned, base_of
 from rrfp_jax.trace.costs import CostTable, WorkloadCosts, measured
 from rrfp_jax.trace.layers import Work
 from rrfp_jax.trace.records import RecordedStep
+from rrfp_jax.train.alike import as_text, traced_programs
 from rrfp_jax.train.base import FrozenBase
 from rrfp_jax.train.checks import examined, loss_trouble
 from rrfp_jax.train.loading import Loader
@@ -98,11 +100,9 @@ def plan_ahead(
             return None
     engine.prepare(buckets, rules)  # the budgets follow from the programs
     budgets = engine.memory.of_step(replace(rules, schedule=planned.hint), buckets).budgets
-    try:
+    with refusing("planned orders: "):
         costs = WorkloadCosts(table.workload(names), rules.placement)
         found = planned.plan(rules, costs, budgets)
-    except ValueError as error:
-        raise UsageError(f"planned orders: {error}") from None
     order = replace(rules, schedule=found.order)
     engine.world.agree(f"the planned order of step {step}", str(order.schedule))
     return PlannedStep(order, found.makespan, perf_counter() - began)
@@ -111,10 +111,8 @@ def plan_ahead(
 def check_costs(planned: Planned, placement: Placement, buckets: Iterable[Bucket]) -> None:
     """Refuse given costs that lack one of these buckets, or are for another number of stages."""
     if isinstance(planned.costs, CostTable):
-        try:
+        with refusing("planned orders: "):
             WorkloadCosts(planned.costs.workload([bucket_name(bucket) for bucket in buckets]), placement)
-        except ValueError as error:
-            raise UsageError(f"planned orders: {error}") from None
 
 
 MOST_IN_VAIN = 20
@@ -241,8 +239,9 @@ class Stepper:
         if applied:
             self._update(norm, unit)
         else:
-            policy = self._settings.on_nonfinite
-            self.standing = skip_or_stop(self.standing, policy, step, sums, self.engine.not_finite)
+            policy, engine = self._settings.on_nonfinite, self.engine
+            where = partial(not_finite, engine.stages, engine.layout)
+            self.standing = skip_or_stop(self.standing, policy, step, sums, where)
             self.steps_done += 1
         self.recorded.append(recorded)
         self._latest_plan = ran.plan

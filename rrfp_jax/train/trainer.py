@@ -22,20 +22,13 @@ from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import output_of, says_its_arguments, shown
 from rrfp_jax.forecast.forecast import RunSpec
 from rrfp_jax.json_files import write_json
+from rrfp_jax.loss_scale import LossScale, loss_scale_of
 from rrfp_jax.printing import say
 from rrfp_jax.progress import Doing, Progress, during, silent
 from rrfp_jax.report.perfetto import write_trace
 from rrfp_jax.report.progress_line import shown_progress
 from rrfp_jax.runtime.engine.engine import Engine
-from rrfp_jax.runtime.engine.settings import (
-    DEFAULT,
-    Default,
-    LossScale,
-    Settings,
-    check_jax_settings,
-    loss_scale_of,
-)
-from rrfp_jax.runtime.mesh.stage_mesh import transfers_meant
+from rrfp_jax.runtime.engine.settings import Settings
 from rrfp_jax.runtime.mesh.topology import Mesh
 from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.model.pipeline import Pipeline
@@ -46,10 +39,12 @@ from rrfp_jax.runtime.stages.step import Sums
 from rrfp_jax.sim.choice import Auto
 from rrfp_jax.sim.planned import Planned
 from rrfp_jax.trace.costs import measured
+from rrfp_jax.train.arguments import DEFAULT, Default, with_arguments
 from rrfp_jax.train.base import FrozenBase
 from rrfp_jax.train.checks import (
     ELSEWHERE,
     check_count,
+    check_jax_settings,
     check_losses,
     check_model,
     check_types,
@@ -156,15 +151,14 @@ class Trainer:
     ) -> None:
         mesh, settings = Mesh() if mesh is None else mesh, Settings() if settings is None else settings
         check_types(pipe, optimizer, mesh, split, init, on_step, settings)
-        settings = settings.with_arguments(
-            {
-                "clip_norm": clip_norm,
-                "loss_scale": loss_scale,
-                "seed": seed,
-                "remat": remat,
-                "activation_budget": activation_budget,
-                "executables": executables,
-            }
+        settings = with_arguments(
+            settings,
+            clip_norm=clip_norm,
+            loss_scale=loss_scale,
+            seed=seed,
+            remat=remat,
+            activation_budget=activation_budget,
+            executables=executables,
         )
         first = read_schedule(schedule)
         wrapped = None if data is None else as_data(data)
@@ -327,7 +321,7 @@ class Trainer:
         sums = self._stepper.run("train", data, self.steps_done).sums
         check_losses(sums.totals, f"step {self.steps_done}", "; the step is not applied")
         unit = sums.weight * self.loss_scale.value
-        with transfers_meant():
+        with jax.transfer_guard("allow"):
             gradient = jax.tree.map(lambda g: g / unit, self._engine.gradients())
         return sums.total / sums.weight, gradient
 
@@ -358,7 +352,7 @@ class Trainer:
             loss, gradient = self.value_and_grad(microbatches)
             params = whole_params(self._engine) if self._world.size > 1 else self.stage_params
             ids = self._stepper.seed, self.steps_done
-            with transfers_meant():
+            with jax.transfer_guard("allow"):
                 report = compare(self._engine.pipe, params, microbatches, ids, loss, gradient, table)
         told = self._world.gather("the check", [report.leaf_errors, report.leaf_limits])
         errors, limits = ({k: v for own in each for k, v in own.items()} for each in zip(*told, strict=True))

@@ -22,7 +22,7 @@ from rrfp_jax.forecast.devices import CPU, LINKS, accelerator_of_kind
 from rrfp_jax.forecast.forecast import Devices, RunSpec, forecast
 from rrfp_jax.printing import say
 from rrfp_jax.runtime.engine.engine import Engine
-from rrfp_jax.runtime.engine.resplit import Compiling, Ready, compiled_for_split, recut
+from rrfp_jax.runtime.engine.resplit import Ready, compiled_for_split, recut
 from rrfp_jax.runtime.engine.settings import Rebalance, Settings
 from rrfp_jax.runtime.mesh.topology import Layout, Mesh
 from rrfp_jax.runtime.run.signals import interrupts_held
@@ -32,6 +32,7 @@ from rrfp_jax.sim.choice import Auto, Candidate, choose
 from rrfp_jax.sim.splits import FIRST, MOST, Balance, Move, RebalanceDecision, Verdict
 from rrfp_jax.trace.costs import WorkloadCosts, measured
 from rrfp_jax.trace.records import RecordedStep
+from rrfp_jax.train.beside import Compiling
 
 
 def predicted(run: RunSpec, layout: Layout) -> RunSpec:
@@ -256,8 +257,7 @@ class Rebalancing:
 
     def _all_ready(self, engine: Engine, compiling: Compiling) -> bool:
         """Whether all processes have compiled; if one cannot, all stay as they are."""
-        mine = [compiling.over, compiling.refusal] if compiling.over else [False, ""]
-        told = engine.world.gather("whether all have compiled for another split", mine)
+        told = engine.world.gather("whether all have compiled for another split", compiling.told)
         refusals = [refusal for _, refusal in told if refusal]
         if refusals:
             self._stay(refusals[0])

@@ -24,11 +24,12 @@ from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import FORWARD, Placement, Task
 from rrfp_jax.errors import REFUSED
 from rrfp_jax.json_files import read_json
+from rrfp_jax.loss_scale import LossScale
 from rrfp_jax.report.store import read_steps
 from rrfp_jax.report.timeline import Panel, Timeline
 from rrfp_jax.runs.config import Checkpointing
 from rrfp_jax.runtime.engine.pacing import Delays
-from rrfp_jax.runtime.engine.settings import LossScale, Settings
+from rrfp_jax.runtime.engine.settings import Settings
 from rrfp_jax.runtime.run.exits import ExitReport
 from rrfp_jax.runtime.run.join import Place, silence_seconds
 from rrfp_jax.runtime.run.place import SlurmStep

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import rrfp_jax as rrfp
-from rrfp_jax.runtime.engine.settings import LossScale, loss_scale_of
+from rrfp_jax.loss_scale import LossScale, loss_scale_of
 from tests.support import toy
 
 STEPS = 16

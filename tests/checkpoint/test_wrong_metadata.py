@@ -19,7 +19,7 @@ import rrfp_jax as rrfp
 from rrfp_jax.checkpoint.folder import CheckpointFolder
 from rrfp_jax.checkpoint.format import Damaged, RunState
 from rrfp_jax.checkpoint.saving import Checkpoints
-from rrfp_jax.runtime.engine.settings import LossScale
+from rrfp_jax.loss_scale import LossScale
 from rrfp_jax.runtime.run.world import World
 from rrfp_jax.train.resume import TrainingState, state_of
 from tests.support.mutations import changed_bytes, changed_trees

@@ -18,7 +18,7 @@ import pytest
 import rrfp_jax as rrfp
 from rrfp_jax.report.look import read_latest
 from rrfp_jax.report.store import LATEST, StepFile
-from rrfp_jax.runtime.run.name_lock import name_held
+from rrfp_jax.runs.name_held import name_held
 from rrfp_jax.runtime.run.world import World
 from tests.support import toy
 from tests.support.commands import top

@@ -169,7 +169,7 @@ def test_secrets_are_made_for_their_user_alone(trees):
         ("runtime/run/status_report.py", False, 0o644),
         ("runtime/run/status_report.py", False, 0o644),
         ("runtime/run/recorder.py", False, 0o644),
-        ("runtime/run/name_lock.py", False, 0o644),
+        ("runs/name_held.py", False, 0o644),
     }
 
 
@@ -223,9 +223,9 @@ WALL_CLOCK = {
     "launcher/rank_process.py": "the same; what is waited for goes by `monotonic`",
     "launcher/snapshot.py": "the same",
     "report/look.py": "the same, and beside times of files",
-    "runtime/run/host_memory.py": "beside times of files",
+    "runs/lent_folder.py": "beside times of files",
     "runtime/programs/executables.py": "beside times of files",
-    "runtime/run/name_lock.py": "a date for people",
+    "runs/name_held.py": "a date for people",
     "runs/files.py": "the same",
     "commands/preflight/meeting.py": "compares the clocks of machines",
 }

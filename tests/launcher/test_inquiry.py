@@ -90,7 +90,7 @@ def test_sigusr1_has_all_ranks_looked_at_and_the_run_goes_on(launch, tmp_path):
 
 def test_a_rank_whose_wait_is_at_its_limit_pleads_before_it_ends(launch):
     err, folder, status = launch(
-        "responder.alone(); world.waits.at_limit = responder.request_diagnosis\n"
+        "responder.alone()\n"
         "world.gathers = rank\n"
         "def user():\n"
         "    until_asked()\n"

@@ -17,8 +17,9 @@ from rrfp_jax.files import shown_path
 from rrfp_jax.launcher.folders import RunFolder
 from rrfp_jax.launcher.rank_process import RankProcess
 from rrfp_jax.launcher.supervisor import Screen
+from rrfp_jax.runs.lent_folder import LOCK_SECONDS, lent_folder
 from rrfp_jax.runtime.run.exits import exit_report, read_all, report, report_in
-from rrfp_jax.runtime.run.host_memory import LOCK_SECONDS, HostMemory, lent_folder
+from rrfp_jax.runtime.run.host_memory import HostMemory
 from rrfp_jax.runtime.run.world import World
 from rrfp_jax.user_code import called
 from tests.launcher.conftest import LIMIT_SECONDS, until
@@ -286,6 +287,21 @@ def test_a_folder_is_removed_and_so_are_those_of_killed_launchers(tmp_path):
     assert list(tmp_path.iterdir()) == [made_again]
     with pytest.raises(UsageError, match="no folder can be made in the host's memory"):
         lent_folder(tmp_path / "absent").__enter__()
+
+
+def test_a_left_folder_that_another_launcher_removes_at_that_moment(tmp_path, monkeypatch):
+    (left := tmp_path / f"rrfp-{os.getuid()}-left").mkdir()
+    lstat = Path.lstat
+
+    def lstat_and_remove(path):
+        found = lstat(path)
+        if path == left:
+            shutil.rmtree(left)
+        return found
+
+    monkeypatch.setattr(Path, "lstat", lstat_and_remove)
+    with lent_folder(tmp_path) as folder:
+        assert list(tmp_path.iterdir()) == [folder]
 
 
 def test_what_ranks_are_told(tmp_path):

@@ -8,6 +8,7 @@ import pytest
 
 from rrfp_jax.report.look import LATEST_BYTES, Looker, State
 from rrfp_jax.report.store import LATEST, StepFile, read_lines
+from rrfp_jax.runs.name_held import _locked
 from rrfp_jax.runtime.run import name_lock
 from rrfp_jax.runtime.run.recorder import COMPILING, ENDED, STARTING, FlightRecorder, RunPhase
 from tests.support.watched import step_of, told
@@ -29,7 +30,7 @@ def folder(tmp_path):
 @pytest.fixture
 def held(folder):
     """Its name, held by another run that lives."""
-    with name_lock._locked(name_lock._lock_of(folder)):
+    with _locked(name_lock.lock_of(folder)):
         yield
 
 

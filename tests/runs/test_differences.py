@@ -14,7 +14,7 @@ import pytest
 
 from rrfp_jax.runs.config import as_json, differences
 from rrfp_jax.runs.files import PACKAGES, commit_of, origin_of
-from rrfp_jax.runtime.run.place import as_typed, typed_command, without_flag
+from rrfp_jax.typed import as_typed, typed_command, without_flag
 
 
 @pytest.mark.parametrize(

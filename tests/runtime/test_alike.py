@@ -10,9 +10,9 @@ import pytest
 
 import rrfp_jax as rrfp
 from rrfp_jax.errors import UsageError
-from rrfp_jax.runtime.engine.engine import traced_programs
 from rrfp_jax.runtime.programs.fingerprint import fingerprint
 from rrfp_jax.runtime.run import alike
+from rrfp_jax.train.alike import traced_programs
 from tests.support import toy
 
 HOSTS = ["n0", "n0", "n1", "n2"]

@@ -46,13 +46,13 @@ with heard_signals(signal.SIGINT, answer=Noted()) as signals, signals.answered_b
 print(Noted.heard, threading.active_count())
 """
 LOCKS = """
-from rrfp_jax.runtime.run import name_lock
-with name_lock._locked(Path(sys.argv[1])):
+from rrfp_jax.runs.name_held import _locked
+with _locked(Path(sys.argv[1])):
     child()
     die()
 """
 LENDS = """
-from rrfp_jax.runtime.run.host_memory import lent_folder
+from rrfp_jax.runs.lent_folder import lent_folder
 with lent_folder(Path(sys.argv[1]).parent) as folder:
     folder.rename(sys.argv[1])
     child()

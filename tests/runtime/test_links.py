@@ -8,7 +8,7 @@ import pytest
 from msgspec import msgpack
 
 from rrfp_jax.errors import UsageError
-from rrfp_jax.runtime.run import coordinator, links
+from rrfp_jax.runtime.run import coordinator
 from rrfp_jax.runtime.run.coordinator import NEVER_MILLISECONDS, RETRY_MILLISECONDS, TCP_RTO_MAX_MS
 from rrfp_jax.runtime.run.links import (
     BODY,
@@ -18,7 +18,6 @@ from rrfp_jax.runtime.run.links import (
     nodes_of,
     require_reachable,
     retry_often_to,
-    signs,
 )
 from tests.support.mailboxes import TOKEN, opened, tcp_pair
 
@@ -35,7 +34,7 @@ class Crowd:
         ports = [own.getsockname()[1] for own in self.sockets]
         self.cards = {r: Card("127.0.0.1", 1, ports[r], secrets.token_hex(32), "n0") for r in range(count)}
         tokens = tokens or [TOKEN] * count
-        self.signs = [signs(r, self.sockets[r], self.cards, tokens[r]) for r in range(count)]
+        self.signs = [Signs(r, self.sockets[r], self.cards, tokens[r]) for r in range(count)]
 
 
 @pytest.fixture
@@ -121,7 +120,8 @@ def test_a_flood_is_read_in_parts_and_nothing_blocks(stack):
 def test_no_way_there_is_no_error(stack):
     own = stack.enter_context(socket.socket(type=socket.SOCK_DGRAM))
     own.bind(("127.0.0.1", 0))
-    shown = Signs(0, own, {1: links.Peer(("203.0.113.1", 9), b"key"), 2: links.Peer(("::1", 9), b"key")})
+    hosts = ("127.0.0.1", "203.0.113.1", "::1")
+    shown = Signs(0, own, {rank: Card(host, 1, 9, "", "n") for rank, host in enumerate(hosts)}, TOKEN)
     shown.show()
     assert shown.heard() == set()
 

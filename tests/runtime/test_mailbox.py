@@ -1,7 +1,9 @@
 """Control messages between processes: delivery, sleep, departures, silence, clocks, frames; no JAX."""
 
 import itertools
+import os
 import random
+import resource
 import socket
 import threading
 import time
@@ -15,7 +17,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rrfp_jax.errors import PeerLost
-from rrfp_jax.runtime.run.mailbox import HEADER, LARGEST_FRAME, Message, pack, pieces, unpack, whole
+from rrfp_jax.runtime.run.mailbox import HEADER, LARGEST_FRAME, SELECTED, Message, pack, pieces, unpack, whole
 from rrfp_jax.runtime.run.membership import SAMPLES, Beat, Echo, Failed, Goodbye, PeerClock, Silent
 from tests.support.mailboxes import (
     PROMPT_SECONDS,
@@ -171,6 +173,23 @@ class TestSleep:
             mailbox.sleep(5.0)
             assert rung and time.perf_counter() - rung[0] < PROMPT_SECONDS
             mailbox.pump()
+
+    def test_descriptors_with_high_numbers_do(self):
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = 2 * SELECTED if hard == resource.RLIM_INFINITY else min(2 * SELECTED, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+        with ExitStack() as stack:
+            stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+            while (taken := os.open(os.devnull, os.O_RDONLY)) < SELECTED:
+                stack.callback(os.close, taken)
+            stack.callback(os.close, taken)
+            mailbox, ends = joined()
+            heard = listening(mailbox)
+            assert seconds_asleep(mailbox, 0.1) >= 0.1
+            ends[1].sendall(noted("there"))
+            assert seconds_asleep(mailbox) < PROMPT_SECONDS
+            mailbox.pump()
+        assert heard == [(1, "there")]
 
     def test_a_ring_beforehand_counts_once(self):
         mailbox, _ends = joined()

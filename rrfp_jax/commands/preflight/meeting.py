@@ -13,6 +13,7 @@ from contextlib import closing
 from pathlib import Path
 from time import monotonic, perf_counter, time
 
+from rrfp_jax.checkpoint.shared_folder import seen_by
 from rrfp_jax.commands.preflight.surroundings import Meeting, code_hash
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.runtime.run.alike import found_versions
@@ -22,7 +23,6 @@ from rrfp_jax.runtime.run.links import require_reachable
 from rrfp_jax.runtime.run.mailbox import Mailbox
 from rrfp_jax.runtime.run.place import Place
 from rrfp_jax.runtime.run.roll_call import RollCall
-from rrfp_jax.runtime.run.shared_folder import seen_by
 from rrfp_jax.runtime.run.world import World
 
 CONNECT_SECONDS = 15.0

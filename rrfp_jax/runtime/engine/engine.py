@@ -29,10 +29,9 @@ from rrfp_jax.runtime.model.pipeline import Pipeline
 from rrfp_jax.runtime.model.roles import layers_of_chunks
 from rrfp_jax.runtime.programs.compiler import Compiler, compile_pool, compiled_for
 from rrfp_jax.runtime.programs.executables import Executables
-from rrfp_jax.runtime.programs.fingerprint import fingerprint, layer_fingerprints
 from rrfp_jax.runtime.programs.gradients import Reduction
 from rrfp_jax.runtime.programs.initial import InitFunction
-from rrfp_jax.runtime.programs.library import Library, phase_of, specs_of
+from rrfp_jax.runtime.programs.library import Library, phase_of
 from rrfp_jax.runtime.run.consensus import Agreement, CarrierName
 from rrfp_jax.runtime.run.recorder import COMPILING
 from rrfp_jax.runtime.stages import leaves as ties
@@ -49,35 +48,10 @@ from rrfp_jax.runtime.stages.step import (
     StepPrograms,
     Sums,
     add_up,
-    not_finite,
 )
 from rrfp_jax.runtime.transport.choice import TransportName, between_processes
 from rrfp_jax.runtime.transport.protocol import Endpoints, OneArrayCompiler, Transport, by_jit
 from rrfp_jax.trace.records import Part, RecordedStep, StepTrace, TaskRecord
-
-
-def as_text(engine: Engine) -> dict[str, str]:
-    """What an engine is made of, as far as another process can have it otherwise; by name."""
-    pipe, layout = engine.pipe, engine.layout
-    found = {
-        "split": engine.split,
-        "frozen": pipe.frozen,
-        "tied": pipe.tied,
-        "sharding": [*pipe.sharding.items()],  # the first that matches counts
-        "carry": pipe.carry,
-        "mesh": (layout.widths, layout.replicas, layout.shard_optimizer),
-    }
-    return {name: str(value) for name, value in found.items()}
-
-
-def traced_programs(engine: Engine) -> dict[str, str]:
-    """Hashes of what the whole model computes, by name: layers, loss and optimizer."""
-    bucket, shapes = engine.library.first
-    found = layer_fingerprints(engine.pipe, shapes, specs_of(bucket))
-    if engine.spec.optimizer is not None:
-        whole, _ = engine.staging.optimizer_parts
-        found["the optimizer"] = fingerprint(whole.init, whole.update)
-    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,8 +96,7 @@ def remote_of(
 
 def agreement_of(layout: Layout, carrier: CarrierName, protocol: GroupProtocol) -> Agreement | None:
     """What the processes that share a stage agree by, made by all together; None if none share one."""
-    shared = max(map(len, layout.groups)) > 1
-    return Agreement(layout.world, layout.groups, carrier, protocol) if shared else None
+    return Agreement(layout.world, layout.groups, carrier, protocol) if layout.grouped else None
 
 
 def neighbours(layout: Layout, placement: Placement, tied: Collection[tuple[int, int]] = ()) -> set[int]:
@@ -326,8 +299,8 @@ class Engine:
         stages = {}
         for s in self.stages:
             places = [placement.virtual_stage(s % layout.stages, c) for c in range(placement.chunks)]
-            own = [of[s] for of in of_bucket]
-            stages[s] = StagePart(places, own, layout.share(s, numbers), layout.share(s, shapes))
+            share = slice(s // layout.stages, None, layout.replicas)  # of the step's microbatches
+            stages[s] = StagePart(places, [of[s] for of in of_bucket], numbers[share], shapes[share])
         here = [layout.stages_of(replica) for replica in range(layout.replicas)]
         return StepPrograms(
             phase=phase,
@@ -446,10 +419,6 @@ class Engine:
         """The gradient sums of this process's stages after `run`; of tied parameters the sum over all."""
         ties.spread_gradients(self._ties, self.stages, self.driver.exchange)
         return {layer: own for stage in self.distinct for layer, own in stage.gradients.items()}
-
-    def not_finite(self) -> str:
-        """Where gradient sums are not finite after `run`; see `stages/step.py`."""
-        return not_finite(self.stages, self.layout)
 
     def reset_gradients(self) -> None:
         """Zero every stage's gradient sums."""

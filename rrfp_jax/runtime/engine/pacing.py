@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import Any, TypeAlias
 
 from rrfp_jax.core.tasks import Kind, Placement, Task
-from rrfp_jax.errors import UsageError
+from rrfp_jax.errors import UsageError, refusing
 from rrfp_jax.fields import check_fields, shown
 from rrfp_jax.runtime.engine.device import DeviceQueue, Running
 from rrfp_jax.runtime.sizes import nbytes
@@ -55,10 +55,8 @@ class Delays:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        try:
+        with refusing():
             jitter.Jitter(jitter.by_name(self.jitter), self.seed)
-        except ValueError as error:
-            raise UsageError(str(error)) from None
         for name in ("late_readiness", "skew", "link_delay", "link_bandwidth"):
             if not 0 <= (value := getattr(self, name)) < float("inf"):
                 raise UsageError(f"{name}={value}: give a finite number, at least 0")

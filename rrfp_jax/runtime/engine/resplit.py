@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-import weakref
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.progress import silent
-from rrfp_jax.runtime._jax import Settings, adopt, settings_here
 from rrfp_jax.runtime.engine.engine import Engine
-from rrfp_jax.runtime.programs.compiler import IS_DROPPED, compile_pool
+from rrfp_jax.runtime.programs.compiler import compile_pool
 from rrfp_jax.runtime.programs.library import phase_of
 from rrfp_jax.runtime.run.world import START_SECONDS
 from rrfp_jax.runtime.stages import leaves
@@ -66,57 +62,3 @@ def recut(engine: Engine, ready: Ready, rules: Sequence[StepRules]) -> Engine:
     new.run_on(driver, made, ready.tied, rules)
     new.stages = made.stages
     return new
-
-
-class Compiling:
-    """Compiles for another split beside the steps, on a thread; arguments as for `compiled_for_split`.
-
-    The interpreter waits for that thread when it ends. So it begins no further program then, nor once it has
-    been dropped; XLA cannot be interrupted, so those that it is at are finished.
-    """
-
-    def __init__(self, engine: Engine, split: Sequence[int], rules: Sequence[StepRules]) -> None:
-        self._end: Future[Ready | str] = Future()
-        dropped = threading.Event()
-        self.drop = weakref.finalize(
-            self, dropped.set
-        )  # nobody wants it any more; it ends with what it is at
-        # Before it waits for the threads of pools, which would do all that they have been given.
-        threading._register_atexit(dropped.set)  # type: ignore[attr-defined]  # nothing public comes as early
-        threading.Thread(
-            name="compiles for another split",
-            target=_compile_all,
-            args=(self._end, dropped.is_set, settings_here(), engine, split, rules),
-        ).start()
-
-    @property
-    def over(self) -> bool:
-        return self._end.done()
-
-    @property
-    def refusal(self) -> str:
-        """Why it could not be compiled, once it is over; empty if it could."""
-        found = self._end.result()
-        return found if isinstance(found, str) else ""
-
-    def ready(self) -> Ready:
-        found = self._end.result()
-        assert isinstance(found, Ready), "it is over, and there was no error"
-        return found
-
-
-def _compile_all(
-    end: Future[Ready | str],
-    is_dropped: Callable[[], bool],
-    settings: Settings,
-    engine: Engine,
-    split: Sequence[int],
-    rules: Sequence[StepRules],
-) -> None:
-    """Run a thread that compiles; only its text is kept of an error, as its traceback has the engine."""
-    adopt(settings)  # JAX has some by thread
-    IS_DROPPED.set(is_dropped)
-    try:
-        end.set_result(compiled_for_split(engine, split, rules, quiet=True))
-    except Exception as error:  # whatever it is, training goes on without
-        end.set_result(f"{type(error).__name__}: {error}")

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from enum import Enum
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
-import jax
 import numpy as np
 
 from rrfp_jax.core.admission import SPARE_GRADIENTS, Accumulation
@@ -21,9 +17,9 @@ from rrfp_jax.core.scheduler import check_can_end
 from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.core.step_rules import StepRules, default_max_in_flight
 from rrfp_jax.core.tasks import Placement
-from rrfp_jax.errors import UsageError
-from rrfp_jax.fields import check_fields, check_numbers, path_of, says_its_arguments, shown
-from rrfp_jax.json_files import Count
+from rrfp_jax.errors import UsageError, refusing
+from rrfp_jax.fields import check_numbers, path_of, says_its_arguments
+from rrfp_jax.loss_scale import LossScale, loss_scale_of
 from rrfp_jax.runtime.autodiff.residuals import check_remat
 from rrfp_jax.runtime.engine.pacing import Delays
 from rrfp_jax.runtime.run.consensus import CarrierName
@@ -33,96 +29,6 @@ from rrfp_jax.runtime.transport.choice import TransportName
 OnNonfinite: TypeAlias = Literal["stop", "skip"]
 
 Rebalance: TypeAlias = Literal["off", "suggest", "auto"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class LossScale:
-    """What the loss is multiplied by before it is differentiated; gradients are divided by it again.
-
-    It keeps small gradients from vanishing in float16 (arXiv:1710.03740, section 3.2). Losses here are sums,
-    so the gradient of one token's loss is not divided by the number of tokens before it is scaled; scales
-    that fit are smaller than for means by about that number, and may be below 1.
-
-    A dynamic one is halved by a step whose loss or gradient is not finite, which is then left out, and
-    doubled after many good steps.
-
-    Attributes:
-        value: a power of two changes no bit of a gradient that neither overflows nor vanishes.
-        dynamic: whether it changes.
-        good_steps: in a row since the last change.
-        growth_interval: how many of them double it.
-        smallest, largest: bounds of a dynamic one.
-
-    Raises:
-        UsageError: a value that is not above 0, or not finite; bounds that do not hold it.
-    """
-
-    value: float = 2.0**15
-    dynamic: bool = True
-    good_steps: Count = 0
-    growth_interval: Count = 2000
-    smallest: float = 2.0**-24
-    largest: float = 2.0**24
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        if not 0 < self.value < math.inf:
-            raise UsageError(f"loss_scale={self.value}: give a finite number above 0, or 'dynamic'")
-        if self.dynamic and not (0 < self.smallest <= self.value <= self.largest < math.inf):
-            raise UsageError(f"loss_scale={self.value}: must be from {self.smallest} to {self.largest}")
-        if self.growth_interval < 1:
-            raise UsageError(f"growth_interval={self.growth_interval}: give at least one step")
-
-    def after(self, finite: bool) -> LossScale:
-        """The dynamic scale of the next step, after one whose loss and gradient were all finite or not."""
-        if not finite:
-            return replace(self, value=max(self.value / 2, self.smallest), good_steps=0)
-        if self.good_steps + 1 < self.growth_interval:
-            return replace(self, good_steps=self.good_steps + 1)
-        return replace(self, value=min(self.value * 2, self.largest), good_steps=0)
-
-    def resumed(self, stored: LossScale) -> LossScale:
-        """This one after a checkpoint with another: the value that it had come to, if both are dynamic."""
-        if not (self.dynamic and stored.dynamic):
-            return self
-        value = min(max(stored.value, self.smallest), self.largest)
-        return replace(self, value=value, good_steps=stored.good_steps)
-
-    def __str__(self) -> str:
-        return "dynamic" if self.dynamic else f"{self.value:g}"
-
-
-def loss_scale_of(given: Any) -> LossScale:
-    """A setting as a `LossScale`: None for none, a number for a constant one, "dynamic", or a LossScale."""
-    if isinstance(given, LossScale):
-        return given
-    if isinstance(given, str) and given == "dynamic":
-        return LossScale()
-    try:
-        if isinstance(given, (bool, np.bool_)):
-            raise TypeError
-        value = 1.0 if given is None else float(given)
-    except (TypeError, ValueError):
-        raise UsageError(f"loss_scale={shown(given)}: give None, a number above 0, or 'dynamic'") from None
-    with np.errstate(over="ignore"):
-        rounded = float(np.float32(value))  # as stages have it
-    if 0 < value < math.inf and not 0 < rounded < math.inf:
-        raise UsageError(
-            f"loss_scale={shown(given)}: is no number that float32 holds; give a nearer one to 1"
-        )
-    return LossScale(value=rounded, dynamic=False)
-
-
-class Default(Enum):
-    """Default of an argument that is a setting, too: tells one that is not given from one at its default."""
-
-    DEFAULT = "as settings have it"
-
-    def __repr__(self) -> str:
-        return self.value
-
-
-DEFAULT = Default.DEFAULT
 
 
 @says_its_arguments()
@@ -251,23 +157,6 @@ class Settings:
         """`delays` that the text says."""
         return Delays.of(self.delays)
 
-    def with_arguments(self, given: Mapping[str, Any]) -> Settings:
-        """Settings with a Trainer's own arguments, by name; DEFAULT for one that is not given.
-
-        Raises:
-            UsageError: a value is given both ways.
-        """
-        new = {}
-        for name, value in given.items():
-            if value is DEFAULT:
-                continue
-            if (own := getattr(self, name)) != getattr(Settings, name):
-                raise UsageError(
-                    f"{name}={shown(value)} beside settings with {name}={shown(own)}: give it once"
-                )
-            new[name] = value
-        return replace(self, **new)
-
     def as_text(self) -> dict[str, str]:
         """What must be equal in all processes, by the names that users type."""
         own = ("stall_seconds", "executables")  # of each process
@@ -301,21 +190,11 @@ def check_order(rules: StepRules) -> None:
         UsageError: naming stage and task.
     """
     if isinstance(rules.schedule, FixedOrder):
-        try:
+        with refusing():
             check_can_end(rules)
-        except ValueError as error:
-            raise UsageError(str(error)) from None
 
 
-WORDS: Mapping[str, Any] = {
-    "accumulation": Accumulation,
-    "on_nonfinite": OnNonfinite,
-    "transport": TransportName,
-    "rebalance": Rebalance,
-    "agreement": CarrierName,
-    "protocol": GroupProtocol,
-    "dispatch": Dispatching,
-}
+WORDS = {name: kind for name, kind in get_type_hints(Settings).items() if get_origin(kind) is Literal}
 """Settings that are one of a few words, each with the `Literal` of them."""
 
 
@@ -340,22 +219,3 @@ def is_positive(value: Any) -> bool:
     """Whether it is a number above 0; True is none."""
     number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
     return bool(number and value > 0)
-
-
-GUARDED = ("", "_host_to_device", "_device_to_device", "_device_to_host")
-"""Ways of transfers that JAX has a guard each for, as its settings end."""
-
-
-def check_jax_settings() -> None:
-    """Refuse settings of JAX's own under which no stage can run, naming them."""
-    if getattr(jax.config, "jax_disable_jit"):  # noqa: B009 (JAX's types lack it)
-        raise UsageError(
-            "jax_disable_jit=True: stages are programs that are compiled before they run, so nothing could "
-            "run; unset it (JAX_DISABLE_JIT), and to step through a layer call it in plain JAX"
-        )
-    for name in (f"jax_transfer_guard{way}" for way in GUARDED):
-        if getattr(jax.config, name) == "disallow_explicit":
-            raise UsageError(
-                f"{name}='disallow_explicit': data and messages must get to devices; use 'disallow', under "
-                f"which only transfers that nobody asked for fail"
-            )

@@ -171,12 +171,7 @@ def _spread(value: Any, sharding: Sharding) -> jax.Array:
     return from_shards(value.shape, sharding, lambda index: value[index])
 
 
-def transfers_meant() -> AbstractContextManager[Any]:
-    """While it is open, JAX's guards allow transfers that are not written as `jax.device_put`."""
-    return jax.transfer_guard("allow")
-
-
 def from_shards(shape: tuple[int, ...], sharding: Sharding, shard_of: Callable[[Any], Any]) -> jax.Array:
     """`jax.make_array_from_callback`, in which JAX's guards see a transfer that nobody asked for."""
-    with transfers_meant():
+    with jax.transfer_guard("allow"):
         return jax.make_array_from_callback(shape, sharding, shard_of)

@@ -6,20 +6,17 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
-from typing import TypeVar
 
 import jax
 
 from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.core.tasks import Placement, Shape
-from rrfp_jax.errors import UsageError
+from rrfp_jax.errors import UsageError, refusing
 from rrfp_jax.fields import check_fields, says_its_arguments, shown
 from rrfp_jax.runtime._jax import cpu_devices_asked_by, first_use, in_use, provide_cpu_devices
 from rrfp_jax.runtime.mesh.stage_mesh import StageMesh, VirtualStage, WidthChanges
 from rrfp_jax.runtime.run.stacks import first_used
 from rrfp_jax.runtime.run.world import World
-
-Item = TypeVar("Item")
 
 MOST = 2**16
 """Devices, and virtual stages, of a mesh: more than anybody has, and few enough to be looked through."""
@@ -124,11 +121,6 @@ class Layout:
         replica, stage = self.place(stage_replica)
         return f"stage {stage} of replica {replica}" if replica else f"stage {stage}"
 
-    def share(self, stage_replica: int, microbatches: Sequence[Item]) -> Sequence[Item]:
-        """A stage replica's share of a list with one item per microbatch of a step."""
-        replica, _ = self.place(stage_replica)
-        return microbatches[replica :: self.replicas]
-
     def count_of(self, microbatches: int) -> int:
         """How many of a step's microbatches each replica gets; UsageError if that is not equally many."""
         if microbatches % self.replicas:
@@ -207,10 +199,8 @@ class Mesh:
         """Which stage has which virtual stages; refuses an order for another number of stages."""
         if self.chunks is not None:
             return Placement(self.pp, self.chunks, self.shape)
-        try:
+        with refusing(f"Mesh(pp={self.pp}): "):
             placement = schedule.placement_for(self.pp)
-        except ValueError as error:
-            raise UsageError(f"Mesh(pp={self.pp}): {error}") from None
         if self.shape == "v" and placement.shape != "v":
             raise UsageError(f"Mesh(pp={self.pp}, shape='v'): one chunk a stage has no shape; give chunks=2")
         return placement

@@ -241,9 +241,8 @@ def _cuts(
         if id(step.closed) not in known:
             known[id(step.closed)] = output_dependence(step.closed)
     follows = [known[id(step.closed)] for step in steps]
-    needed = [
-        set[int]()
-    ]  # for each step, the leaves it gets from which any total follows; last those it gives
+    # For each step, the leaves it gets from which any total follows; last those it gives.
+    needed = [set[int]()]
     for step, masks in zip(steps[::-1], follows[::-1], strict=True):
         used = [mask for k, mask in enumerate(masks) if k in needed[0] or k == len(step.leaves)]
         union = reduce(or_, used, 0) >> len(step.paths)

@@ -30,7 +30,7 @@ from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.tasks import Task
 from rrfp_jax.errors import Disagreement, TrainingError
 from rrfp_jax.runtime.run.mailbox import Message, encoded
-from rrfp_jax.runtime.run.token import Store
+from rrfp_jax.runtime.run.token import SealedStore
 from rrfp_jax.runtime.run.world import World
 from rrfp_jax.trace.records import TaskRecord
 
@@ -113,7 +113,7 @@ class StoreCarrier(Carrier):
     """By the key-value store: a thread writes, one for each partner reads; all rest between steps."""
 
     def __init__(
-        self, store: Store, name: str, rank: int, partners: Sequence[int], ring: Ring, silence: float
+        self, store: SealedStore, name: str, rank: int, partners: Sequence[int], ring: Ring, silence: float
     ) -> None:
         self._store, self._name, self._rank = store, f"rrfp/{name}", rank
         self._ring, self._silence = ring, silence
@@ -207,9 +207,8 @@ class StoreCarrier(Carrier):
             key = self._key(partner, self._heard[partner])
             try:
                 self._come.append(self._call(partner, POLL_SECONDS, get, key, limit))
-            except (
-                TimeoutError
-            ):  # by the client's own clock: ask for something that only the store can answer
+            except TimeoutError:
+                # By the client's own clock: ask for something that only the store can answer.
                 self._call(partner, 0.0, self._store.key_value_dir_get_bytes, f"{key}/none")
             else:
                 self._heard[partner] += 1

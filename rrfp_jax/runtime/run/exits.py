@@ -171,21 +171,14 @@ def report(world: World, words: ExitReport) -> None:
         world.mailbox.end(Failed(culprit, sentence))
 
 
-def flush(mailbox: Mailbox) -> None:
-    """Have everything that was posted sent, as far as that takes no longer than a moment."""
-    deadline = monotonic() + FLUSH_SECONDS
-    while not mailbox.flushed() and monotonic() < deadline:
-        sleep(0.01)
-
-
-def deliver(mailbox: Mailbox, seconds: float) -> None:
-    """Have everything that was posted arrive, for which a link may have to come back first.
+def settle(mailbox: Mailbox, is_settled: Callable[[], bool], seconds: float) -> None:
+    """Wait, at most so long, until all that was posted is sent, or has arrived, as `is_settled` says.
 
     Meanwhile what comes is read: closing a connection with something unread would reset it, and what is still
     on its way would be lost.
     """
     deadline = monotonic() + seconds
-    while not mailbox.delivered() and monotonic() < deadline:
+    while not is_settled() and monotonic() < deadline:
         mailbox.read()
         sleep(0.01)
     mailbox.read()
@@ -195,8 +188,7 @@ def end(world: World, status: int) -> None:
     """End this process now, without the ways out that wait for others."""
     try:
         if world.mailbox is not None:
-            flush(world.mailbox)
-            world.mailbox.read()  # what is unread would reset the connections: our words could be lost
+            settle(world.mailbox, world.mailbox.flushed, FLUSH_SECONDS)
         settle_streams()
     finally:
         exit_now(status)
@@ -236,9 +228,8 @@ def limit_overtime(world: World, limit: float) -> None:
                 seconds -= monotonic() - begun
 
     def watch() -> None:
-        while (
-            threading.main_thread().is_alive()
-        ):  # joining it would be in Python's way, which looks at its lock
+        # Joining it would be in Python's way, which looks at its lock.
+        while threading.main_thread().is_alive():
             sleep(OVERTIME_TICK_SECONDS)
         early = min(WORD_SECONDS, limit / 2)
         outlast(early)
@@ -268,9 +259,7 @@ class Shutdown:
     def __init__(self, world: World, coordinator: Coordinator | None = None) -> None:
         assert world.mailbox is not None
         self._world, self._mailbox, self._coordinator = world, world.mailbox, coordinator
-        responder = StatusResponder(world)
-        world.waits.at_limit = responder.request_diagnosis
-        self._watchdog = Watchdog(world.mailbox, responder.attend, self._give_up)
+        self._watchdog = Watchdog(world.mailbox, StatusResponder(world).attend, self._give_up)
         self._done = threading.Event()
         # Started now: from Python 3.12 on no thread can be once the main one has ended.
         self._leaver = threading.Thread(target=self._leave_when_done, name="rrfp-leave", daemon=True)
@@ -309,7 +298,7 @@ class Shutdown:
         for act in world.at_last:
             act()
         self._mailbox.end(Goodbye())
-        deliver(self._mailbox, world.membership.silence)
+        settle(self._mailbox, self._mailbox.delivered, world.membership.silence)  # a link may come back
         if self._coordinator is not None:
             self._coordinator.close()
         self._watchdog.stop()

@@ -7,27 +7,13 @@ all replicas go on from the folder.
 
 from __future__ import annotations
 
-import fcntl
-import os
-import shutil
-import tempfile
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from rrfp_jax.errors import UsageError
-from rrfp_jax.files import is_used
-from rrfp_jax.runtime.run.name_lock import used_folder
 
 FOLDER, REPLICAS = "RRFP_HOST_MEMORY", "RRFP_REPLICAS"
-
-PLACE = Path("/dev/shm")
-"""Where Linux shows the host's memory as files."""
-
-LOCK_SECONDS = 60.0
-"""Within which whoever makes a folder has locked it."""
 
 
 @dataclass(frozen=True)
@@ -80,41 +66,3 @@ class HostMemory:
     @property
     def _request(self) -> Path:
         return self.folder / "hand-over"
-
-
-@contextmanager
-def lent_folder(place: Path = PLACE) -> Iterator[Path]:
-    """A new folder in the host's memory, removed at the end, as are those that killed launchers have left."""
-    prefix = f"rrfp-{os.getuid()}-"
-    try:
-        for left in place.glob(f"{prefix}*"):
-            _remove_left(left)
-        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
-    except OSError as error:
-        raise UsageError(
-            f"{place}: no folder can be made in the host's memory ({error.strerror}): start the run without "
-            f"--replace-after, or mount a tmpfs there"
-        ) from None
-    with used_folder(folder, fcntl.LOCK_EX):
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def outlives_launcher(memory: HostMemory) -> HostMemory:
-    """Have a lent folder stay when its launcher ends, and the next one begins; where it is then."""
-    name = memory.folder.name.removeprefix("rrfp-")
-    return replace(memory, folder=memory.folder.rename(memory.folder.with_name(f"rrfp-kept-{name}")))
-
-
-def _remove_left(folder: Path) -> None:
-    """Remove the folder of a launcher that no longer lives: the kernel has taken its lock back."""
-    with suppress(OSError):
-        found, changed = folder.lstat(), []
-        for path in (folder, folder / "states"):  # a folder that ranks have made again is not locked
-            with suppress(FileNotFoundError):
-                changed.append(path.lstat().st_mtime)
-        is_old = found.st_uid == os.getuid() and time.time() - max(changed) >= LOCK_SECONDS
-        if is_old and is_used(folder) is False:
-            shutil.rmtree(folder, ignore_errors=True)

@@ -27,7 +27,7 @@ from rrfp_jax.runtime.run.alike import learn_hosts
 from rrfp_jax.runtime.run.coordinator import Coordinator
 from rrfp_jax.runtime.run.exits import Shutdown, end, fail, limit_overtime
 from rrfp_jax.runtime.run.handshake import NUMBER, bound, connect, listen
-from rrfp_jax.runtime.run.links import Card, nodes_of, require_reachable, signs
+from rrfp_jax.runtime.run.links import Card, Signs, nodes_of, require_reachable
 from rrfp_jax.runtime.run.mailbox import Mailbox
 from rrfp_jax.runtime.run.place import (
     NO_PORT,
@@ -170,9 +170,7 @@ def _joined() -> World:
         if found is None or found[1] == 1:
             world = World(folder=folder, recorder=recorder)
             if folder is not None:  # a process without others answers its launcher
-                responder = StatusResponder(world)
-                world.waits.at_limit = responder.request_diagnosis
-                responder.alone()
+                StatusResponder(world).alone()
             return world
         rank, size = found
         joining.waits_for("the run's token", CONNECT_SECONDS)
@@ -273,8 +271,8 @@ def _connect(rank: int, size: int, token: bytes, store: SealedStore, silence: fl
     require_reachable([card.node for card in cards], [card.host for card in cards])
     addresses = [(card.host, card.port) for card in cards]
     sockets = connect(listener, addresses, rank, token, deadline - monotonic())
-    shown = signs(rank, datagrams, dict(enumerate(cards)), token)
-    return Mailbox(rank, sockets, silence, shown, nodes_of(cards))
+    signs = Signs(rank, datagrams, dict(enumerate(cards)), token)
+    return Mailbox(rank, sockets, silence, signs, nodes_of(cards))
 
 
 def _listen(rank: int) -> socket.socket:

@@ -38,21 +38,26 @@ def retry_often_to(hosts: Collection[str]) -> None:
             retry_often(connection)
 
 
-class Peer(NamedTuple):
-    """Where another rank takes datagrams, and the key that it shares with this one in this run alone."""
+class Card(NamedTuple):
+    """What a rank tells the others of itself before they meet."""
 
-    address: tuple[str, int]
-    key: bytes
+    host: str  # an IP address
+    port: int  # where it takes calls
+    datagrams: int  # the port where it takes those
+    number: str  # hexadecimal digits that were never used before
+    node: str  # its machine's name
 
 
 class Signs:
-    """Signs of life by datagrams between this process and the others. One thread at a time."""
+    """Signs of life by datagrams between ranks that have told these of themselves. One thread at a time."""
 
-    def __init__(self, rank: int, own: socket.socket, peers: Mapping[int, Peer]) -> None:
-        self._rank, self._socket, self._peers = rank, own, peers
-        self._count = 0
-        self._latest = dict.fromkeys(peers, 0)
-        own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BYTES_A_PEER * len(peers))  # or what is allowed
+    def __init__(self, rank: int, own: socket.socket, cards: Mapping[int, Card], token: bytes) -> None:
+        self._rank, self._socket, self._count = rank, own, 0
+        self._peers = {other: card for other, card in cards.items() if other != rank}
+        self._keys = {r: _key(token, cards[rank].number, card.number) for r, card in self._peers.items()}
+        self._latest = dict.fromkeys(self._peers, 0)
+        size = BYTES_A_PEER * len(self._peers)
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size)  # or what is allowed
         own.setblocking(False)
 
     def show(self) -> None:
@@ -61,7 +66,8 @@ class Signs:
         for rank, peer in self._peers.items():
             body = BODY.pack(self._rank, rank, self._count)
             with suppress(OSError):  # no way there just now
-                self._socket.sendto(body + hmac.digest(peer.key, body, sha256), peer.address)
+                proof = hmac.digest(self._keys[rank], body, sha256)
+                self._socket.sendto(body + proof, (peer.host, peer.datagrams))
 
     def heard(self) -> Collection[int]:
         """The ranks from which new ones have come; returns at once."""
@@ -77,7 +83,7 @@ class Signs:
 
     def retry_often(self) -> None:
         """Have all TCP connections of this process to the others' machines try again often."""
-        retry_often_to({peer.address[0] for peer in self._peers.values()})
+        retry_often_to({peer.host for peer in self._peers.values()})
 
     def close(self) -> None:
         self._socket.close()
@@ -89,20 +95,15 @@ class Signs:
         rank, to, count = BODY.unpack(body := said[: BODY.size])
         if rank not in self._peers or to != self._rank or count <= self._latest[rank]:
             return None
-        if not hmac.compare_digest(said[BODY.size :], hmac.digest(self._peers[rank].key, body, sha256)):
+        if not hmac.compare_digest(said[BODY.size :], hmac.digest(self._keys[rank], body, sha256)):
             return None
         self._latest[rank] = count
         return int(rank)
 
 
-class Card(NamedTuple):
-    """What a rank tells the others of itself before they meet."""
-
-    host: str  # an IP address
-    port: int  # where it takes calls
-    datagrams: int  # the port where it takes those
-    number: str  # hexadecimal digits that were never used before
-    node: str  # its machine's name
+def _key(token: bytes, *numbers: str) -> bytes:
+    """Shared by two ranks in this run alone, by the numbers of their cards."""
+    return hmac.digest(token, f"signs of life{' '.join(sorted(numbers))}".encode(), sha256)
 
 
 def require_reachable(nodes: Sequence[str], hosts: Sequence[str]) -> None:
@@ -120,14 +121,3 @@ def nodes_of(cards: Sequence[Card]) -> Sequence[str]:
     """What to call each rank's machine: by its name, or by its address where several have one name."""
     names, hosts = [card.node for card in cards], [card.host for card in cards]
     return hosts if len(set(names)) < len(set(hosts)) else names
-
-
-def signs(rank: int, own: socket.socket, cards: Mapping[int, Card], token: bytes) -> Signs:
-    """Signs of life between ranks that have told these of themselves."""
-
-    def key(other: int) -> bytes:
-        pair = [cards[one].number.encode() for one in sorted((rank, other))]
-        return hmac.digest(token, b"signs of life" + b" ".join(pair), sha256)
-
-    others = {other: card for other, card in cards.items() if other != rank}
-    return Signs(rank, own, {o: Peer((card.host, card.datagrams), key(o)) for o, card in others.items()})

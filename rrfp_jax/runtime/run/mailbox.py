@@ -44,6 +44,9 @@ QUIET_SECONDS = 1.5
 
 LONGEST_SILENCE = 60.0  # seconds, where a debugger has no limit on silence
 
+SELECTED = 1024
+"""Descriptors below this number fit into the sets of `select`."""
+
 LOSS_SECONDS = 2.0
 """Data fails to come as soon as its sender dies; that it has, this process may hear a little later."""
 
@@ -270,11 +273,15 @@ class Mailbox:
     def sleep(self, seconds: float) -> None:
         """Sleep until a ring or a message comes, at most so long.
 
-        `select` on the selector itself, because epoll rounds its timeout up to milliseconds.
+        `select` on the selector itself, because epoll rounds its timeout up to milliseconds; it takes low
+        numbers of descriptors only.
         """
         if not self._all_sent():
             seconds = min(seconds, FULL_RETRY_SECONDS)
-        select.select([self._selector], [], [], max(seconds, 0.0))  # type: ignore[list-item]
+        if self._selector.fileno() < SELECTED:
+            select.select([self._selector], [], [], max(seconds, 0.0))  # type: ignore[list-item]
+        else:
+            self._selector.select(max(seconds, 0.0))
 
     def await_hang_up(self, seconds: float, other: int) -> bool:
         """Wait until a process closes its connection that was not gone, or `other` is readable."""

@@ -1,62 +1,20 @@
-"""One live run of a name: its rank 0 holds `<directory>/.<name>.lock` for as long as it lives.
+"""Who is at a run: by the lock of its name, `<directory>/.<name>.lock`, and by those of folders in use.
 
-The lock is the kernel's (`flock`), which takes it back when a process dies: a killed run is in nobody's way.
-The file says who has it, and is removed at the end. If somebody deletes it meanwhile, a second run is refused
-by the lock on the run's folder (`used_folder`).
+The locks are the kernel's (`flock`). Who takes a name is in `runs/name_held.py`.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-import socket
-import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from rrfp_jax.errors import UsageError
-from rrfp_jax.fields import printable
-from rrfp_jax.files import is_used, opened, read_whole
+from rrfp_jax.files import opened
 from rrfp_jax.runtime.run.signals import children_giving_up
-
-if TYPE_CHECKING:
-    from rrfp_jax.runtime.run.world import World
-
-LONGEST_HOLDER = 1024
-"""Bytes that the file may have."""
-
-TRIES, TRY_SECONDS = 5, 0.01
-"""Whoever asks (`hold_on`) has the lock for some microseconds; a run asks again so often, after so long."""
-
-
-@contextmanager
-def name_held(world: World, folder: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Inside, no other run can take this name; UsageError if a live one has it. All processes together."""
-    from rrfp_jax.runtime.run.world import START_SECONDS  # with it NumPy, which `is_held` does without
-
-    with ExitStack() as stack:
-        lock, holder = _lock_of(folder), ""
-        if world.rank == 0:
-            try:
-                stack.enter_context(_locked(lock))
-                if is_used(folder) and not world.has_folder(folder):
-                    holder = f"another process, whose lock file {lock.name} somebody has deleted"
-            except BlockingIOError:
-                with suppress(OSError):
-                    holder = printable(read_whole(lock, LONGEST_HOLDER).decode(errors="replace").strip())
-                holder = holder or "another process"
-            except OSError as error:
-                say(f"{lock} cannot be locked ({error.strerror}): start no other run of this name meanwhile")
-        holder = world.gather("whether the run's name is free", holder, START_SECONDS)[0]
-        if holder:
-            raise UsageError(
-                f"{folder} is being trained by {holder}: give this run another --config.name, or stop "
-                f"that one"
-            )
-        yield
 
 
 class Hold(NamedTuple):
@@ -68,7 +26,7 @@ class Hold(NamedTuple):
 
 def hold_on(folder: Path) -> Hold | None:
     """Who has the name of this folder; None if nobody has."""
-    lock = _lock_of(folder)
+    lock = lock_of(folder)
     try:
         with opened(lock) as descriptor:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -86,7 +44,8 @@ def is_held(folder: Path) -> bool:
     return hold is not None and hold.certain
 
 
-def _lock_of(folder: Path) -> Path:
+def lock_of(folder: Path) -> Path:
+    """The lock of the name that a run's folder has."""
     return folder.with_name(f".{folder.name}.lock")
 
 
@@ -101,47 +60,3 @@ def used_folder(folder: Path, how: int = fcntl.LOCK_SH) -> Iterator[None]:
             yield
     finally:
         os.close(descriptor)
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock of a file, which is there meanwhile, as are the directories above it."""
-    made = [parent for parent in path.parents if not parent.exists()]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        descriptor = _lock(path)
-        try:
-            since = time.strftime("%Y-%m-%d %H:%M:%S")
-            with suppress(OSError):  # a full disk: the lock holds all the same
-                os.ftruncate(descriptor, 0)
-                os.write(
-                    descriptor, f"process {os.getpid()} on {socket.gethostname()} (since {since})\n".encode()
-                )
-            with children_giving_up(partial(os.close, descriptor)):  # else a child would hold the lock
-                yield
-        finally:
-            path.unlink(missing_ok=True)
-            os.close(descriptor)
-    finally:
-        for parent in made:
-            with suppress(OSError):
-                parent.rmdir()
-
-
-def _lock(path: Path) -> int:
-    """The descriptor of the file, locked."""
-    tries = TRIES
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Else whoever had the lock has removed this file since: there is another by now.
-            with suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(descriptor), path.stat()):
-                    return os.dup(descriptor)  # which keeps the lock
-        except BlockingIOError:
-            if not (tries := tries - 1):
-                raise
-            time.sleep(TRY_SECONDS)
-        finally:
-            os.close(descriptor)

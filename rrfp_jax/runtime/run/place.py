@@ -13,12 +13,8 @@ On jax 0.10.2 a proxy in the way ends in an abort after five minutes. Which vari
 from __future__ import annotations
 
 import errno
-import os
 import re
-import shlex
-import shutil
 import socket
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -95,23 +91,19 @@ class Address:
 
     @property
     def serving(self) -> str:
-        """Where to listen on its machine, as gRPC writes that."""
-        return f"[::]:{self.port}" if self.served_at is None else str(Address(self.served_at, self.port))
+        """Where to listen on its machine, as gRPC writes that: no wider than need be.
 
-    @property
-    def served_at(self) -> str | None:
-        """The address that its machine listens on, no wider than need be; None for all that it has.
-
-        All are needed behind a translation of addresses, and where a machine takes its own name for loopback.
+        That is everywhere behind a translation of addresses, and where a machine takes its own name for
+        loopback.
         """
         if self.is_loopback:
-            return self.host
+            return str(self)
         with suppress(OSError):
             for *_, found in socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM):
                 host = str(found[0])
                 if not ip_address(host.partition("%")[0]).is_loopback and _is_here(host):
-                    return host
-        return None
+                    return str(Address(host, self.port))
+        return f"[::]:{self.port}"
 
     def require_known(self) -> None:
         """Look its host up, and the way there; UsageError if either is known not to exist."""
@@ -349,39 +341,6 @@ def _covers(entry: str, host: str) -> bool:
         return ip_address(host) in ip_network(entry, strict=False)
     except ValueError:
         return bool(entry) and host.endswith(entry)
-
-
-NAME = "RRFP_COMMAND"
-"""In which a launcher tells its ranks how it was started."""
-
-
-def typed_command(environment: Mapping[str, str] = ENVIRONMENT) -> str:
-    """The command line, as a shell takes it."""
-    return environment.get(NAME) or shlex.join(as_typed(sys.orig_argv))
-
-
-def as_typed(argv: Sequence[str]) -> list[str]:
-    """A command line without the interpreter that the system puts before an installed command.
-
-    `rrfp train a` is run as `/.../bin/python /.../bin/rrfp train a`.
-    """
-    script = Path(argv[1]) if len(argv) > 1 else Path()
-    if script.suffix or script.parent != Path(argv[0]).parent or argv[1].startswith("-"):
-        return [*argv]
-    found = shutil.which(script.name)
-    known = found is not None and os.path.realpath(found) == os.path.realpath(script)
-    return [script.name if known else argv[1], *argv[2:]]
-
-
-def without_flag(command: str, flag: str) -> str:
-    """A command line without a flag, as `FLAG=VALUE` or `FLAG VALUE`."""
-    left: list[str] = []
-    skips = False
-    for argument in shlex.split(command):
-        if not skips and argument.partition("=")[0] != flag:
-            left.append(argument)
-        skips = not skips and argument == flag
-    return shlex.join(left)
 
 
 NAMES = COORDINATOR, PROCESSES, RANK = "RRFP_COORDINATOR", "RRFP_PROCESSES", "RRFP_RANK"

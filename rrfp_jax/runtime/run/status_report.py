@@ -73,10 +73,14 @@ DUMP_SIGNAL = getattr(signal, "SIGRTMIN", 0) + 9
 
 
 class StatusResponder:
-    """Answers requests for status in one process: the watchdog, or `alone`, calls `attend` twice a second."""
+    """Answers requests for status in one process: the watchdog, or `alone`, calls `attend` twice a second.
+
+    Waits that come to their limit request a diagnosis from now on.
+    """
 
     def __init__(self, world: World) -> None:
         self._world, self._counters = world, world.recorder.counters
+        world.waits.at_limit = self.request_diagnosis
 
     def attend(self) -> None:
         """Show a sign of life, and answer who asks."""

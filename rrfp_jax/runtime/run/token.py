@@ -16,7 +16,7 @@ from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Protocol
+from typing import Any
 
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.fields import expanded, printable
@@ -80,10 +80,11 @@ class SharedToken:
             raise UsageError(f"{self._path}: {error.strerror}: {_remedy()}") from None
         return token.encode()
 
-    def exchange(self, store: Store, rank: int, size: int, seconds: float) -> bytes:
+    def exchange(self, store: Any, rank: int, size: int, seconds: float) -> bytes:
         """The token that rank 0 makes, once all have it; the file is gone then. All call this together.
 
-        UsageError says which nodes do not see rank 0's file, or that others may read it.
+        `store` is JAX's client, as nothing can be sealed yet. UsageError says which nodes do not see rank 0's
+        file, or that others may read it.
         """
         try:
             if rank == 0:
@@ -151,36 +152,27 @@ def _checked(text: str, where: str) -> bytes:
 SEAL = 32  # bytes
 
 
-class Store(Protocol):
-    """What is needed of the store's client. Calls may come from several threads, and raise RuntimeError."""
+class SealedStore:
+    """The key-value store by JAX's client, with every value sealed by the token: nobody else can write one.
+
+    Calls may come from several threads, and raise RuntimeError.
+    """
+
+    def __init__(self, store: Any, token: bytes) -> None:
+        self._store, self._token = store, token
+        self.key_value_dir_get_bytes = store.key_value_dir_get_bytes  # all that is below a key
+        self.key_value_delete = store.key_value_delete  # a key, or all below it
 
     def key_value_set_bytes(self, key: str, value: bytes) -> None:
         """Write a key that there is not."""
-
-    def blocking_key_value_get_bytes(self, key: str, timeout_in_ms: int) -> bytes:
-        """Wait until there is a key, and read it; DEADLINE_EXCEEDED if there is none in time."""
-
-    def key_value_dir_get_bytes(self, key: str) -> object:
-        """Read all that is below a key."""
-
-    def key_value_delete(self, key: str) -> None:
-        """Delete a key, or all below it."""
-
-
-class SealedStore:
-    """A store in which every value is sealed by the run's token, so that nobody else can write one."""
-
-    def __init__(self, store: Store, token: bytes) -> None:
-        self._store, self._token = store, token
-        self.key_value_dir_get_bytes = store.key_value_dir_get_bytes
-        self.key_value_delete = store.key_value_delete
-
-    def key_value_set_bytes(self, key: str, value: bytes) -> None:
         self._store.key_value_set_bytes(key, self._seal(key, value) + value)
 
     def blocking_key_value_get_bytes(self, key: str, timeout_in_ms: int) -> bytes:
-        """See `Store`; RuntimeError if what is there was not written by a process of this run."""
-        found = self._store.blocking_key_value_get_bytes(key, timeout_in_ms)
+        """Wait until there is a key, and read it; DEADLINE_EXCEEDED if there is none in time.
+
+        RuntimeError if what is there was not written by a process of this run.
+        """
+        found: bytes = self._store.blocking_key_value_get_bytes(key, timeout_in_ms)
         seal, value = found[:SEAL], found[SEAL:]
         if not hmac.compare_digest(seal, self._seal(key, value)):
             raise RuntimeError(f"{key} in the key-value store was not written by a process of this run")

@@ -24,7 +24,7 @@ from rrfp_jax.runtime.run.mailbox import Mailbox, Message, pieces, whole
 from rrfp_jax.runtime.run.membership import Beat, Membership
 from rrfp_jax.runtime.run.recorder import FlightRecorder
 from rrfp_jax.runtime.run.signals import Stop, StopReason
-from rrfp_jax.runtime.run.token import Store
+from rrfp_jax.runtime.run.token import SealedStore
 from rrfp_jax.runtime.run.waits import LONGEST_SLEEP_SECONDS, ForAnswer, ForDevices, ForGather, Waits, pause
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class World:
         mailbox: Mailbox | None = None,
         folder: Path | None = None,
         recorder: FlightRecorder | None = None,
-        store: Store | None = None,
+        store: SealedStore | None = None,
     ) -> None:
         self.rank, self.size, self.mailbox, self.store = rank, size, mailbox, store
         self.folder = folder

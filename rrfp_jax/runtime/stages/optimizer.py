@@ -478,9 +478,8 @@ def _update_of(program: Program, alone: bool) -> Any:
         end = len(old) + len(state)
         return found[: len(old)], found[len(old) : end], zeros(sums), found[end:]
 
-    if (
-        alone
-    ):  # XLA turns a quotient by a number into a product, of other bits, if nobody else uses that number
+    # XLA turns a quotient by a number into a product, of other bits, if nobody else uses that number.
+    if alone:
         program = scalars_too(program)
     return update
 

@@ -1,4 +1,4 @@
 """Messages between stages: activations, gradients, tied values.
 
-Begin with `protocol`; a new way to send is one more file beside `local` and `socket`.
+Begin with `protocol`; a new way to send is one more file beside `socket`.
 """
