@@ -121,11 +121,11 @@ def output_of(what: str, given: Any) -> Path:
         UsageError: see `path_of`; or it is a folder, its folder is absent, or no file can be written there.
     """
     file = path_of(what, given)
-    if not file.parent.is_dir():
+    if not os.path.isdir(file.parent):  # nor one that this user may not look into
         raise UsageError(f"{file}: there is no folder {file.parent}")
-    if file.is_dir():
+    if os.path.isdir(file):
         raise UsageError(f"{file}: is a folder; give a file")
-    if not os.access(file if file.exists() else file.parent, os.W_OK):
+    if not os.access(file if os.path.exists(file) else file.parent, os.W_OK):
         raise UsageError(f"{file}: cannot be written; give a file in another folder")
     return file
 

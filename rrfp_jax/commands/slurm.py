@@ -369,8 +369,8 @@ class JobLeader:
         job = self._job
         if self._folder is not None:
             self._folder.remove()  # else SLURM would wait for the other nodes' programs
-        state = slurm("squeue", "--noheader", f"--jobs={job.id}", "--format=%T") or ""
-        if state.strip() != "RUNNING":  # it was cancelled, or SLURM requeues it already
+        state = slurm("squeue", "--noheader", f"--jobs={job.id}", "--format=%T")
+        if state is not None and state.strip() != "RUNNING":  # it was cancelled, or SLURM requeues it already
             return status
         self._give_back()
         if slurm("scontrol", "requeue", job.id) is None:

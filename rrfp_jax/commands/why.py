@@ -43,10 +43,17 @@ def _living(run: Path) -> tuple[Path, Sequence[int]]:
     There may be several: killed launchers leave theirs, and a new one begins beside what a run has left.
     """
     folders = [*([run] if any(run.glob("flight-*")) else []), *staged(run)]
-    found = [_living_ranks(folder) for folder in folders]
-    for folder, ranks in zip(folders, found, strict=True):
-        if ranks:
-            return folder, ranks
+    found, elsewhere = list[Sequence[int] | None](), list[UsageError]()
+    for folder in folders:
+        try:
+            found.append(ranks := _living_ranks(folder))
+        except UsageError as error:  # perhaps of an earlier run of this name
+            elsewhere.append(error)
+        else:
+            if ranks:
+                return folder, ranks
+    if elsewhere:
+        raise elsewhere[0]
     if None in found:
         raise UsageError(f"{run}: no rank has begun to join the run yet; ask again in a moment")
     if found:

@@ -137,7 +137,8 @@ def judge(seen: Sequence[RankSnapshot], *, absent: Sequence[int] = (), stalls: b
         )
         quiet = min(one.now for one in seen) - latest
         paused = max((after - at for own in times for at, after in pairwise(own)), default=0.0)
-        if quiet < max(STILL_SECONDS, STILL_PAUSES * paused):
+        known = quiet > -STILL_SECONDS  # else the clock has been set back
+        if known and quiet < max(STILL_SECONDS, STILL_PAUSES * paused):
             cause = HangCause.PAUSES if quiet >= STILL_SECONDS else HangCause.MOVES
             return HangReport(cause=cause, seen=ranks, seconds=quiet, paused=paused)
         if not absent and all(map(_prepares, seen)):

@@ -109,11 +109,11 @@ def check_place(config: RunConfig) -> None:
     """Refuse a run that could not keep its files; nothing is compiled yet."""
     folder = Path(config.directory) / config.name
     parent = folder.parent
-    while not parent.exists():
+    while not os.path.exists(parent):  # also none that this user may not look into
         parent = parent.parent
     saved = [folder.with_name(f"{folder.name}.checkpoints")] if config.checkpoint.wanted else []
     for place in (parent, *saved):
-        if place.exists() and not place.is_dir():
+        if os.path.exists(place) and not os.path.isdir(place):
             raise UsageError(
                 f"{folder}: {place} is no folder; set --config.directory, or move that file away"
             )

@@ -92,11 +92,12 @@ class Loader:
 
     def settle(self) -> None:
         """Wait until nobody uses the data; TrainingError if that takes longer than `stall_seconds`."""
-        began, limit = perf_counter(), self._world.waits.stall_seconds
-        with self._world.waits_for(self._request.awaited):
+        limit = self._world.waits.stall_seconds
+        with self._world.waits_for(self._request.awaited) as wait:
             while self._ahead is not None and not self._ahead.ended.wait(min(LONGEST_SLEEP_SECONDS, limit)):
-                if perf_counter() - max(began, self._request.since) > limit:
-                    self._world.waits.at_limit()
+                if self._request.since > wait.since:
+                    wait.progressed()
+                elif wait.reached():
                     raise TrainingError(
                         f"{self._world.waits.given_up(*self._request.awaited())}: look at what the data does "
                         f"there, or allow more with stall_seconds, now {limit:g}"

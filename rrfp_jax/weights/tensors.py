@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import secrets
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -339,7 +339,7 @@ def _shards(sources: Sequence[TensorSource], most_bytes: float) -> Iterator[list
 @contextmanager
 def _whole_folder(folder: Path, replace: bool) -> Iterator[Path]:
     """A folder to write into, which is renamed at the end, and removed if there is no end."""
-    staging = folder.with_name(f".{folder.name}.{os.getpid()}.exporting")
+    staging = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.exporting")
     try:
         staging.mkdir()
         yield staging

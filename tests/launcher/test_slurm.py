@@ -262,6 +262,12 @@ def test_a_job_that_was_cancelled_is_not_requeued(job):
     assert not job.requeued.exists()
 
 
+def test_a_job_of_which_slurm_says_nothing_just_then_is_requeued(job):
+    srun = f"echo '0: {STOPPED}' >> trial-$SLURM_JOB_ID.log"
+    assert job(srun=srun, squeue="exit 1").wait(LIMIT_SECONDS) == 0
+    assert job.requeued.exists()
+
+
 def test_a_job_that_slurm_does_not_requeue_has_ended_well(job):
     srun = f"echo '0: {STOPPED}' >> trial-$SLURM_JOB_ID.log"
     assert job(srun=srun, scontrol="exit 1").wait(LIMIT_SECONDS) == 0

@@ -18,8 +18,9 @@ from rrfp_jax.files import move_away
 from rrfp_jax.launcher.folders import RunFolder
 from rrfp_jax.launcher.spawn import Launch
 from rrfp_jax.launcher.supervisor import Patience
+from rrfp_jax.runtime.run import signals
 from rrfp_jax.runtime.run.mailbox import Mailbox
-from rrfp_jax.runtime.run.signals import SAVE_SECONDS, StopReason, save_seconds
+from rrfp_jax.runtime.run.signals import SAVE_SECONDS, StopReason, StopsAfterStep, save_seconds
 from rrfp_jax.runtime.run.world import World
 from tests.launcher.conftest import LIMIT_SECONDS, processes, until
 
@@ -330,6 +331,23 @@ with heard_signals(signal.SIGINT, answer=at_start) as signals, signals.answered_
     world.gather("step 0", None)
 print(json.dumps([str(world.stop.agreed), signal.getsignal(signal.SIGTERM) is signal.SIG_DFL]))
 """
+
+
+def test_what_a_launcher_sends_on_at_once_counts_once(tmp_path, monkeypatch):
+    """systemd and SLURM may send SIGTERM to all processes of a run, its launcher among them."""
+    world, said, failed = World(), [], []
+    monkeypatch.setattr(StopsAfterStep, "_fail", lambda self, error: failed.append(type(error)))
+    for folder, count in ((tmp_path, 0), (None, 1)):
+        world.folder, world.stop = folder, type(world.stop)()
+        answer = StopsAfterStep(world, 20.0, lambda why, again: said.append(again))
+        for _ in range(2):
+            answer.heed(signal.SIGTERM)
+        assert failed == [KeyboardInterrupt] * count
+        assert said == [False] + [False, True] * count
+    world.folder = tmp_path
+    monkeypatch.setattr(signals, "ECHO_SECONDS", 0.0)
+    answer.heed(signal.SIGTERM)
+    assert failed == [KeyboardInterrupt] * 2
 
 
 @pytest.mark.parametrize(

@@ -194,6 +194,7 @@ def test_who_is_blamed_that_a_run_hangs(cause, hang, texts, tmp_path):
 def test_whether_a_run_moves(texts, tmp_path):
     run, *_ = message(tmp_path)
     assert judge(run.sights(later=0.3)).cause is HangCause.MOVES
+    assert not judge(run.sights(later=-3600.0)).moves, "the clock has been set back: nobody knows"
     for rank, recorder in enumerate(run.recorders):
         recorder.phase(COMPILING)
         run.says(rank, [])

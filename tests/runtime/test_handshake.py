@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rrfp_jax.errors import TrainingError
 from rrfp_jax.runtime.run import coordinator
-from rrfp_jax.runtime.run.handshake import GREETING, NUMBER, PROOF
+from rrfp_jax.runtime.run.handshake import GREETING, HEARD, NUMBER, PROOF, _call, listen, proof
 from tests.support.mailboxes import (
     TOKEN,
     Handshakes,
@@ -279,3 +279,25 @@ class TestHandshake:
         for sockets in ranks.found.values():
             for connection in sockets.values():
                 connection.close()
+
+
+def test_a_call_that_is_dropped_after_its_proof_is_made_again():
+    with listen("127.0.0.1") as listener:
+
+        def called():
+            for said in (b"", HEARD):
+                caller, _ = listener.accept()
+                *_, own = GREETING.unpack(caller.recv(GREETING.size, socket.MSG_WAITALL))
+                mine = b"m" * NUMBER
+                caller.sendall(mine + proof(TOKEN, b"called", 1, 0, own + mine))
+                caller.recv(PROOF, socket.MSG_WAITALL)
+                caller.sendall(said)
+                caller.close()
+                heard.append(said)
+
+        heard = []
+        thread = threading.Thread(target=called)
+        thread.start()
+        _call(0, listener.getsockname(), 1, TOKEN, time.monotonic() + 10).close()
+        thread.join()
+    assert heard == [b"", HEARD]

@@ -6,6 +6,7 @@ both numbers and both ranks that only who has the token can compute:
     caller -> called: MAGIC, its rank, its number
     called -> caller: its number, its proof
     caller -> called: its proof
+    called -> caller: HEARD, without which the caller calls again
 
 All of these have fixed lengths, so nothing that a stranger sends is decoded. Strangers are few at a time and
 have little time each.
@@ -27,7 +28,7 @@ from rrfp_jax.errors import TrainingError
 from rrfp_jax.runtime.run.coordinator import RETRY_SECONDS, Conversation, Door, received, retry_often
 from rrfp_jax.runtime.run.place import NO_PORT
 
-MAGIC = b"RRFP2"
+MAGIC, HEARD = b"RRFP3", b"\1"
 NUMBER = PROOF = 32  # bytes
 GREETING = Struct(f"!5sI{NUMBER}s")
 RANKS = Struct("!II")
@@ -119,6 +120,8 @@ def _introduce(connection: socket.socket, peer: int, rank: int, token: bytes) ->
     if not hmac.compare_digest(answer[NUMBER:], proof(token, b"called", rank, peer, numbers)):
         raise _NotOfThisRun
     connection.sendall(proof(token, b"caller", rank, peer, numbers))
+    if connection.recv(1) != HEARD:
+        raise ConnectionError("it hung up")
 
 
 def _exactly(caller: socket.socket, count: int) -> Generator[None, None, bytes]:
@@ -157,6 +160,7 @@ class Acceptor(Door):
         proved = hmac.compare_digest(said, proof(self._token, b"caller", rank, self._rank, number + own))
         if not proved or rank not in self._awaited:
             raise _NotOfThisRun
+        caller.send(HEARD)
         return int(rank)
 
     def take(self, rank: int, caller: socket.socket) -> None:

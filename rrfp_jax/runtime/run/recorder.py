@@ -14,6 +14,7 @@ after a kill. Beside them are counters: of the group's messages (`core/group.py`
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 import socket
@@ -425,7 +426,8 @@ def _mapped(path: Path) -> mmap.mmap:
     try:
         # Zeros are written, not left as a hole: on a full disk a hole would end in SIGBUS at the first store.
         # No truncation to 0 first, for the same signal would hit whoever still maps an earlier file here.
-        os.pwrite(file, bytes(SIZE), 0)
+        if os.pwrite(file, bytes(SIZE), 0) < SIZE:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         os.ftruncate(file, SIZE)
         return mmap.mmap(file, SIZE)
     finally:

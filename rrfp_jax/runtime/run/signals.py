@@ -308,6 +308,9 @@ def ends_at_once(command: str, end: Callable[[], None] | None = None) -> EndsAtO
     return EndsAtOnce(say, end or partial(exit_now, INTERRUPTED))
 
 
+ECHO_SECONDS = 2.0
+
+
 class StopsAfterStep(SignalAnswer):
     """The answer to signals between the first step and the last: the run is to stop at a step boundary.
 
@@ -331,11 +334,18 @@ class StopsAfterStep(SignalAnswer):
         stop = self._world.stop
         why = StopReason.CTRL_C if number == signal.SIGINT else StopReason.SIGTERM
         asked = stop.requested >= StopReason.SIGTERM
+        if asked and self._is_echo():
+            return
         stop.request(why)
         self._say(why, asked)
         if asked:
             self._fail(KeyboardInterrupt())
         self._deadline = monotonic() + self._limit
+
+    def _is_echo(self) -> bool:
+        """Whether a launcher sends on what this process has got, too: some end whole groups of processes."""
+        launched, first = self._world.folder is not None, (self._deadline or 0.0) - self._limit
+        return launched and monotonic() < first + ECHO_SECONDS
 
     def check(self) -> float | None:
         stop = self._world.stop

@@ -229,5 +229,5 @@ class Waits:
         current = self._current
         try:
             return tuple(self._broken_off if current is None else current.awaited())
-        except (RuntimeError, LookupError):
+        except Exception:  # also a hint of a user's may raise anything then
             return ()
