@@ -25,7 +25,7 @@ from rrfp_jax.runtime.model.roles import Roles
 from rrfp_jax.runtime.model.sharding import Sharding, sharding_of
 from rrfp_jax.runtime.programs.compiler import Compiler, Counting, Job, compile_pool
 from rrfp_jax.runtime.programs.gradients import owned_trees
-from rrfp_jax.runtime.programs.segments import OnDevices, Segment, SegmentShape, segments_of, trainable
+from rrfp_jax.runtime.programs.segments import OnDevices, Segment, SegmentShape, segments_of
 from rrfp_jax.runtime.programs.stage_programs import StagePrograms
 
 Phase: TypeAlias = Literal["train", "evaluate"]
@@ -270,7 +270,7 @@ class Library:
                 layers=own,
                 fields=fields,
                 shapes=shapes,
-                trainable=trainable(shapes, self.roles, own),
+                roles=self.roles,
                 borders=borders,
                 remat=self._remat,
                 joined=training and self.joined and own.stop == len(self._pipe),
