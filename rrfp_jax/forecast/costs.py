@@ -30,7 +30,7 @@ from rrfp_jax.runtime.model.pipeline import LayerShapes, Pipeline
 from rrfp_jax.runtime.model.roles import Roles, leaf_paths
 from rrfp_jax.runtime.programs.gradients import wide
 from rrfp_jax.runtime.programs.library import specs_of
-from rrfp_jax.runtime.programs.segments import Segment, SegmentShape, segments_of, trainable
+from rrfp_jax.runtime.programs.segments import Segment, SegmentShape, segments_of
 from rrfp_jax.runtime.programs.stage_programs import StagePrograms
 from rrfp_jax.runtime.sizes import nbytes
 from rrfp_jax.runtime.stages.memory import BucketLedger
@@ -76,7 +76,7 @@ class PaperSegments:
             layers=layers,
             fields=specs_of(self.bucket),
             shapes=self.shapes,
-            trainable=trainable(self.shapes, self.roles, layers),
+            roles=self.roles,
             borders=self.flow,
             remat=self.remat,
             joined=self.joined and layers.stop == len(self.shapes),

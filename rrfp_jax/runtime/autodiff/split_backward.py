@@ -93,37 +93,29 @@ class FlowNetwork:
 
     def sink_side(self) -> set[Node]:
         """The nodes beyond the minimum cut that is nearest to the sink; ValueError if none is finite."""
-        while levels := self._levels():
-            flow = self._push(levels)
-            if flow > UNCUTTABLE // 2:  # finite flows before it have used up a little
+        while SOURCE in (levels := self._levels()):
+            if self._push(levels) > UNCUTTABLE // 2:  # finite flows before it have used up a little
                 raise ValueError("no finite cut: something must be on both sides")
-        side: set[Node] = {SINK}
-        pending: list[Node] = [SINK]
-        while pending:
-            head = pending.pop()
-            tails = [node for node in self._left[head] if node not in side and self._left[node][head]]
-            side.update(tails)
-            pending += tails
-        return side
+        return set(levels)
 
     def _levels(self) -> dict[Node, int]:
-        """Distance from the source over edges with capacity left; empty if the sink is out of reach."""
-        levels: dict[Node, int] = {SOURCE: 0}
-        frontier: list[Node] = [SOURCE]
-        while frontier and SINK not in levels:
+        """Distance to the sink over edges with capacity left, of all nodes or as far as the source."""
+        levels: dict[Node, int] = {SINK: 0}
+        frontier: list[Node] = [SINK]
+        while frontier and SOURCE not in levels:
             found: list[Node] = []
-            for tail in frontier:
-                for head, left in self._left[tail].items():
-                    if left and head not in levels:
-                        levels[head] = levels[tail] + 1
-                        found.append(head)
+            for head in frontier:
+                for tail in self._left[head]:
+                    if self._left[tail][head] and tail not in levels:
+                        levels[tail] = levels[head] + 1
+                        found.append(tail)
             frontier = found
-        return levels if SINK in levels else {}
+        return levels
 
     def _push(self, levels: dict[Node, int]) -> int:
         """Send what fits along shortest paths; the largest flow of one path."""
         ahead = {
-            tail: [head for head in self._left[tail] if levels.get(head) == level + 1]
+            tail: [head for head in self._left[tail] if levels.get(head) == level - 1]
             for tail, level in levels.items()
         }
         path: list[Node] = [SOURCE]
@@ -427,13 +419,10 @@ def _loop(
     equation: JaxprEqn, body: ClosedJaxpr, parts: tuple[Pairs, Pairs, Pairs], outputs: Sequence[Var]
 ) -> JaxprEqn:
     """A scan without the constants and scanned operands that its body does not read."""
-    constants, carried, scanned = parts
     flat = body.jaxpr.replace(invars=[inner for part in parts for inner, _ in part])
     every, reads = live_part(ClosedJaxpr(flat, body.consts), [True] * len(outputs))
-    read = {flat.invars[i] for i in reads}
-    constants = [pair for pair in constants if pair[0] in read]
-    scanned = [pair for pair in scanned if pair[0] in read]
-    kept = (constants, list(carried), scanned)
+    needed = {*(flat.invars[i] for i in reads), *(inner for inner, _ in parts[1])}  # carries stay
+    kept = [[pair for pair in part if pair[0] in needed] for part in parts]
     closed = every.jaxpr.replace(invars=[inner for part in kept for inner, _ in part])
     operands = [[outer for _, outer in part] for part in kept]
     return scan_like(equation, ClosedJaxpr(closed, body.consts), operands, outputs)

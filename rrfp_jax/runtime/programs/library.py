@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import cached_property, partial
 from time import perf_counter
 from typing import Any, Literal, TypeAlias
@@ -25,18 +24,15 @@ from rrfp_jax.runtime.model.pipeline import LayerShapes, Pipeline
 from rrfp_jax.runtime.model.roles import Roles
 from rrfp_jax.runtime.model.sharding import Sharding, sharding_of
 from rrfp_jax.runtime.programs.compiler import Compiler, Counting, Job, compile_pool
-from rrfp_jax.runtime.programs.segments import OnDevices, Segment, SegmentShape, segments_of, trainable
+from rrfp_jax.runtime.programs.gradients import owned_trees
+from rrfp_jax.runtime.programs.segments import OnDevices, Segment, SegmentShape, segments_of
 from rrfp_jax.runtime.programs.stage_programs import StagePrograms
 
 Phase: TypeAlias = Literal["train", "evaluate"]
 
 
-@dataclass(frozen=True)
-class _Work:
-    """A segment, and the kinds of backward that it is to have."""
-
-    shape: SegmentShape
-    kinds: set[Kind]
+_Work: TypeAlias = tuple[SegmentShape, set[Kind]]
+"""A segment, and the kinds of backward that it is to have."""
 
 
 class RankPrograms(dict[int, Sequence[StagePrograms]]):
@@ -75,9 +71,7 @@ class Library:
         self._alike: dict[Hashable, SegmentShape] = {}  # by bucket, width and kind, the first segment of it
         self._segments: dict[Job, Segment] = {}  # by bucket, stage replica and kind
         self._programs: dict[tuple[Bucket, Phase], RankPrograms] = {}
-        self._kinds: Mapping[int, Sequence[Collection[Kind]]] = {}  # of backwards in the latest step
         self.joined = False  # see `StepRules.joined`; of the latest step that trained
-        self._complete: set[Bucket] = set()  # those with programs for all these kinds
         self._shardings: dict[int, Sharding] = {}  # by number of devices
         self.compile_seconds = dict.fromkeys(compilers, 0.0)
         self.progress: Progress = silent
@@ -110,9 +104,7 @@ class Library:
     @property
     def updated(self) -> Params:
         """Specs of the parameters that an optimizer sees, neither frozen nor aliases of others."""
-        leaves = self.roles.leaves(self.params)
-        flat = jax.tree.leaves(self.params)
-        return leaves.owned_tree([flat[place] for place in leaves.owned])
+        return owned_trees([self.params], [self.roles.leaves(self.params)])[0]
 
     @property
     def first(self) -> tuple[Bucket, list[LayerShapes]]:
@@ -186,14 +178,12 @@ class Library:
         """
         stages = rules.placement.stages
         kinds = {s: rules.backward_kinds(s % stages) for s in self._virtual_stages}
-        joined = self.joined if rules.forward_only else rules.joined and not self._halves
-        if (kinds, joined) != (self._kinds, self.joined):
-            self._kinds, self.joined, self._complete = kinds, joined, set()
-        if self._complete.issuperset(buckets):
-            return False
+        if not rules.forward_only:
+            self.joined = rules.joined and not self._halves
         phase = phase_of(rules)
-        asked = [bucket for bucket in dict.fromkeys(buckets) if bucket not in self._complete]
-        missing = [bucket for bucket in asked if not self._is_there(bucket, phase)]
+        missing = [bucket for bucket in dict.fromkeys(buckets) if not self._is_there(bucket, phase, kinds)]
+        if not missing:
+            return False
         for bucket in missing:
             self.examine(bucket)
             if not rules.forward_only:
@@ -209,17 +199,18 @@ class Library:
                 s: [*map(partial(self._stage, bucket, s), own, kinds[s])]
                 for s, own in self._virtual_stages.items()
             }
-            self._programs[bucket, phase] = RankPrograms(programs, joined)
-        self._complete.update(asked)
+            self._programs[bucket, phase] = RankPrograms(programs, self.joined)
         return True
 
-    def _is_there(self, bucket: Bucket, phase: Phase) -> bool:
-        """Whether a step with the latest kinds of backward has its programs already."""
+    def _is_there(
+        self, bucket: Bucket, phase: Phase, kinds: Mapping[int, Sequence[Collection[Kind]]]
+    ) -> bool:
+        """Whether a step with these kinds of backward has its programs already."""
         there = self._programs.get((bucket, phase))
         return (there is not None and there.joined == self.joined) and all(
-            programs.tasks.keys() == {FORWARD, *kinds}
+            programs.tasks.keys() == {FORWARD, *wanted}
             for s, own in there.items()
-            for programs, kinds in zip(own, self._kinds[s], strict=True)
+            for programs, wanted in zip(own, kinds[s], strict=True)
         )
 
     def _compiles(self) -> int:
@@ -264,39 +255,37 @@ class Library:
                 for virtual_stage, wanted in zip(own, kinds[s], strict=True):
                     for shape in self._shapes_of(bucket, virtual_stage, bool(wanted)):
                         alike = self._alike.setdefault((bucket, virtual_stage.width, shape.kind), shape)
-                        work = jobs.setdefault((bucket, s, shape.kind), _Work(alike, set()))
-                        work.kinds.update(parts_of(wanted) if self._halves else wanted)
+                        _, all_wanted = jobs.setdefault((bucket, s, shape.kind), (alike, set()))
+                        all_wanted.update(parts_of(wanted) if self._halves else wanted)
         there = {job: own.lowered.keys() for job, own in self._segments.items()}
-        return {job: own for job, own in jobs.items() if job not in there or own.kinds - there[job]}
+        return {job: own for job, own in jobs.items() if job not in there or own[1] - there[job]}
 
     def _shapes_of(self, bucket: Bucket, virtual_stage: VirtualStage, training: bool) -> list[SegmentShape]:
         """The segments of a virtual stage."""
         shapes, fields, layers = self._shapes[bucket], specs_of(bucket), virtual_stage.layers
         borders = self.flow(bucket).borders if training else None  # else all leaves have a gradient
-        found = []
-        for own in segments_of(layers, virtual_stage.width, self._together):
-            found.append(
-                SegmentShape(
-                    pipe=self._pipe,
-                    layers=own,
-                    fields=fields,
-                    shapes=shapes,
-                    trainable=trainable(shapes, self.roles, own),
-                    borders=borders,
-                    remat=self._remat,
-                    joined=training and self.joined and own.stop == len(self._pipe),
-                    sharding=self.sharding(virtual_stage.width),
-                    ends=virtual_stage.ends,
-                )
+        return [
+            SegmentShape(
+                pipe=self._pipe,
+                layers=own,
+                fields=fields,
+                shapes=shapes,
+                roles=self.roles,
+                borders=borders,
+                remat=self._remat,
+                joined=training and self.joined and own.stop == len(self._pipe),
+                sharding=self.sharding(virtual_stage.width),
+                ends=virtual_stage.ends,
             )
-        return found
+            for own in segments_of(layers, virtual_stage.width, self._together)
+        ]
 
     def _lower(self, counting: Counting, job: Job, work: _Work) -> Segment:
         """The programs of a segment; without any kind of backward, those for forwards only."""
-        _, stage_replica, _ = job
+        (_, stage_replica, _), (shape, kinds) = job, work
         began, compiler = perf_counter(), self._compilers[stage_replica]
         with compiler.stage_mesh.tracing():
-            made = Segment.lower(work.shape, work.kinds, OnDevices(compiler), self._segments.get(job))
+            made = Segment.lower(shape, kinds, OnDevices(compiler), self._segments.get(job))
         self.compile_seconds[stage_replica] += perf_counter() - began
         counting.ended(job)
         return made

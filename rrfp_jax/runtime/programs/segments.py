@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain, islice, pairwise
+from itertools import chain, pairwise
 from typing import Any, Protocol, TypeAlias
 
 import jax
@@ -35,7 +35,7 @@ from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.model.metrics import Name, in_one_vector
 from rrfp_jax.runtime.model.pipeline import IDS, INDEX, LayerShapes, Pipeline, run_layers
 from rrfp_jax.runtime.model.pipeline import Specs as Fields
-from rrfp_jax.runtime.model.roles import Roles
+from rrfp_jax.runtime.model.roles import LeafRoles, Roles
 from rrfp_jax.runtime.model.sharding import WHOLE, Sharding
 from rrfp_jax.runtime.programs.compiler import Compiled, Compiler
 from rrfp_jax.runtime.programs.gradients import adding, where, wide
@@ -54,12 +54,6 @@ def segments_of(layers: range, width: int, together: int = 1) -> list[range]:
     return [range(a, b) for a, b in pairwise([*first, layers.stop])]
 
 
-def trainable(shapes: Sequence[LayerShapes], roles: Roles, layers: range) -> list[bool]:
-    """Which of the parameters of layers have a gradient, layer by layer."""
-    known = [roles.leaves({str(i): shapes[i].params}) for i in layers]
-    return [place in own.number for own in known for place in range(own.structure.num_leaves)]
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SegmentShape:
     """One segment for microbatches of given fields.
@@ -73,7 +67,7 @@ class SegmentShape:
     shapes: Sequence[LayerShapes]  # of all layers of the model
     remat: str = NONE  # what the layers' backwards compute again; see `autodiff/residuals.py`
     joined: bool = False  # whether the backward is to do what the forward would
-    trainable: Sequence[bool] | None = None  # which leaves have a gradient; None for all
+    roles: Roles = field(default_factory=lambda: Roles(frozenset(), {}))  # all are trained
     borders: Sequence[Border] | None = None  # leaves of the carries that have one; see `gradient_flow.py`
     sharding: Sharding = field(default_factory=Sharding)  # where the stage has several devices
     ends: WidthChanges = field(default_factory=WidthChanges)
@@ -85,7 +79,7 @@ class SegmentShape:
     def kind(self) -> Hashable:
         """Equal for segments whose programs are alike, as long as one of them is there."""
         layers = tuple(id(self.shapes[i]) for i in self.layers)
-        masks = self.trainable, *self._borders
+        masks = self.trained, *self._borders
         last = self.layers.stop == len(self.pipe)
         lie = (*self._params_lie, self.ends)
         return layers, last, self.joined, tuple(None if own is None else tuple(own) for own in masks), lie
@@ -94,6 +88,11 @@ class SegmentShape:
     def params(self) -> list[Any]:
         """Specs, a tree a layer."""
         return [self.shapes[i].params for i in self.layers]
+
+    @cached_property
+    def _leaves(self) -> list[LeafRoles]:
+        """The roles of the leaves of each layer."""
+        return [self.roles.leaves({str(i): self.shapes[i].params}) for i in self.layers]
 
     @property
     def _params_lie(self) -> list[PartitionSpec]:
@@ -152,8 +151,7 @@ class SegmentShape:
     @property
     def trained(self) -> list[bool]:
         """Which of the flat parameters have a gradient."""
-        count = len(jax.tree.leaves(self.params))
-        return [*(self.trainable or [True] * count), False]
+        return [*(i in own.number for own in self._leaves for i in range(own.structure.num_leaves)), False]
 
     def traced(self, training: bool = True) -> Differentiated:
         """Its programs: for training, or a forward alone. They are traced once, by any thread."""
@@ -207,11 +205,7 @@ class SegmentShape:
     @property
     def counts(self) -> list[tuple[int, int]]:
         """Of each layer, how many parameters it has, and how many of them have a gradient."""
-        trained, found = iter(self.trained), list[tuple[int, int]]()
-        for own in self.params:
-            count = len(jax.tree.leaves(own))
-            found.append((count, sum(islice(trained, count))))
-        return found
+        return [(own.structure.num_leaves, len(own.trained)) for own in self._leaves]
 
     def sums(self, params: Specs) -> Specs:
         """Specs of the sums of gradients, given those of the parameters."""
@@ -289,7 +283,6 @@ class SegmentSpecs:
     cotangents: Specs
     scale: Specs
     made: Specs  # by B or I: gradients of the carry, statistics if it is joined, and I's for W
-    sums: Specs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -352,7 +345,6 @@ class Segment:
                 cotangents=cotangents,
                 scale=scale,
                 made=made,
-                sums=sums,
             ),
         )
 
