@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import re
 import shutil
 import zlib
@@ -62,11 +63,11 @@ class CheckpointFolder:
         self.path = path
 
     def steps(self) -> list[int]:
-        """The steps of the complete checkpoints, in order."""
+        """The steps of the complete checkpoints, in order; a folder of others may be called like one."""
         with suppress(OSError):
-            names = [path.name for path in self.path.iterdir()]
-            kept = [found[1] for name in names if (found := REPLACED.fullmatch(name))]
-            return sorted({int(name) for name in (*filter(STEP.fullmatch, names), *kept)})
+            paths = [path for path in self.path.iterdir() if os.path.lexists(path / MANIFEST)]
+            found = (STEP.fullmatch(path.name) or REPLACED.fullmatch(path.name) for path in paths)
+            return sorted({int(name[name.lastindex or 0]) for name in found if name})
         return []
 
     def other_things(self) -> list[str]:
@@ -122,18 +123,18 @@ class CheckpointFolder:
         content = msgspec.to_builtins(Content(files=files, leaves=dict(leaves)))
         write_file(staging / MANIFEST, json.dumps({"crc32": _checksum(content), "content": content}).encode())
         sync(staging)
-        if (final / MANIFEST).exists():
+        if os.path.lexists(final / MANIFEST):
             self.discard(replaced)
             final.rename(replaced)
-        elif final.exists():
+        elif os.path.lexists(final):
             move_away(final)
         staging.rename(final)  # from here on it is complete
         sync(self.path)
         self.discard(replaced)
-        there = [step for step in self.steps() if (self.final(step) / MANIFEST).exists()]  # not of others
-        for step in filter(run.step.__lt__, there):
-            move_away(self.final(step))
-        for step in [step for step in there if step <= run.step][:-keep]:
+        for step in self.steps():
+            if step > run.step:
+                move_away(self.final(step))
+        for step in self.steps()[:-keep]:
             _remove(self.final(step))
 
     def import_checkpoint(self, checkpoint: Path) -> Path:

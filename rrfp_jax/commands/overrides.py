@@ -12,6 +12,7 @@ import sys
 import types
 import typing
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from os import PathLike
 from typing import Any, TypeVar
 
@@ -21,7 +22,7 @@ from ml_collections import config_dict, config_flags
 from rrfp_jax.commands.config_line import ConfigLine
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import printable, words_of
-from rrfp_jax.runs.config import RunConfig, fields_of, load_config, plain
+from rrfp_jax.runs.config import RunConfig, fields_of, is_nested, load_config, plain
 from rrfp_jax.user_code import called
 
 T = TypeVar("T")
@@ -76,7 +77,7 @@ def _mutable(config: Any) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for item in dataclasses.fields(config):
         value = getattr(config, item.name)
-        if dataclasses.is_dataclass(value):
+        if is_nested(value):
             out[item.name] = _mutable(value)
         elif not isinstance(value, Mapping):
             out[item.name] = _parsed_as(value, types_of[item.name])
@@ -85,16 +86,29 @@ def _mutable(config: Any) -> dict[str, Any]:
 
 def _parsed_as(value: Any, hint: Any) -> Any:
     """A field's value as the type that texts for it are parsed as; by the declared one, not by its own."""
-    choices = typing.get_args(hint) or (hint,)
+    value, choices = plain(value), typing.get_args(hint) or (hint,)
     if value is None:
         return config_dict.placeholder(_optional(hint))
     if isinstance(value, bool) or not isinstance(value, (int, float, PathLike)):
-        return plain(value)
+        return value
     if any(typing.get_origin(choice) is tuple for choice in choices):
         return (value,)  # one number or several
     if str in choices:
         return str(value)
     return float(value) if isinstance(value, int) and float in choices and int not in choices else value
+
+
+def _as_before(new: Any, old: Any, choices: Sequence[Any]) -> Any:
+    """What has been given for a number: a number, too, if it can be one."""
+    if not isinstance(old, (int, float)):
+        return new
+    if isinstance(new, tuple) and len(new) == 1:
+        return new[0]
+    for kind in (int, float):
+        with suppress(ValueError):
+            if kind in choices and isinstance(new, str):
+                return kind(new)
+    return new
 
 
 def _optional(hint: Any) -> type:
@@ -119,8 +133,8 @@ def _rebuild(config: T, tree: Any, cleared: frozenset[str], prefix: str = "") ->
         old, new = getattr(config, item.name), tree.get(item.name)
         if prefix + item.name in cleared:
             values[item.name] = None
-        elif dataclasses.is_dataclass(old):
+        elif is_nested(old):
             values[item.name] = _rebuild(old, new, cleared, f"{prefix}{item.name}.")
         elif old is None or (item.name in tree and new != _parsed_as(old, types_of[item.name])):
-            values[item.name] = new
+            values[item.name] = _as_before(new, old, typing.get_args(types_of[item.name]))
     return dataclasses.replace(config, **values)  # type: ignore[type-var]

@@ -126,35 +126,28 @@ class Stream:
             raise UsageError(f"microbatches={shown(microbatches)}: a step needs a whole number, at least one")
         self.buckets = buckets
         self._elements, self._microbatches = elements, microbatches
+        self._iterator: Iterator[Any] = iter(elements)
+        self._next: float = 0  # step that it gives next
         self._step, self._plan, self._arrays = -1, list[Microbatch](), dict[Any, Arrays]()
-        self._begin()
-
-    def _begin(self) -> None:
-        self._iterator: Iterator[Any] = iter(self._elements)
-        self._next = 0
 
     def plan(self, step: int) -> Sequence[Microbatch]:
         """The microbatches of `step`, with their contents' hash as source."""
         if step != self._step:
             if step < self._next:
-                self._begin()
-            skipped = (step - self._next) * self._microbatches
+                self._iterator, self._next = iter(self._elements), 0
+            skipped = (step - int(self._next)) * self._microbatches
             elements = itertools.islice(self._iterator, skipped, skipped + self._microbatches)
-            self._next, self._step = step + 1, -1
-            try:  # each is copied before the next is asked for, which may be in the same buffers
-                taken = [_arrays(f"microbatch {j}", own, copied=True) for j, own in enumerate(elements)]
-            except BaseException:  # with it the iterator may have ended, or lost an element
-                self._begin()
-                raise
+            self._next, self._step = math.inf, -1  # what fails may have lost elements: begin anew then
+            # Each is copied before the next is asked for, which may be in the same buffers.
+            taken = [_arrays(f"microbatch {j}", own, copied=True) for j, own in enumerate(elements)]
             if len(taken) < self._microbatches:
-                self._begin()
                 raise UsageError(
                     f"step {step}: the stream ends before it, with {len(taken)} of {self._microbatches} "
                     "microbatches; repeat it, or ask for fewer steps"
                 )
             self._arrays = {(step, j, _digest(arrays)): arrays for j, arrays in enumerate(taken)}
             self._plan = [Microbatch(_specs(own), source) for source, own in self._arrays.items()]
-            self._step = step
+            self._next, self._step = step + 1, step
         return self._plan
 
     def load(self, microbatch: Microbatch, fields: Collection[str]) -> Arrays:

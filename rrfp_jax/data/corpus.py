@@ -392,7 +392,7 @@ def write_tokens(corpus: Corpus, path: str | PathLike[str]) -> None:
     try:
         with written_whole(path) as part, written_whole(offsets_path(path)) as beside:
             tokens = np.lib.format.open_memmap(part, "w+", dtype, (int(offsets[-1]),))  # type: ignore[no-untyped-call]
-            with part.open("ab") as file:  # else a full disk would end the process by a signal, further down
+            with part.open("r+b") as file:  # else a full disk would end the process by a signal, further down
                 os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
             for document, begin, end in zip(kept.tolist(), offsets, offsets[1:], strict=False):
                 tokens[begin:end] = corpus.tokens(document, 0, int(end - begin))

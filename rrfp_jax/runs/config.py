@@ -241,11 +241,16 @@ class RunConfig(Settings, ABC):
         )
 
 
+def is_nested(value: Any) -> bool:
+    """Whether a field's value has fields of its own; a class has none."""
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
 def fields_of(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """The dotted names and values of all fields, nested dataclasses taken apart."""
     for item in dataclasses.fields(config):
         value = getattr(config, item.name)
-        if dataclasses.is_dataclass(value):
+        if is_nested(value):
             yield from fields_of(value, f"{prefix}{item.name}.")
         else:
             yield f"{prefix}{item.name}", value
@@ -262,7 +267,7 @@ def plain(value: Any) -> Any:
 
 def as_json(value: Any) -> Any:
     """A config, or a value in one, as JSON can hold it: what JSON does not know as text."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    if is_nested(value):
         return {item.name: as_json(getattr(value, item.name)) for item in dataclasses.fields(value)}
     if isinstance(value, Mapping):
         return {str(name): as_json(own) for name, own in value.items()}

@@ -155,7 +155,7 @@ class Stepper:
         seed: of initial values and random keys.
         saves: that steps go on beside.
         standing: how training stands.
-        refuses_nonfinite: whether a loss that is not finite ends the training.
+        refuses_nonfinite: whether an evaluation's loss that is not finite ends the training.
         steps_done: how many, steps that were left out among them; the number of the next one.
         last_plan: hash of the latest step's plan; empty before the first.
         recorded: the latest steps.

@@ -456,6 +456,7 @@ class Trainer:
             )
         if params_only:
             self._start(data)
+            self._stepper.saves.finish()
             with during(self._progress, "restoring", str(path)):
                 self._stepper.saves.restore_params(path, step)
             return True

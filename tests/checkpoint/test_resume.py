@@ -1,6 +1,7 @@
 """Training that is stopped and goes on: in the same way, on other stages, by another schedule."""
 
 import re
+import threading
 
 import chex
 import jax
@@ -10,7 +11,9 @@ import optax
 import pytest
 
 import rrfp_jax as rrfp
+from rrfp_jax.checkpoint import saving
 from rrfp_jax.loss_scale import LossScale, loss_scale_of
+from rrfp_jax.train.resume import CheckpointWriter
 from tests.support import toy
 
 STEPS = 16
@@ -138,11 +141,22 @@ def test_a_seed_of_numpys_is_kept(tmp_path):
 
 
 def test_what_is_being_saved_is_restored(tmp_path, monkeypatch):
+    waits, write, finish = threading.Event(), saving.write_leaf, CheckpointWriter.finish
+
+    def written(*leaf):
+        waits.wait(20.0)
+        return write(*leaf)
+
+    def finished(self):
+        waits.set()
+        return finish(self)
+
+    monkeypatch.setattr(saving, "write_leaf", written)
     own = toy.trainer(1)
     own.step(toy.microbatches(2, seed=1))
     own.save(tmp_path, wait=False)
-    own.step(toy.microbatches(2, seed=2))
-    assert own.restore(tmp_path) and own.steps_done == 1
+    monkeypatch.setattr(CheckpointWriter, "finish", finished)
+    assert own.restore(tmp_path) and own.steps_done == 1 and waits.is_set()
 
 
 def test_a_checkpoint_is_of_one_step(saved):

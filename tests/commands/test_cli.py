@@ -14,6 +14,7 @@ import threading
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 
 from rrfp_jax.commands.overrides import override
@@ -233,7 +234,9 @@ def test_overrides_of_every_type(folder):
         ({"clip_norm": 1}, "clip_norm=0.5", 0.5),
         ({"loss_scale": 1024.0}, "loss_scale=dynamic", "dynamic"),
         ({"activation_budget": 10**9}, "activation_budget=2GiB", "2GiB"),
-        ({"activation_budget": 10**9}, "activation_budget=5000", "5000"),
+        ({"activation_budget": 10**9}, "activation_budget=5000", 5000),
+        ({"loss_scale": 1024.0}, "loss_scale=8", 8.0),
+        ({"learning_rate": np.float64(0.5)}, "learning_rate=0.25", 0.25),
     ],
 )
 def test_an_override_is_read_by_what_the_field_may_be_and_not_by_what_it_is(own, given, made):

@@ -1,6 +1,7 @@
 """Sources and tokenizers: what documents there are, what they hold, and what is done about bad ones."""
 
 import errno
+import fcntl
 import json
 import os
 import warnings
@@ -49,7 +50,10 @@ BYTES = [list(text.encode()) for text in TEXTS]
 
 
 def test_a_full_disk_ends_no_process(folder, monkeypatch):
-    def full(*given):
+    def full(file, *more):
+        assert fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDWR, (
+            "glibc writes where a system cannot"
+        )
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "posix_fallocate", full)

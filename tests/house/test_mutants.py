@@ -73,6 +73,7 @@ HERE, THERE = (
     ("said", "outdated"),
     [
         (f"{HERE}E   ValueError: too many values to unpack", True),
+        (' File "/a/tests/verification/mutation/order.py", line 9, in put\n    a(1)\nTypeError: no', True),
         (f"{THERE}E   TypeError: put.<locals>.new() takes 2 positional arguments", True),
         (f"{HERE}{THERE}E   ValueError: a refusal", False),
         (f"{THERE}E   assert 1 == 2", False),

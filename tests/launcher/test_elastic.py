@@ -30,6 +30,7 @@ def hand_over():
 def hold(step):
     (lent / "states" / str(step) / "params").mkdir(parents=True, exist_ok=True)
     (lent / "states" / str(step) / "params" / "0").write_text("parameters")
+    (lent / "states" / str(step) / "rrfp.json").touch()
 def signal_launcher(number):
     if rank == 0: os.kill(os.getppid(), number)
     time.sleep(60)
@@ -273,6 +274,7 @@ def test_so_it_is_between_two_attempts(launch_ranks, tmp_path):
 @pytest.mark.slow(reason="a run of its own")
 def test_only_what_is_later_is_saved(launch_ranks, tmp_path):
     (tmp_path / "trial.checkpoints" / "12").mkdir(parents=True)
+    (tmp_path / "trial.checkpoints" / "12" / "rrfp.json").touch()
     then = "signal_launcher(signal.SIGTERM)"
     status, said, _ = launch_ranks(LOSES_RANK_1 + then, seconds=60, restarts=1)
     assert status == DONE and "saves the state" not in said

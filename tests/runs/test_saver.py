@@ -4,9 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from rrfp_jax.checkpoint.folder import MANIFEST
 from rrfp_jax.checkpoint.saving import NoneIntact
 from rrfp_jax.runs.config import Checkpointing
-from rrfp_jax.runs.saving import Saver
+from rrfp_jax.runs.saving import Saver, save_latest
 from rrfp_jax.runtime.run.host_memory import HostMemory
 
 
@@ -45,6 +46,7 @@ def test_damaged_states_in_memory_are_done_without(resumed, tmp_path, stored):
     states = tmp_path / "memory" / "states"
     for made in (states / "6", states / ".7.saving", tmp_path / "checkpoints" / f"{stored}"):
         made.mkdir(parents=True)
+        (made / MANIFEST).touch()
     trainer, said = resumed(["states"], tmp_path / "memory")
     assert trainer.asked == ["states", "checkpoints"] and trainer.steps_done == stored
     assert not states.exists()  # or the next attempt would try them again
@@ -93,3 +95,14 @@ def test_a_run_that_begins_anew_again_leaves_no_empty_folders(resumed, tmp_path)
     for _ in range(2):
         resumed(folder=None, resume=False)
     assert {path.name for path in tmp_path.iterdir()} == {"run", "checkpoints"}
+
+
+def test_a_folder_of_somebody_else_is_no_later_checkpoint(tmp_path):
+    """Such as of a year: the state in memory is saved beside it."""
+    memory = HostMemory(tmp_path / "memory", 1)
+    state, stored = memory.states / "6", tmp_path / "checkpoints"
+    for folder in (state, stored / "2024"):
+        folder.mkdir(parents=True)
+    (state / MANIFEST).touch()
+    assert save_latest(memory, stored, 1, lambda text: None)
+    assert (stored / "6" / MANIFEST).exists() and (stored / "2024").is_dir()

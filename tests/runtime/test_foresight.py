@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 import rrfp_jax as rrfp
+from rrfp_jax.core.events import Room
 from rrfp_jax.core.footprint import MOST_EARLY
+from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.tasks import FORWARD, Task
 from rrfp_jax.runtime.engine import loop
 from rrfp_jax.runtime.engine.device import DeviceQueue, Running
@@ -50,6 +52,30 @@ def test_bits_and_records(schedule, monkeypatch):
             assert all(a.end <= b.start for a, b in pairwise(records))
             assert all(max(r.dispatched, r.ready) <= r.start <= r.end for r in records)
         assert all(receiver.ready >= sender.end for sender, receiver in trace.transfers())
+
+
+@pytest.mark.parametrize("schedule", ["bf", "1f1b"])
+def test_a_stage_is_not_asked_again_before_anything_has_come(schedule, monkeypatch):
+    had_none, handle, begun = set(), StageScheduler.handle, StepExecution.run
+
+    def handled(self, event):
+        found = handle(self, event)
+        if isinstance(event, Room) and self in running:
+            assert event.foreseen or self not in had_none, "it had nothing, and nothing has come since"
+            assert schedule == "bf" or len(event.foreseen) <= 1, "a fixed order waits for the next alone"
+        (had_none.add if isinstance(event, Room) and found is None else had_none.discard)(self)
+        return found
+
+    def ran(self, interrupted):
+        running.update(self._schedulers.values())
+        return begun(self, interrupted)
+
+    running = set()
+    monkeypatch.setattr(StepExecution, "run", ran)
+    plain, _ = trained(schedule, "ready")
+    monkeypatch.setattr(StageScheduler, "handle", handled)
+    reports, _ = trained(schedule, "foreseen")
+    assert running and had_none and [r.loss for r in reports] == [r.loss for r in plain]
 
 
 @pytest.mark.parametrize("schedule", ["bf", "1f1b"])

@@ -96,7 +96,7 @@ class Running:
         except Exception as error:
             self.error = error
         if (after := self.after) is not None:
-            after.wait()  # which has ended, too, and is seen to end first
+            after.wait()  # which ends about then, and is seen to end first
         if self.end == 0.0:  # driver and watching thread may both be here
             self.end = perf_counter()
         self.token = None  # so that its memory can be used again

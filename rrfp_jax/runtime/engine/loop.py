@@ -353,8 +353,8 @@ class StepExecution(TransferObserver):
             deepest = DEEPEST if early is None else MOST_QUEUED
             for queue, stages in zip(self._queues, driver._sharing, strict=True):
                 queue.foresee(deepest, ordered=rules.hint is None and len(stages) == 1)
-        # When a stage is to be asked what to run: -inf for at once, as something has come; else not before an
-        # input is foreseen.
+        # When a stage is to be asked what to run: -inf for at once, as something has come; else from then on,
+        # but only with an input that is foreseen.
         self._ask_at = dict.fromkeys(parts, -inf)
         self._held: dict[int, WaitCause] = {}  # what it waited for when last asked, since its last dispatch
         self._records: list[TaskRecord] = []

@@ -45,7 +45,7 @@ class Settings:
         loss_scale: factor on the loss before it is differentiated, for models that compute in float16: a
             number, or "dynamic", which finds one by skipping steps; None for 1.
         on_nonfinite: what to do with a step whose loss or gradient is not finite: "stop" with a
-            TrainingError, or "skip" its update, up to 20 times in a row.
+            TrainingError, or "skip" its update, up to 20 times in a row. "skip" lets evaluations go on, too.
         remat: activation checkpointing, what backwards compute again: "none", "full" (everything but a
             layer's input), or a policy of `jax.checkpoint_policies` by name.
         layers_per_program: consecutive layers that a program has, at most. More make steps of narrow layers

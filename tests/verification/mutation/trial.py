@@ -26,8 +26,13 @@ LIMIT_SECONDS = 420.0
 
 Verdict: TypeAlias = Literal["found", "survived", "hung", "never reached", "broken"]
 
+_OURS, _RAISES = (
+    r"tests/verification/mutation/\w+\.py",
+    r"(?:    .*\n)*(?:E +)?(?:Type|Attribute|Value|Name)Error",
+)
 OUTDATED = re.compile(
-    r"tests/verification/mutation/\w+\.py:\d+: in .*\n(?:    .*\n)*E +(?:Type|Attribute|Value|Name)Error"
+    rf"{_OURS}:\d+: in .*\n{_RAISES}"
+    rf'|File "[^"]*{_OURS}", line \d+, in .*\n{_RAISES}'
     r"|E +TypeError: \w+\.<locals>\..* argument"
 )
 """How a test fails that meets no bug, but a mutant that fits the code no longer."""

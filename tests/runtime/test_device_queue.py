@@ -1,0 +1,119 @@
+"""A device as the driver sees it: who is woken when, when there is room, and how often anything is asked."""
+
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, Input, Task
+from rrfp_jax.runtime.engine.device import DeviceQueue, Running
+from rrfp_jax.runtime.engine.loop import EventWakeup
+from rrfp_jax.runtime.run.waits import SHORTEST_PAUSE
+from rrfp_jax.runtime.transport.protocol import Key, LocalTransport
+
+LIMIT_SECONDS = 10.0
+
+
+class Token:
+    """Of a program that ends when the test says so."""
+
+    def __init__(self):
+        self.ended = threading.Event()
+
+    def is_ready(self):
+        return self.ended.is_set()
+
+    def block_until_ready(self):
+        assert self.ended.wait(LIMIT_SECONDS)
+
+
+def program(microbatch, token):
+    now = time.perf_counter()
+    return Running(0, 0, Task(FORWARD, 0, microbatch), 0, "F", token, now, now)
+
+
+@pytest.fixture
+def watched():
+    """A queue, and a semaphore that each wake-up releases."""
+    woken = threading.Semaphore(0)
+    queue = DeviceQueue("device", woken.release)
+    with queue:
+        yield queue, woken
+    queue.close()
+
+
+def test_one_ring_or_several_before_a_sleep_end_one_sleep():
+    bell = EventWakeup()
+    for rings in (1, 3):
+        for _ in range(rings):
+            bell.ring()
+        began = time.perf_counter()
+        bell.sleep(LIMIT_SECONDS)
+        assert time.perf_counter() - began < LIMIT_SECONDS / 2
+        began = time.perf_counter()
+        bell.sleep(0.05)
+        assert time.perf_counter() - began >= 0.04
+
+
+def test_whoever_sleeps_is_woken_from_another_thread():
+    bell = EventWakeup()
+    threading.Timer(0.05, bell.ring).start()
+    began = time.perf_counter()
+    bell.sleep(LIMIT_SECONDS)
+    assert time.perf_counter() - began < LIMIT_SECONDS / 2
+
+
+def test_one_call_watches_all_programs_and_each_end_wakes(watched):
+    queue, woken = watched
+    tokens = [Token(), Token()]
+    for j, token in enumerate(tokens):
+        queue.submit(program(j, token))
+    queue.watch()
+    for token in tokens:
+        assert not woken.acquire(timeout=0.05)
+        token.ended.set()
+        assert woken.acquire(timeout=LIMIT_SECONDS)
+    assert [running.task.microbatch for running in queue.ended()] == [0, 1]
+
+
+def test_an_end_that_the_driver_has_seen_wakes_nobody(watched):
+    queue, woken = watched
+    seen, token = Token(), Token()
+    queue.submit(program(0, seen))
+    queue.submit(program(1, token))
+    seen.ended.set()
+    assert len(queue.ended()) == 1
+    queue.watch()
+    token.ended.set()
+    assert woken.acquire(timeout=LIMIT_SECONDS) and not woken.acquire(timeout=0.05)
+
+
+def test_room_is_worked_out_again_when_something_was_submitted_or_has_ended(watched, monkeypatch):
+    queue, _ = watched
+    asked, room = [], DeviceQueue._room_at
+    monkeypatch.setattr(DeviceQueue, "_room_at", lambda self, now: asked.append(now) or room(self, now))
+    tokens = [Token(), Token()]
+    for j, token in enumerate(tokens):
+        queue.submit(program(j, token))
+    for now in (1.0, 2.0, 3.0):
+        assert queue.room_at(now) == float("inf")
+    assert asked == [1.0]
+    for token, full in zip(tokens, (True, False), strict=True):
+        token.ended.set()
+        queue.ended()
+        assert (queue.room_at(4.0) > 4.0) == full
+    queue.submit(program(2, Token()))
+    assert queue.room_at(5.0) > 5.0
+
+
+def test_the_longer_a_copy_takes_the_longer_are_the_pauses_between_looks():
+    transport = LocalTransport({})
+    assert transport.seconds_until_poll() is None
+    arrays = [SimpleNamespace(is_deleted=lambda: False, is_ready=lambda: False)]
+    for j, ago in enumerate((1.0, 0.0)):
+        key = Key(0, 1, Input(BACKWARD, 0, j))
+        transport._waiting[key] = arrays
+        transport.produced(key, time.perf_counter() - ago)
+        pause = transport.seconds_until_poll()
+        assert pause == SHORTEST_PAUSE if ago == 0.0 else SHORTEST_PAUSE < pause < 1.0
