@@ -130,7 +130,7 @@ def test_another_loss_scale(tmp_path, capsys, before, asked, value, said):
     other.restore(tmp_path)
     assert other.loss_scale.value == value and other.loss_scale.dynamic == loss_scale_of(asked).dynamic
     told = capsys.readouterr().out
-    assert said in told if said else "loss_scale" not in told
+    assert said in told if said else "as asked for" not in told
 
 
 def test_a_seed_of_numpys_is_kept(tmp_path):
