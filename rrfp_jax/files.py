@@ -177,6 +177,12 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def reserve(path: Path) -> None:
+    """Have holes of a file lie on the disk, too: if it is full, `OSError` now, no signal at a later store."""
+    with path.open("r+b") as file:
+        os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
+
+
 def is_used(folder: Path) -> bool | None:
     """Whether a living process has a folder in use (`name_lock.used_folder`); None if that cannot be told."""
     try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import os
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ from rrfp_jax.data.sources import Raw, Source, offsets_path
 from rrfp_jax.data.tokenizers import Bytes, Tokenizer, check_vocabulary
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import check_fields, check_not_read, path_of, printable, says_its_arguments, shown
-from rrfp_jax.files import written_whole
+from rrfp_jax.files import reserve, written_whole
 
 Bad: TypeAlias = Literal["refuse", "skip"]
 """What is done with documents that are bad."""
@@ -392,8 +391,7 @@ def write_tokens(corpus: Corpus, path: str | PathLike[str]) -> None:
     try:
         with written_whole(path) as part, written_whole(offsets_path(path)) as beside:
             tokens = np.lib.format.open_memmap(part, "w+", dtype, (int(offsets[-1]),))  # type: ignore[no-untyped-call]
-            with part.open("r+b") as file:  # else a full disk would end the process by a signal, further down
-                os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
+            reserve(part)
             for document, begin, end in zip(kept.tolist(), offsets, offsets[1:], strict=False):
                 tokens[begin:end] = corpus.tokens(document, 0, int(end - begin))
             tokens.flush()
