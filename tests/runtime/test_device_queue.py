@@ -64,17 +64,27 @@ def test_whoever_sleeps_is_woken_from_another_thread():
     assert time.perf_counter() - began < LIMIT_SECONDS / 2
 
 
-def test_one_call_watches_all_programs_and_each_end_wakes(watched):
+def test_the_oldest_program_alone_is_watched_and_the_next_once_the_driver_sleeps_again(watched):
     queue, woken = watched
     tokens = [Token(), Token()]
     for j, token in enumerate(tokens):
         queue.submit(program(j, token))
-    queue.watch()
-    for token in tokens:
+    for j, token in enumerate(tokens):
+        queue.watch()
         assert not woken.acquire(timeout=0.05)
         token.ended.set()
-        assert woken.acquire(timeout=LIMIT_SECONDS)
-    assert [running.task.microbatch for running in queue.ended()] == [0, 1]
+        assert woken.acquire(timeout=LIMIT_SECONDS) and not woken.acquire(timeout=0.05)
+        assert [running.task.microbatch for running in queue.ended()] == [j]
+
+
+def test_sleeping_again_before_an_end_watches_nothing_twice(watched):
+    queue, woken = watched
+    token = Token()
+    queue.submit(program(0, token))
+    for _ in range(3):
+        queue.watch()
+    token.ended.set()
+    assert woken.acquire(timeout=LIMIT_SECONDS) and not woken.acquire(timeout=0.05)
 
 
 def test_an_end_that_the_driver_has_seen_wakes_nobody(watched):

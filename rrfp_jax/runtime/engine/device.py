@@ -1,9 +1,9 @@
 """A device as the driver sees it: programs in order, when each ended, and whether one more may be queued.
 
-When the driver goes to sleep, a thread per device blocks on the result of one program after the other and
-wakes it. So neither side polls: polling every 100 us cost a tenth of a core, blocking costs nothing. While
-the driver is awake it looks at the devices itself, so that the threads do not take turns with it at the
-interpreter lock.
+When the driver goes to sleep, a thread per device blocks on the result of its oldest program and wakes it.
+So neither side polls: polling every 100 us cost a tenth of a core, blocking costs nothing. While the driver
+is awake it looks at the devices itself, so that the threads do not take turns with it at the interpreter
+lock.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class DeviceQueue:
         self._lead, self._ahead, self._most = lead, 0.0, MOST_QUEUED
         self.flights: deque[Running] = deque()
         self._watched: SimpleQueue[Running | None] = SimpleQueue()
-        self._unwatched: deque[Running] = deque()
+        self._last_watched: Running | None = None
         self._usual: dict[Hashable, tuple[float, float]] = {}  # duration and its deviation, running means
         self.settled: list[Running] = []
         self.free, self.room, self._foresees, self.is_ordered = 0.0, -inf, False, False
@@ -157,7 +157,7 @@ class DeviceQueue:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: Any, trace: TracebackType | None) -> None:
-        self._unwatched.clear()
+        self._last_watched = None
         self.settled.clear()
         self.flights.clear()  # of a step that was broken off: what its programs compute can go
         if kind is not None and (thread := self._thread) is not None:
@@ -174,20 +174,19 @@ class DeviceQueue:
         """Note a program that has just been dispatched."""
         running.line, running.usual = self, self._usual.get(running.cost, (None,))[0]
         self.flights.append(running)
-        self._unwatched.append(running)
         self.room = -inf
 
     def watch(self) -> None:
-        """Wake the driver when one of the programs ends."""
-        while self._unwatched:
-            if (running := self._unwatched.popleft()).start:  # it has been seen to end
-                continue
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._watch, args=(self._watched,), name=f"rrfp-watch-{self._name}", daemon=True
-                )
-                self._thread.start()
-            self._watched.put(running)
+        """Wake the driver when the oldest program ends; to be woken by each of eight cost it 5 to 8 %."""
+        if not self.flights or (oldest := self.flights[0]) is self._last_watched:
+            return
+        self._last_watched = oldest
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._watch, args=(self._watched,), name=f"rrfp-watch-{self._name}", daemon=True
+            )
+            self._thread.start()
+        self._watched.put(oldest)
 
     def ended(self) -> list[Running]:
         """The programs that have ended since the last call, in order."""
