@@ -245,7 +245,9 @@ def stages(step: RecordedStep) -> Plot:
         if own
     ]
     legend = alt.Legend(title=None, orient="bottom", columns=3, labelLimit=320)
-    scale = coloured(dict(SHARES[name] for name in ("compute", "delayed", *Cause)))
+    seen = {row["n"] for row in rows}
+    known = [SHARES[name] for name in ("compute", "delayed", *Cause)]
+    scale = coloured({share.words: share.colour for share in known if share.words in seen})
     bars = _by_stage("stages", step.trace.stages, WIDTH).mark_bar()
     chart = bars.encode(
         y=STAGE,

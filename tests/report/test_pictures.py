@@ -12,6 +12,7 @@ import rrfp_jax as rrfp
 from rrfp_jax.core.hints import BF
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, KINDS, Placement, Task
+from rrfp_jax.report import charts
 from rrfp_jax.report.legend import CAUSES, DRAWN
 from rrfp_jax.report.timeline import Panel, Timeline, compare, reason, tips, told
 from rrfp_jax.trace.idleness import Cause, Idle
@@ -145,6 +146,14 @@ def test_hovering_tells_why_a_gap_is_idle():
         "500 us: F0 is ready, but the host has not started it yet",
         "stage 1 idle for 4 ms from 4 ms on\n4 ms: nothing is left to do in this step",
     ]
+
+
+def test_only_what_a_step_spent_time_on_is_in_the_legend():
+    rules = StepRules(placement=TWO.placement, microbatches=1, schedule=BF())
+    chart = charts.stages(RecordedStep(trace=TWO, rules=rules, buckets=["a"])).readable()
+    (rows,) = chart["datasets"].values()
+    legend = chart["encoding"]["color"]["scale"]["domain"]
+    assert {row["n"] for row in rows} == set(legend) and len(legend) < len(Cause)
 
 
 def test_every_cause_has_its_words():
