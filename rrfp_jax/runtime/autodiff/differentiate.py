@@ -199,12 +199,8 @@ def join(apart: Differentiated) -> Differentiated:
         return [*results[:moving], *made[: apart.has_statistics], *results[moving:]]
 
     program = reduce(jax.make_jaxpr(both)(*(specs[i] for i in reads), SCALE)).at([*reads, before])
-    return replace(apart, forward=nothing(), backward=program, cotangents=before, joined=True)
-
-
-def nothing() -> Program:
-    """The program that does nothing."""
-    return reduce(jax.make_jaxpr(lambda: [])())
+    nothing = reduce(jax.make_jaxpr(lambda: [])())
+    return replace(apart, forward=nothing, backward=program, cotangents=before, joined=True)
 
 
 @dataclass(frozen=True)

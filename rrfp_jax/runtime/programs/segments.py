@@ -16,8 +16,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from itertools import chain, pairwise
+from functools import cached_property, partial
+from itertools import pairwise
 from typing import Any, Protocol, TypeAlias
 
 import jax
@@ -26,9 +26,9 @@ from jax.sharding import PartitionSpec
 
 from rrfp_jax.core.tasks import FORWARD, KINDS, Kind
 from rrfp_jax.runtime._jax import cast_like
-from rrfp_jax.runtime.autodiff.differentiate import Differentiated, differentiate, join, nothing
+from rrfp_jax.runtime.autodiff.differentiate import Differentiated, differentiate, join
 from rrfp_jax.runtime.autodiff.residuals import NONE
-from rrfp_jax.runtime.autodiff.traced import SCALE, Program, Specs, reduce, without_outputs
+from rrfp_jax.runtime.autodiff.traced import SCALE, Program, Specs, without_outputs
 from rrfp_jax.runtime.mesh.stage_mesh import StageMesh, WidthChanges
 from rrfp_jax.runtime.model.gradient_flow import Border
 from rrfp_jax.runtime.model.layers import Params
@@ -157,36 +157,10 @@ class SegmentShape:
         """Its programs: for training, or a forward alone. They are traced once, by any thread."""
         with self._lock:
             if training not in self._traced:
-                self._traced[training] = self._trained() if training else self._evaluated()
+                wanted = (self.trained, *self._borders) if training else ([False] * len(self.trained), (), ())
+                made = differentiate(partial(self.flat, training=training), *self.specs(), *wanted)
+                self._traced[training] = join(made) if self.joined and training else made
             return self._traced[training]
-
-    def _trained(self) -> Differentiated:
-        traced = differentiate(self.flat, *self.specs(), self.trained, *self._borders)
-        return join(traced) if self.joined else traced
-
-    def _evaluated(self) -> Differentiated:
-        """A forward alone, which leaves nothing for a backward."""
-        params, carry, _ = self.specs()
-        n, m, sends = len(params), len(params) + len(carry), 0
-
-        def forward(*args: Any) -> list[Any]:
-            nonlocal sends
-            leaves, _, statistics = self.flat(args[:n], args[n:m], args[m:], training=False)
-            sends = len(leaves)
-            return [*leaves, *([] if statistics is None else [statistics])]
-
-        program = reduce(jax.make_jaxpr(forward)(*chain.from_iterable(self.specs())))
-        return Differentiated(
-            prepare=None,
-            forward=program,
-            backward=nothing(),
-            out=sends,
-            moving_in=(),
-            moving_out=(),
-            has_statistics=len(program.outputs) > sends,
-            fixed=n,
-            cotangents=m,
-        )
 
     def placed(self, spread: Spread) -> tuple[Specs, Specs, Specs]:
         """`specs` with where they lie."""
