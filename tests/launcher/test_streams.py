@@ -195,6 +195,14 @@ def test_what_a_killed_launcher_has_left_in_staging_is_removed(tmp_path):
     assert sorted(tmp_path.iterdir()) == [living.staging, other]
 
 
+def test_a_directory_that_is_a_live_runs_own_folder_is_refused_within_a_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr("rrfp_jax.runtime.run.name_lock.LOCK_SECONDS", 0.1)
+    living = RunFolder(tmp_path, "trial")
+    with pytest.raises(UsageError, match=r"locked by another process for 0 s.*name another directory"):
+        RunFolder(living.staging, "inner")
+    living.discard()
+
+
 def test_a_clock_that_is_set_back_while_ranks_end(tmp_path, monkeypatch):
     rank = RankProcess(0, [sys.executable, "-c", ""], ENV, tmp_path / "log", lambda line: None)
     real = time.time

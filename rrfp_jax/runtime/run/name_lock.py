@@ -7,14 +7,19 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from rrfp_jax.errors import UsageError
 from rrfp_jax.files import opened
 from rrfp_jax.runtime.run.signals import children_giving_up
+
+LOCK_SECONDS, TRY_SECONDS = 10.0, 0.01
+"""Launchers lock the folder that runs are in for milliseconds; another asks again so often, for so long."""
 
 
 class Hold(NamedTuple):
@@ -51,12 +56,32 @@ def lock_of(folder: Path) -> Path:
 
 @contextmanager
 def used_folder(folder: Path, how: int = fcntl.LOCK_SH) -> Iterator[None]:
-    """Inside, `is_used` is true of a folder, also once it has another name; without locks it never is."""
+    """Inside, `is_used` is true of a folder, also once it has another name; without locks it never is.
+
+    Raises:
+        UsageError: another process has it, and keeps it: for good, if it is a live run's own folder.
+    """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        with suppress(OSError):  # its file system has none
-            fcntl.flock(descriptor, how)
+        _lock(folder, descriptor, how)
         with children_giving_up(partial(os.close, descriptor)):  # else a child would hold the lock
             yield
     finally:
         os.close(descriptor)
+
+
+def _lock(folder: Path, descriptor: int, how: int) -> None:
+    """Lock it if its file system has locks, within `LOCK_SECONDS`."""
+    began = time.monotonic()
+    while True:
+        try:
+            return fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if (waited := time.monotonic() - began) >= LOCK_SECONDS:
+                raise UsageError(
+                    f"{folder} has been locked by another process for {waited:.0f} s, as a live run locks "
+                    "its own folder: name another directory, or end that process"
+                ) from None
+            time.sleep(TRY_SECONDS)
+        except OSError:
+            return None
