@@ -25,6 +25,7 @@ UNSHOWN = re.compile(rb"[%s%s][^\n]*\n" % (MARK.encode(), WORDS.encode()))
 CHUNK = 65536  # bytes read at once, and the longest line that is waited for
 TAIL_LINES = 500  # a crash dumps all threads
 LINGER_SECONDS = 1.0  # that the output is read on for after the end
+DEATH_SECONDS = 30.0  # after SIGKILL, within which a process ends unless the kernel holds it
 
 # On Linux the rank is killed with its launcher. A program that becomes the rank asks the kernel for it, since
 # subprocess's `preexec_fn` would run Python between fork and exec.
@@ -45,6 +46,7 @@ class RankProcess:
         self.end = RankEnd(rank=rank)
         self.stopped_since = inf  # `time.monotonic()` since when it was seen in process state T
         self._ended_at = 0.0  # `end.ended` by a clock that nobody sets
+        self._killed_at = inf  # `time.monotonic()` of the first SIGKILL
         self._rest = b""
         self._show = show
         self._log = log.open("wb", buffering=0)
@@ -101,8 +103,13 @@ class RankProcess:
         # Its id is its group's: that is not given away before the dead leader is waited for.
         if os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
             self._kill_group(signal.SIGKILL)
-            self.end.ended, self._ended_at = time.time(), time.monotonic()
-            self.end.status = self._process.wait()
+            self._has_ended(self._process.wait())
+        elif time.monotonic() - self._killed_at >= DEATH_SECONDS:
+            self._line(
+                f"process {self._process.pid} has not ended {DEATH_SECONDS:g} s after SIGKILL and is left "
+                "behind: the kernel holds it, as for a file system or driver that does not answer\n".encode()
+            )
+            self._has_ended(-signal.SIGKILL)
         stopped = self.runs and is_stopped(self._process.pid)
         self.stopped_since = min(self.stopped_since, time.monotonic()) if stopped else inf
 
@@ -112,11 +119,17 @@ class RankProcess:
         if not self.runs:
             return
         self.end.by_launcher = True
+        if number == signal.SIGKILL:
+            self._killed_at = min(self._killed_at, time.monotonic())
         if to_group:
             self.end.stopped = self.end.stopped or self.stopped_since < inf
             self._kill_group(number)
         else:
             self._process.send_signal(number)
+
+    def _has_ended(self, status: int) -> None:
+        self.end.ended, self._ended_at = time.time(), time.monotonic()
+        self.end.status = status
 
     def _kill_group(self, number: int) -> None:
         with suppress(ProcessLookupError, PermissionError):  # the latter on macOS, for a group of zombies

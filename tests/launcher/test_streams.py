@@ -203,6 +203,25 @@ def test_a_directory_that_is_a_live_runs_own_folder_is_refused_within_a_limit(tm
     living.discard()
 
 
+def test_a_rank_that_the_kernel_holds_is_left_behind(tmp_path, monkeypatch):
+    shown = []
+    argv = [sys.executable, "-c", "import time; time.sleep(60)"]
+    rank = RankProcess(0, argv, ENV, tmp_path / "log", shown.append)
+    with monkeypatch.context() as patched:
+        patched.setattr(RankProcess, "_kill_group", lambda self, number: None)
+        patched.setattr("rrfp_jax.launcher.rank_process.DEATH_SECONDS", 0.2)
+        began = time.monotonic()
+        while rank.runs:
+            rank.send(signal.SIGKILL)
+            assert time.monotonic() < began + LIMIT_SECONDS
+            time.sleep(0.01)
+    assert time.monotonic() >= began + 0.2 and rank.end.status == -signal.SIGKILL
+    assert b"has not ended 0.2 s after SIGKILL and is left behind" in b"".join(shown)
+    rank._kill_group(signal.SIGKILL)
+    rank._process.wait(LIMIT_SECONDS)
+    rank.close()
+
+
 def test_a_clock_that_is_set_back_while_ranks_end(tmp_path, monkeypatch):
     rank = RankProcess(0, [sys.executable, "-c", ""], ENV, tmp_path / "log", lambda line: None)
     real = time.time
