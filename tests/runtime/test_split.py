@@ -214,3 +214,49 @@ def test_tracing_the_halves_waits_until_they_are_asked_for(monkeypatch):
         "rrfp_jax.runtime.autodiff.differentiate.split", lambda *args: pytest.fail("split at once")
     )
     halved(stage, shapes, CARRY)
+
+
+def _maximum(params, x, n):
+    return jnp.maximum(x / params[0], 0)
+
+
+def _maximum_of_data(params, x, n):
+    return jnp.maximum(x * params[0] / n, 0)
+
+
+def _largest(params, x, n):
+    return (x / params[0]).max(-1)
+
+
+def _where_largest(params, x, n):
+    y = x / params[0]
+    return jnp.where(y >= y.max(-1, keepdims=True), y, 0)
+
+
+@jax.checkpoint
+def _largest_weight(params, x, n):
+    return x[:, : params[1].shape[1]] * (params[1] / params[0]).max(0)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [_maximum, _maximum_of_data, _largest, _where_largest, _largest_weight, jax.checkpoint(_maximum)],
+)
+def test_a_comparison_in_a_backward_is_of_the_forwards_numbers(layer):
+    """The quotients by a number that XLA takes for products with its reciprocal in one program alone."""
+
+    def plain(params, carry, inputs):
+        return layer(params, jnp.tanh(carry[0]) @ params[2], inputs[0])
+
+    def stage(params, carry, inputs):
+        return [plain(params, carry, inputs)], None, None
+
+    divisor, n = np.float32(0.7), np.float32(3)
+    found = halved(stage, [divisor, (256, 16), (16, 16)], [(64, 16)], [n])
+    fused, halves = found.gradients()
+    given = found.arguments[found.traced.cotangents]
+    _, pull = jax.vjp(lambda params, x: plain(params, [x], found.arrived[1:]), found.params, found.arrived[0])
+    gradients, of_carry = pull(given)
+    expected = [of_carry, *gradients]
+    outputs_equal(expected, fused, tolerance=1e-5)
+    outputs_equal(expected, halves, tolerance=1e-5)

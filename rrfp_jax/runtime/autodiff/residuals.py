@@ -13,6 +13,8 @@ are, every microbatch in flight would hold a copy of the weights and of everythi
                                follows from cheaply, if that is fewer bytes: a norm keeps the bfloat16 that it
                                reads, and means, instead of two float32 arrays
 
+A comparison is computed again only of numbers that are the forward's to the bit; else what it gives is saved.
+
 What a rematerialised layer's backward computes from weights alone is no residual, and would be computed again
 for every microbatch; if both halves of a split backward read it, each microbatch between them would hold a
 copy of the weights. So it is taken out of the backward (`hoist`), and computed once a step.
@@ -38,7 +40,9 @@ from rrfp_jax.runtime.autodiff.traced import (
     Specs,
     dependence,
     inline,
+    is_exact,
     is_repeatable,
+    jumps,
     reduce,
     runs_once,
     with_given,
@@ -83,11 +87,16 @@ def plan_residuals(whole: ClosedJaxpr, n_params: int, kept: int) -> ResidualPlan
     wanted = dict.fromkeys(v for v in jaxpr.outvars[kept:] if isinstance(v, Var) and v not in available)
     prepared = [v for v in wanted if masks[v] and not masks[v] & ~weights]
     available.update(prepared)
+    exact = {*available}
     for equation in jaxpr.eqns:
         read = [v for v in equation.invars if not isinstance(v, Literal)]
-        cheap = equation.primitive.name in CHEAP or not any(masks[v] for v in read)
-        if cheap and available.issuperset(read):
+        if not available.issuperset(read):
+            continue
+        alone, as_it_was = not any(masks[v] for v in read), exact.issuperset(read)
+        if alone or (equation.primitive.name in CHEAP and (as_it_was or not jumps(equation))):
             available.update(equation.outvars)
+        if as_it_was and is_exact(equation):
+            exact.update(equation.outvars)
     chosen = _fewest_bytes([v for v in wanted if v not in available], jaxpr.eqns, available)
     prepared += [v for v in chosen if masks[v] and not masks[v] & ~weights]
     saved = [v for e in jaxpr.eqns for v in e.outvars if v in chosen and v not in prepared]
@@ -112,7 +121,7 @@ def _fewest_bytes(wanted: Sequence[Var], equations: Sequence[JaxprEqn], availabl
             continue
         placed[v] = None
         network.edge(("makes", v), ("has", v), UNCUTTABLE if is_key(v.aval) else nbytes(v.aval))
-        if producers[v].primitive.name not in CHEAP:
+        if producers[v].primitive.name not in CHEAP or jumps(producers[v]):
             network.edge(SOURCE, ("makes", v))
             continue
         for u in producers[v].invars:

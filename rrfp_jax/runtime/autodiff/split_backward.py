@@ -14,6 +14,7 @@ reduction or transcendental function is computed twice. How the equations are de
    - A value that I has and W needs is held, which costs its bytes. An argument of the stage that W reads is
      held, too. Parameters and prepared values are there anyway.
    - Cheap arithmetic of I may be computed again in W, if that holds less (`REPEATABLE`): XLA fuses it.
+     Comparisons are not, nor are the numbers that a comparison in W reads: they would be rounded otherwise.
    - What only W needs and is no product may be done in I already. Examples are the sum over rows behind a
      norm's scale, which replaces two activations by one row, and the forward's products that remat repeats.
 
@@ -30,7 +31,16 @@ from jax.extend.core import ClosedJaxpr, DropVar, JaxprEqn, Literal, Var
 
 from rrfp_jax.random_keys import is_key
 from rrfp_jax.runtime._jax import live_part, scan_counts, scan_like
-from rrfp_jax.runtime.autodiff.traced import BARRIER, REPEATABLE, Program, inline, is_repeatable, reduce
+from rrfp_jax.runtime.autodiff.traced import (
+    BARRIER,
+    REPEATABLE,
+    Program,
+    inline,
+    is_exact,
+    is_repeatable,
+    jumps,
+    reduce,
+)
 from rrfp_jax.runtime.sizes import nbytes
 
 
@@ -196,6 +206,7 @@ class _Plan:
         self.free = _free(jaxpr.eqns, [v for v, s in self.sources.items() if not s.held])
         self.needed = {v for v, chosen in zip(jaxpr.outvars, wanted, strict=True) if chosen and _is_var(v)}
         self.equations = self._deal(jaxpr.eqns)
+        self.once = self._compared()
         barriers = [e for e in self.equations if e.primitive.name == BARRIER]
         self.roots = self.alias | {v: w for e in barriers for v, w in zip(e.outvars, e.invars, strict=True)}
         self.producers = {v: e for e in self.equations for v in e.outvars}
@@ -222,6 +233,15 @@ class _Plan:
                     self._need(equation)
                 dealt.append(equation)
         return dealt[::-1]
+
+    def _compared(self) -> set[Any]:
+        """The values that comparisons of the second half read, of which there must be one for both halves."""
+        found: set[Any] = set()
+        for equation in reversed(self.equations):
+            late = jumps(equation) and self.needed.isdisjoint(equation.outvars)
+            if late or (is_exact(equation) and not found.isdisjoint(equation.outvars)):
+                found.update(_follow(self.alias, v) for v in equation.invars if _is_var(v))
+        return found
 
     def _need(self, equation: JaxprEqn) -> None:
         self.needed.update(filter(_is_var, equation.invars))
@@ -297,7 +317,8 @@ class _Plan:
         """Add an equation; what it reads if the second half may do it."""
         task = ("does", id(equation))
         charge = nbytes([v.aval for v in equation.outvars])
-        if needed and not is_repeatable(equation):
+        once = not is_exact(equation) and not self.once.isdisjoint(equation.outvars)
+        if needed and (once or not is_repeatable(equation)):
             network.edge(SOURCE, task)
             return []
         read = [v for v in (_follow(self.roots, atom) for atom in equation.invars) if _is_var(v)]

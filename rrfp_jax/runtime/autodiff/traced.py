@@ -10,6 +10,7 @@ from operator import or_
 from typing import Any, TypeAlias
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, DropVar, JaxprEqn, Literal, Var, jaxprs_in_params
 
@@ -35,6 +36,34 @@ REPEATABLE = CHEAP | {
 """These, and moves: what both halves of a split backward may do."""
 
 
+_ROUNDING = frozenset(["add", "add_any", "sub", "mul", "div", "square", "integer_pow", "one_minus_square"])
+
+
+def jumps(equation: JaxprEqn) -> bool:
+    """Whether the least change of a number that an equation reads may change all, as in a comparison.
+
+    Such numbers must be those of the forward to the bit. In another program XLA may round them otherwise:
+    it takes a product by the reciprocal for a quotient, keeps the bits of float32 between operations on
+    bfloat16, and fuses products with sums. The gradient of `max(y, 0)`, which asks where y is the maximum,
+    would then be 0.
+    """
+    reads = any(map(_is_real, equation.invars))
+    return reads and (equation.primitive.name == "sign" or not any(map(_is_real, equation.outvars)))
+
+
+def is_exact(equation: JaxprEqn) -> bool:
+    """Whether all programs get the same bits of an equation, given the same operands."""
+    name, made = equation.primitive.name, [*filter(_is_real, equation.outvars)]
+    if name == "convert_element_type" and made:
+        sizes = [atom.aval.dtype.itemsize for atom in (equation.invars[0], made[0])]  # type: ignore[attr-defined]
+        return not _is_real(equation.invars[0]) or sizes[0] < sizes[1]
+    return not made or (name in REPEATABLE and name not in _ROUNDING)
+
+
+def _is_real(atom: Any) -> bool:
+    return not is_key(atom.aval) and jnp.issubdtype(getattr(atom.aval, "dtype", bool), jnp.inexact)
+
+
 def calls_programs(equation: JaxprEqn) -> bool:
     """Whether an equation is control flow, or calls another program."""
     return any(True for _ in jaxprs_in_params(equation.params))
@@ -43,7 +72,7 @@ def calls_programs(equation: JaxprEqn) -> bool:
 def is_repeatable(equation: JaxprEqn) -> bool:
     """Whether several programs may compute an equation; typed keys are always made again from numbers."""
     makes_keys = all(is_key(var.aval) for var in equation.outvars) and not calls_programs(equation)
-    return equation.primitive.name in REPEATABLE or makes_keys
+    return (equation.primitive.name in REPEATABLE and not jumps(equation)) or makes_keys
 
 
 SCALE = jax.ShapeDtypeStruct((), np.float32)
