@@ -1,16 +1,23 @@
 """A device as the driver sees it: who is woken when, when there is room, and how often anything is asked."""
 
+import socket
 import threading
 import time
 from types import SimpleNamespace
 
+import jax
 import pytest
 
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, Input, Task
+from rrfp_jax.core.hints import BF
+from rrfp_jax.core.step_rules import StepRules
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, Input, Placement, Task
 from rrfp_jax.runtime.engine.device import DeviceQueue, Running
-from rrfp_jax.runtime.engine.loop import EventWakeup
+from rrfp_jax.runtime.engine.loop import Driver, EventWakeup
+from rrfp_jax.runtime.run.mailbox import Mailbox
 from rrfp_jax.runtime.run.waits import SHORTEST_PAUSE
-from rrfp_jax.runtime.transport.protocol import Key, LocalTransport
+from rrfp_jax.runtime.run.world import World
+from rrfp_jax.runtime.transport.protocol import Key, LocalTransport, Transport
+from tests.launcher.conftest import until
 
 LIMIT_SECONDS = 10.0
 
@@ -127,3 +134,54 @@ def test_the_longer_a_copy_takes_the_longer_are_the_pauses_between_looks():
         transport.produced(key, time.perf_counter() - ago)
         pause = transport.seconds_until_poll()
         assert pause == SHORTEST_PAUSE if ago == 0.0 else SHORTEST_PAUSE < pause < 1.0
+
+
+class Reading(Transport):
+    """Between processes: whoever asks it reads messages, which ends what rings."""
+
+    def __init__(self, mailbox):
+        self._mailbox = mailbox
+
+    def poll(self):
+        self._mailbox.pump()
+        return []
+
+    def seconds_until_poll(self):
+        return None
+
+
+class LookedAtTooEarly(DeviceQueue):
+    """Its program ends, and rings, right after the driver has looked at it, before messages are read."""
+
+    def ended(self):
+        found = super().ended()
+        if self.flights and (token := self.flights[0].token).message.is_set():
+            token.ended.set()
+            until(lambda: self.flights[0].end)
+        return found
+
+
+def test_an_end_that_rings_while_messages_are_read_is_not_slept_over(monkeypatch):
+    mine, theirs = socket.socketpair()
+    mailbox, token, asked = Mailbox(0, {1: mine}), Token(), []
+    token.message, sleep = threading.Event(), mailbox.sleep
+    nothing = SimpleNamespace(dispatched=lambda task: None)
+    part = SimpleNamespace(
+        phase="train", buckets=[0], shapes=[0], meter=nothing, run=lambda *_: ([], token), finish=list
+    )
+
+    def slept(seconds):
+        asked.append((token.ended.is_set(), seconds))
+        if not token.message.is_set():
+            token.message.set()
+            mailbox.ring()  # as any message does
+        sleep(seconds)
+
+    monkeypatch.setattr(mailbox, "sleep", slept)
+    world, devices = World(0, 2, mailbox), {0: jax.local_devices()[:1]}
+    driver = Driver(devices, world, Reading(mailbox), queue=LookedAtTooEarly)
+    rules = StepRules(placement=Placement(1), microbatches=1, schedule=BF(), forward_only=True)
+    (record,) = driver.run(rules, 0, {0: part})
+    driver.close()
+    theirs.close()
+    assert record.end and asked and not any(ended for ended, _ in asked)

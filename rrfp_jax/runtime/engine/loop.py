@@ -552,8 +552,9 @@ class StepExecution(TransferObserver):
         return TrainingError(f"{what} failed: {error}")
 
     def _sleep(self) -> None:
-        if any(queue.settled for queue in self._queues):
-            return  # by what another device has run
+        # What has ended since the driver looked there may have rung before messages were read, which ends a ring.
+        if any(queue.settled or (queue.flights and queue.flights[0].end) for queue in self._queues):
+            return
         seconds = soonest_poll(self._transports)
         now = perf_counter()
         until = now + seconds
