@@ -73,11 +73,12 @@ def why_unstorable(name: str) -> str:
 
 
 def filled(specs: Any, leaves: Mapping[Key, Any], *prefix: str) -> Any:
-    """A tree like `specs` with the leaves of these keys; the inverse of `keyed`."""
+    """A tree like `specs` with the leaves of these keys; the inverse of `keyed`, but parts stay numbers."""
 
     def like(path: tuple[Any, ...], spec: Any) -> Any:
         leaf = leaves[_key(prefix, path)]
-        return as_key(spec, jax.device_put(np.asarray(leaf))) if is_key(spec) else leaf
+        stays = isinstance(leaf, Parts) or not is_key(spec)
+        return leaf if stays else as_key(spec, jax.device_put(np.asarray(leaf)))
 
     return jax.tree_util.tree_map_with_path(like, specs)
 

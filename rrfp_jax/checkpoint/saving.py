@@ -298,9 +298,6 @@ class Checkpoints:
             NoneIntact: there are only damaged ones.
         """
         only = only or LeafSelection()
-        if self._world.rank == 0 and only.root is None:
-            for unfinished in self._folder.tidy():
-                self._say(f"the checkpoint {unfinished} was never completed: it is removed")
         steps = self._world.gather("the steps of checkpoints", self._folder.steps())[0]
         if step is not None and step not in steps:
             known = ", ".join(map(str, steps)) or "none"

@@ -102,6 +102,7 @@ class CheckpointWriter:
         self._present, self._world, self._seed = engine, world, seed
         self._base, self._told = base, False
         self._shared = set[Path]()  # folders that all processes have seen
+        self._tidy = set[Path]()  # where nothing is left of saves that were broken off
         self.latest: Checkpoints | None = None  # the folder that was last written to
         self._held: Checkpoints | None = None  # in the host's memory
 
@@ -113,6 +114,9 @@ class CheckpointWriter:
         """Begin to write a checkpoint, once an earlier one is complete."""
         self.finish()
         self.require_shared(folder)
+        if folder not in self._tidy:
+            self._world.decide("what is left of earlier saves", partial(_tidy, folder), START_SECONDS)
+            self._tidy.add(folder)
         self.latest = Checkpoints(folder, self._world, keep=keep, on_error=on_error)
         run, leaves, hashes = self._without_base(run)
         if run.base is not None and not self._told and self._world.rank == 0:
@@ -177,6 +181,7 @@ class CheckpointWriter:
             return None
         if refusal := _other_seed(found.run, self._seed):
             raise UsageError(refusal)
+        del leaves, everything  # else all that is replaced would be there twice
         self._put_back(stages, optimizers, found)
         return found.run, state_of(found.run)
 
@@ -196,6 +201,7 @@ class CheckpointWriter:
         found = Checkpoints(folder, self._world).restore(_wanted(leaves), step, only=only)
         if found is None:
             raise UsageError(f"{folder}: no checkpoint is there to take parameters from")
+        del leaves, refusal, only  # as above
         self._put_back(stages, [], found)
         for optimizer in self._engine.optimizers:
             optimizer.begin()
@@ -209,6 +215,12 @@ class CheckpointWriter:
             optimizer.replace(filled(optimizer.tree, leaves, OPTIMIZER))
         if self._base is not None:
             self._base.replaced(found.run.base.sha256 if found.run.base is not None else ())
+
+
+def _tidy(folder: Path) -> None:
+    """Remove what saves that were broken off have left in the folder that this Trainer begins to write to."""
+    for unfinished in CheckpointFolder(folder).tidy():
+        say(f"the checkpoint {unfinished} was never completed: it is removed")
 
 
 def _by_path(leaves: Iterable[tuple[Key, jax.Array]]) -> dict[str, jax.Array]:

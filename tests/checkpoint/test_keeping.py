@@ -101,6 +101,7 @@ class TestKeeping:
             assert seed_of_ten(made.folder) in (1, 2)
             restored = made().restore(specs_of(stored.leaves(ALL, 0)))
             assert restored.run.seed in (1, 2)
+            CheckpointFolder(made.folder).tidy()
             assert [path.name for path in made.folder.iterdir()] == ["10"]
             if next(left, None) is not None:
                 return

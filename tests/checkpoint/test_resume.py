@@ -1,6 +1,8 @@
 """Training that is stopped and goes on: in the same way, on other stages, by another schedule."""
 
+import gc
 import re
+import shutil
 import threading
 
 import chex
@@ -12,7 +14,9 @@ import pytest
 
 import rrfp_jax as rrfp
 from rrfp_jax.checkpoint import saving
+from rrfp_jax.checkpoint.leaves import Parts
 from rrfp_jax.loss_scale import LossScale, loss_scale_of
+from rrfp_jax.runtime.stages import stage
 from rrfp_jax.train.resume import CheckpointWriter
 from tests.support import toy
 
@@ -180,6 +184,44 @@ def test_steps_taken_beside_the_writing_change_nothing_that_is_saved(tmp_path):
     own.finish_saving()
     assert own.restore(tmp_path) and own.steps_done == 2
     chex.assert_trees_all_equal(jax.device_get(own.stage_params), before)
+
+
+@pytest.mark.parametrize("params_only", [False, True])
+def test_no_more_than_a_leaf_is_there_twice(saved, monkeypatch, params_only):
+    folder, own = saved[0], trainer(1)
+    own.start(toy.microbatches(2))
+    gc.collect()
+
+    def live():
+        return sum(array.nbytes for array in jax.live_arrays())
+
+    before, found, put = live(), [], stage.from_shards
+
+    def seen(*args):
+        found.append(live())
+        return put(*args)
+
+    monkeypatch.setattr(stage, "from_shards", seen)
+    own.restore(folder, params_only=params_only)
+    assert found and max(found) <= before + max(leaf.nbytes for leaf in jax.tree.leaves(own.stage_params))
+
+
+def test_what_another_script_is_writing_stays_until_one_saves_there_itself(saved, tmp_path, capsys):
+    folder, own = tmp_path / "checkpoints", trainer(1)
+    shutil.copytree(saved[0], folder)
+    writing = folder / ".99.saving"
+    writing.mkdir()
+    assert own.restore(folder) and writing.exists()
+    own.save(folder)
+    assert not writing.exists()
+    assert f"the checkpoint {writing} was never completed: it is removed" in capsys.readouterr().out
+
+
+def test_typed_keys_come_back_from_their_numbers():
+    key = jax.random.split(jax.random.key(5), 3)
+    arrays = [jax.random.split(jax.random.key(0), 3)]
+    stage.replace_arrays(arrays, [Parts.whole(np.asarray(jax.random.key_data(key)))])
+    chex.assert_trees_all_equal(*(jax.random.key_data(keys) for keys in (arrays[0], key)))
 
 
 def test_nothing_there(tmp_path, capsys, monkeypatch):

@@ -552,7 +552,7 @@ class StepExecution(TransferObserver):
         return TrainingError(f"{what} failed: {error}")
 
     def _sleep(self) -> None:
-        # What has ended since the driver looked there may have rung before messages were read, which ends a ring.
+        # What has ended since the driver looked may have rung before messages were read, which ends a ring.
         if any(queue.settled or (queue.flights and queue.flights[0].end) for queue in self._queues):
             return
         seconds = soonest_poll(self._transports)

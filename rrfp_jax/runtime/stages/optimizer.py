@@ -525,6 +525,7 @@ class Optimizer:
 
     def begin(self) -> None:
         """Take the state that it begins with, given the parameters as they are now."""
+        self.state = []  # first: there may be no room for two
         self.state = self._programs.begin(next(iter(self._owned())))
 
     @property

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import numpy as np
 
+from rrfp_jax.random_keys import as_key, plain
 from rrfp_jax.runtime.mesh.stage_mesh import StageMesh, from_shards
 from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.model.roles import LeafRoles, leaf_paths
@@ -116,7 +117,9 @@ class Stage:
 
     def reset_gradients(self) -> None:
         """Start from zero, also after a step that was broken off or is not applied."""
-        self._sums = [self.zeros(chunk) for chunk in range(len(self.chunks))]
+        self._sums = [[] for _ in self.chunks]  # first: there may be no room for two
+        for chunk in range(len(self.chunks)):
+            self._sums[chunk] = self.zeros(chunk)
 
     def owned(self) -> tuple[list[jax.Array], list[jax.Array]]:
         """The parameters that are updated here, and their gradient sums."""
@@ -182,13 +185,14 @@ def merged(chunks: Sequence[Params]) -> Params:
 def replace_arrays(arrays: list[jax.Array], values: Sequence[Any]) -> None:
     """Put values where these arrays are, one after the other, so that no more than one is there twice.
 
-    A value is an array, or gives by `value[slices]` that part of one.
+    A value is an array, or gives by `value[slices]` that part of one, of a typed key that of its numbers.
     """
     for i, (old, new) in enumerate(zip(arrays, values, strict=True)):
         if isinstance(new, jax.Array):
             arrays[i] = jax.device_put(new, old.sharding)
         else:
-            arrays[i] = from_shards(old.shape, old.sharding, new.__getitem__)
+            numbers = plain(old)
+            arrays[i] = as_key(old, from_shards(numbers.shape, numbers.sharding, new.__getitem__))
 
 
 def _is_finite(leaf: jax.Array) -> bool:
