@@ -254,7 +254,8 @@ def say_restored_hyperparameters(engine: Engine, asked: Mapping[str, float]) -> 
         for name, new, old in told if engine.world.rank == 0 else ():
             say(
                 f"{name} stays {old:g}, as the checkpoint has it in the optimizer's state; {new:g} was asked "
-                f"for. To change it, give a schedule: {name}=optax.constant_schedule({new:g})",
+                f"for. Only what is a schedule from a run's beginning on can be changed: "
+                f"{name}=optax.constant_schedule({new:g})",
             )
 
 

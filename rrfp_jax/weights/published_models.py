@@ -243,7 +243,7 @@ class Parameters:
         """In which a parameter is given."""
         stored = dtype_of(self.checkpoint.leaves[self.keys[path]].dtype)
         assert stored is not None  # the manifest's schema has seen to that
-        floating = stored.kind in "fV"  # V: bfloat16 and float8
+        floating = jax.numpy.issubdtype(stored, jax.numpy.floating)
         return self.dtype if floating and self.dtype is not None else stored
 
     def source(self, path: str, stored: TensorNames) -> TensorSource:

@@ -157,7 +157,7 @@ def converted(value: np.ndarray, dtype: Any) -> np.ndarray:
     """Floating-point values in another dtype; `ValueError` says how many are too large, and one of them."""
     with np.errstate(over="ignore"):  # which is told below
         found = value.astype(dtype)
-    lost = np.isinf(found) & np.isfinite(value)
+    lost = ~np.isfinite(found) & np.isfinite(value)  # of some float8 only NaN is left
     if lost.any():
         raise ValueError(f"{lost.sum()} values such as {float(value[lost][0]):g}")
     return found

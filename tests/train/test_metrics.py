@@ -184,8 +184,9 @@ def test_a_number_that_a_checkpoint_keeps_is_said(tmp_path, capfd):
     other = made(0.125, momentum=0.75)
     assert other.restore(tmp_path)
     assert capfd.readouterr().out == (
-        "momentum stays 0.5, as the checkpoint has it in the optimizer's state; 0.75 was asked for. To "
-        "change it, give a schedule: momentum=optax.constant_schedule(0.75)\n"
+        "momentum stays 0.5, as the checkpoint has it in the optimizer's state; 0.75 was asked for. "
+        "Only what is a schedule from a run's beginning on can be changed: "
+        "momentum=optax.constant_schedule(0.75)\n"
     )
     (report,) = other.steps(1)
     assert report.hyperparams == {"learning_rate": 0.125, "momentum": 0.5}

@@ -39,6 +39,11 @@ def layer_of(
                 f"layer({name}): this Linen module is bound to variables, which a layer has none of; give "
                 f"the module without them, rrfp.layer(module.unbind()[0])"
             )
+        if given := [*map(repr, args), *kwargs]:
+            raise UsageError(
+                f"layer({name}): this Linen module is built already, and takes no {', '.join(given)}: give "
+                f"its class, or leave that out"
+            )
         return LinenLayer(name=name, repeat=repeat, call=call, module=factory)
     if isinstance(factory, type) and issubclass(factory, linen.Module):
         with building(factory, args, kwargs, f"layer({name}): "):
@@ -183,8 +188,8 @@ class NNXLayer(FlaxLayer):
 
 
 def _plain(state: nnx.State) -> Params:
-    """Arrays as nested dicts; typed random keys as numbers."""
-    return jax.tree.map(plain, nnx.to_pure_dict(state))  # type: ignore[no-any-return]
+    """Arrays, and numbers as such, as nested dicts; typed random keys as numbers."""
+    return jax.tree.map(lambda leaf: plain(jnp.asarray(leaf)), nnx.to_pure_dict(state))  # type: ignore[no-any-return]
 
 
 def _own_traced(module: nnx.Module) -> None:

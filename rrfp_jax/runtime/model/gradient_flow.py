@@ -29,7 +29,7 @@ from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime._jax import line_of, live_part
 from rrfp_jax.runtime.autodiff.traced import dependence, output_dependence, spec_of
 from rrfp_jax.runtime.model.pipeline import LayerShapes, Pipeline, Specs
-from rrfp_jax.runtime.model.roles import Roles, leaf_paths
+from rrfp_jax.runtime.model.roles import Roles, covering, leaf_paths
 from rrfp_jax.runtime.model.user_errors import reason_of
 
 Border: TypeAlias = tuple[int, ...]
@@ -326,8 +326,9 @@ def refuse_untrained(flows: Sequence[Flow]) -> None:
         names = [name for k in layers for name in trained[k]]
         said.append(f"{_layers(layers)} would not train, for no gradient reaches {_names(names)}: {place}")
     remedy = "Let the loss follow from them through floating point numbers, by functions with a derivative"
-    if any(names and k not in silent for k, names in enumerate(trained)):
-        remedy += f"; if they shall keep their values: Pipeline(..., frozen={[f'{k}.*' for k in silent]})"
+    if others := [name for k, names in enumerate(trained) if k not in silent for name in names]:
+        kept = covering([name for k in silent for name in trained[k]], others)
+        remedy += f"; if they shall keep their values: Pipeline(..., frozen={kept})"
     raise UsageError(f"{'; '.join(said)}. {remedy}")
 
 

@@ -36,6 +36,12 @@ Parts = TypeVar("Parts")
 _ABSENT: Any = object()
 
 
+class NoSuchField(UsageError, KeyError):
+    """A layer reads a field that microbatches do not have, and may be prepared for that."""
+
+    __str__ = UsageError.__str__
+
+
 @jax.tree_util.register_pytree_node_class
 class MicrobatchView(Mapping[str, Any]):
     """What a layer sees of a microbatch: its fields by name, `key`, its own random key, and `training`.
@@ -67,14 +73,7 @@ class MicrobatchView(Mapping[str, Any]):
             return self._fields[name]
         except KeyError:
             known = ", ".join(sorted(self._fields)) or "none"
-            raise UsageError(f"reads mb[{name!r}], but microbatches have the fields: {known}") from None
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._fields
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """The field if there is one; what a Mapping inherits would ask for it by [] and raise."""
-        return self._fields.get(name, default)
+            raise NoSuchField(f"reads mb[{name!r}], but microbatches have the fields: {known}") from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._fields)

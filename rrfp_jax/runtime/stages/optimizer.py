@@ -28,7 +28,7 @@ from jax.tree_util import DictKey, GetAttrKey, SequenceKey, keystr
 
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import shown
-from rrfp_jax.random_keys import plain
+from rrfp_jax.random_keys import is_key, plain
 from rrfp_jax.runtime.autodiff.traced import (
     Program,
     bits,
@@ -259,7 +259,7 @@ class WholeOptimizer:
         found: dict[int, tuple[str, str]] = {}
         for place, (path, spec) in enumerate(self.state):
             is_one = len(path) > 1 and path[-2] == GetAttrKey("hyperparams") and isinstance(path[-1], DictKey)
-            if is_one and spec.shape == () and not self.owners[place]:
+            if is_one and spec.shape == () and not (is_key(spec) or self.owners[place]):
                 chosen = tuple(entry for entry in path if isinstance(entry, (DictKey, SequenceKey)))
                 found[place] = keystr(chosen[-1:], simple=True), keystr(chosen, simple=True, separator=".")
         counts = Counter(short for short, _ in found.values())

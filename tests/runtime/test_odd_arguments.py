@@ -1,0 +1,79 @@
+"""What models and optimizers of others bring along: numbers, absent fields, keys, unwanted arguments."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import rrfp_jax as rrfp
+from rrfp_jax.weights.tensors import converted
+
+BATCH = [{"x": np.ones((2, 4), np.float32)}] * 2
+
+
+def enter(weight, x, mb):
+    return mb["x"] @ weight
+
+
+def loss(x, mb):
+    return rrfp.Loss((x**2).sum(), weight=x.shape[0])
+
+
+def trained(layer, optimizer=None):
+    first = rrfp.layer(enter, init=lambda key: jnp.eye(4))
+    trainer = rrfp.Trainer(rrfp.Pipeline([first, layer], loss), optimizer or optax.sgd(0.1))
+    trainer.step(BATCH)
+    return trainer
+
+
+class Scaled(nnx.Module):
+    def __init__(self, *, rngs):
+        self.scale, self.times = nnx.Param(1.5), nnx.Variable(2)
+
+    def __call__(self, x, mb):
+        return x * self.scale[...] * self.times[...]
+
+
+class Built(nn.Module):
+    @nn.compact
+    def __call__(self, x, mb):
+        return nn.Dense(4)(x)
+
+
+def test_plain_numbers_of_a_module_are_arrays():
+    trainer = trained(rrfp.layer(Scaled))
+    gradient = 2 * 3.0**2 / 1.5 * 4  # of the loss, 8 squares of 3, over the weight of 2, by 1.5
+    np.testing.assert_allclose(trainer.stage_params["1"]["scale"], 1.5 - 0.1 * gradient, rtol=1e-6)
+
+
+def test_a_layer_may_be_prepared_for_a_field_that_is_absent():
+    def layer(x, mb):
+        try:
+            return x * mb["mask"]
+        except KeyError:
+            return 2 * x
+
+    assert trained(rrfp.layer(layer)).step(BATCH).loss > 0
+    with pytest.raises(rrfp.UsageError, match=r"reads mb\['mask'\], but microbatches have the fields: x"):
+        trained(rrfp.layer(lambda x, mb: x * mb["mask"]))
+
+
+def test_arguments_beside_a_built_module_are_refused():
+    with pytest.raises(rrfp.UsageError, match=r"is built already, and takes no 7, repeats"):
+        rrfp.layer(Built(), 7, repeats=4)
+
+
+def test_a_typed_key_among_hyperparameters_is_none_of_the_numbers():
+    make = optax.inject_hyperparams(optax.noisy_sgd)
+    own = trained(rrfp.layer(Built()), make(learning_rate=0.01, key=jax.random.key(3)))
+    assert own.step(BATCH).hyperparams["learning_rate"] == np.float32(0.01)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float8_e5m2", "float8_e4m3fn", "float8_e4m3b11fnuz"])
+def test_what_is_too_large_for_a_dtype_is_refused(dtype):
+    with pytest.raises(ValueError, match="1 values such as 1e"):
+        converted(np.float32([1.0, 1e6]), jnp.dtype(dtype))
+    assert converted(np.float32([np.nan, 1.0]), jnp.dtype(dtype))[1] == 1
