@@ -60,14 +60,18 @@ class Decoder(rrfp.RunConfig):
 
     def pipeline(self) -> rrfp.Pipeline:
         """Embedding, blocks, head; with `mesh.tp` each stage's devices share its tensors."""
+        return self.pipeline_of(decoder.Block, tensors(self.model))
+
+    def pipeline_of(self, block: type, sharding: Mapping[str, P]) -> rrfp.Pipeline:
+        """The same, of blocks of some kind, whose parameters are shared so."""
         layers = [
             rrfp.layer(decoder.Embed, self.model),
-            rrfp.layer(decoder.Block, self.model, repeat=self.model.n_layers),
+            rrfp.layer(block, self.model, repeat=self.model.n_layers),
             rrfp.layer(decoder.Head, self.model),
         ]
         tied = {"0.tokens.embedding": "-1.tokens.embedding"} if self.tied else None
         carry = SEQUENCES if self.spread_sequences else P()
-        return rrfp.Pipeline(layers, loss, tied=tied, sharding=tensors(self.model), carry=carry)
+        return rrfp.Pipeline(layers, loss, tied=tied, sharding=sharding, carry=carry)
 
     def init(self) -> Any:
         """The published model's parameters, if there is one."""

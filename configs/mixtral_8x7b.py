@@ -11,8 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 import rrfp_jax as rrfp
 from configs.decoders import Decoder
-from configs.quickstart import loss
-from models import decoder, moe
+from models import moe
 
 
 class RoutedBlock(moe.Block):
@@ -35,12 +34,7 @@ class Routed(Decoder):
 
     def pipeline(self) -> rrfp.Pipeline:
         """Embedding, blocks, head."""
-        layers = [
-            rrfp.layer(decoder.Embed, self.model),
-            rrfp.layer(RoutedBlock, self.model, repeat=self.model.n_layers),
-            rrfp.layer(decoder.Head, self.model),
-        ]
-        return rrfp.Pipeline(layers, loss, sharding=EXPERTS)
+        return self.pipeline_of(RoutedBlock, EXPERTS)
 
 
 EXPERTS = {

@@ -1,7 +1,8 @@
 """A logger for Prometheus, which asks for the metrics of the latest step.
 
-Start it with `rrfp train --config=prometheus.py --config.port=9090`, then `curl localhost:9090/metrics`.
-The run is a small one, to show the logger. `prometheus(port)` is a logger for any other.
+Start it with `rrfp train --config=prometheus.py --config.port=9090 --config.steps=100000`, and meanwhile ask
+it with `curl localhost:9090/metrics`. The run is a small one, to show the logger. `prometheus(port)` is a
+logger for any other.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ LEAST_SHARE = 0.01
 PIXELS = 1.6
 """Of a .png, for each unit of length of the others."""
 
-MISSING = "pictures need altair and vl-convert: pip install 'rrfp-jax[pictures]'"
+MISSING = 'pictures need altair and vl-convert: pip install "PATH-TO-CHECKOUT[pictures]"'
 
 
 @dataclass(frozen=True)

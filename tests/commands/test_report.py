@@ -55,7 +55,7 @@ def test_without_what_draws_there_is_the_text(folder, monkeypatch, capsys):
     told = capsys.readouterr().out
     assert (
         told.startswith("schedule bf\nStage 2 computes 1.60 times")
-        and "pip install 'rrfp-jax[pictures]'" in told
+        and 'pip install "PATH-TO-CHECKOUT[pictures]"' in told
     )
 
 

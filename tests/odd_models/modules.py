@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import random
 import zlib
 from collections.abc import Sequence
@@ -159,11 +160,12 @@ def plain_nnx(keeps, within):
         module = Within(keeps, within, rngs=nnx.Rngs(0))
         state = nnx.state(module, nnx.RngState)
         leaves, structure = jax.tree.flatten(state)
+        stream = itertools.count()
         keys = [
-            jax.random.fold_in(mb.key, i)
+            jax.random.fold_in(mb.key, 2 * next(stream) + 1)
             if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
             else jnp.zeros_like(leaf)
-            for i, leaf in enumerate(leaves)
+            for leaf in leaves
         ]
         nnx.update(module, jax.tree.unflatten(structure, keys))
         if keeps == "key":  # which is kept as numbers

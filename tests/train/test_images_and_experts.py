@@ -38,6 +38,9 @@ CONFIGS = {
     "frozen encoder": VisionLanguage(name="frozen", model=MODEL, **IMAGES, freeze_encoder=True, **RUN),
     "experts": Experts(name="experts", model=replace(MODEL, merge=2), **IMAGES, **RUN),
     "experts alone": Routed(name="routed", model=TEXT, sequence_length=16, **RUN),
+    "experts, tied and spread": Routed(
+        name="tied", model=TEXT, tied=True, spread_sequences=True, sequence_length=16, **RUN
+    ),
 }
 ONE_CHUNK = "bf", "bfw", "fb", "1f1b", "zb-h1", "zb-h2", "ranked:zb-h2"
 TWO_CHUNKS = "zb-v", "bf", "bfw", "ranked:zb-v", "ranked:v-half"
@@ -73,13 +76,14 @@ def modules(config):
 def reference(config, params, batch):
     """Mean loss and its gradients by path, one microbatch after the other, in plain JAX."""
     layers = modules(config)
+    head, embed = str(len(layers) - 1), "0" if isinstance(config, Routed) else "3"
     weight = sum(fields["mask"].sum() for fields in batch)
 
     @jax.jit
     @jax.value_and_grad
     def share(params, fields):
         if getattr(config, "tied", False):
-            params = params | {"5": params["5"] | {"tokens": params["3"]["tokens"]}}
+            params = params | {head: params[head] | {"tokens": params[embed]["tokens"]}}
         carry, terms = None, 0.0
         for i, layer in enumerate(layers):
             graph, state = nnx.split(layer)
@@ -93,7 +97,7 @@ def reference(config, params, batch):
 
     found = jax.tree.map(lambda *shares: sum(shares), *(share(params, fields) for fields in batch))
     if getattr(config, "tied", False):
-        found[1]["5"]["tokens"] = found[1]["3"]["tokens"]
+        found[1][head]["tokens"] = found[1][embed]["tokens"]
     return float(found[0]), leaves(found[1])
 
 
@@ -110,8 +114,9 @@ def leaves(tree):
         ("experts", rrfp.Mesh(pp=2), ONE_CHUNK),
         ("experts", rrfp.Mesh(pp=2, chunks=2, shape="v"), TWO_CHUNKS),
         ("experts alone", rrfp.Mesh(pp=2, tp=2), ("bf", "bfw")),
+        ("experts, tied and spread", rrfp.Mesh(pp=2, tp=2), ("bf",)),
     ],
-    ids=["images", "frozen", "experts", "experts in a V", "experts on two devices"],
+    ids=["images", "frozen", "experts", "experts in a V", "experts on two devices", "tied and spread"],
 )
 def test_hints_give_equal_bits_those_of_plain_jax_but_for_rounding(name, mesh, schedules):
     config = CONFIGS[name]
