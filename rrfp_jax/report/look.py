@@ -23,7 +23,7 @@ from rrfp_jax.runtime.run import recorder as flight_recorder
 from rrfp_jax.runtime.run.name_lock import hold_on
 from rrfp_jax.runtime.run.recorder import Recording
 from rrfp_jax.trace.idleness import StageTime, stage_times
-from rrfp_jax.trace.records import StepTrace
+from rrfp_jax.trace.records import RecordedStep, StepTrace
 
 LATEST_BYTES = 2**18
 """Of `metrics.jsonl` that are read, from its end: hundreds of steps of a few stages, ten of 512."""
@@ -49,15 +49,17 @@ class Edge(NamedTuple):
 class LatestStep:
     """A step, of the replica that ended last; what takes long to find, with many tasks, is found once."""
 
-    trace: StepTrace
-    fixed_order: bool
-    grouped: bool
+    recorded: RecordedStep
     ranks: Sequence[Sequence[int]]  # per replica and stage, one after the other
+
+    @property
+    def trace(self) -> StepTrace:
+        return self.recorded.trace
 
     @cached_property
     def times(self) -> Sequence[StageTime]:
         """How each stage spent the step."""
-        return stage_times(self.trace, self.fixed_order, self.grouped)
+        return stage_times(self.trace, self.recorded.fixed_order, self.recorded.grouped)
 
     @cached_property
     def edges(self) -> Sequence[Edge]:
@@ -74,8 +76,7 @@ def read_latest(path: Path) -> LatestStep:
     steps = [step for group in read_steps(path).values() for step in group]
     if len(steps) != 1 or not steps[0].ranks:
         raise Unreadable(f"{path} has {len(steps)} steps, not one with its ranks")
-    (recorded, fixed_order, ranks), *_ = steps
-    return LatestStep(trace=recorded.trace, fixed_order=fixed_order, grouped=recorded.grouped, ranks=ranks)
+    return LatestStep(recorded=steps[0].recorded, ranks=steps[0].ranks)
 
 
 class State(StrEnum):

@@ -18,6 +18,7 @@ from typing import Annotated, Any, NamedTuple, Protocol, TypeAlias, TypeVar
 import msgspec
 
 from rrfp_jax.core.admission import Accumulation
+from rrfp_jax.core.hints import Ranked
 from rrfp_jax.core.orders import ListedOrder
 from rrfp_jax.core.schedules import NAMED, RANKED, by_name
 from rrfp_jax.core.step_rules import Budget, StepRules
@@ -43,7 +44,8 @@ LARGEST = 2**28
 """Bytes of recorded steps that are read: some four million tasks."""
 
 RECORDED = "recorded"
-"""In the place of a schedule's name: one that has none, and is read as the order in which tasks ran."""
+"""In the place of a schedule's name: one that has none, and is read as the order in which tasks ran; of a
+hint as a preference. After `RANKED`: of one that keeps room, by chunk."""
 
 Finite: TypeAlias = Annotated[float, msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
 
@@ -144,10 +146,9 @@ class StoredStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class ReadStep(NamedTuple):
-    """A step that was read, whether its schedule was a fixed order, and its ranks, per replica and stage."""
+    """A step that was read, and its ranks, per replica and stage."""
 
     recorded: RecordedStep
-    fixed_order: bool
     ranks: Sequence[Sequence[int]]
 
 
@@ -159,6 +160,7 @@ PLACE = ("stages", "chunks", "shape")
 def _stored(step: RecordedStep, work: Work | None, ranks: Sequence[Sequence[int]] = ()) -> dict[str, Any]:
     """A step as `StoredStep` reads it."""
     trace, rules = step.trace, step.rules
+    unnamed = RANKED + RECORDED if rules.hint is not None and rules.hint.by_chunk else RECORDED
     return {
         "form": RECORD.format,
         "step": trace.step,
@@ -167,7 +169,7 @@ def _stored(step: RecordedStep, work: Work | None, ranks: Sequence[Sequence[int]
         "busy_by_replica": trace.busy_by_replica,
         "records": b"".join(part.packed for part in trace.parts),
         "ranks": ranks,
-        "schedule": rules.name if rules.name.removeprefix(RANKED) in NAMED else RECORDED,
+        "schedule": rules.name if rules.name.removeprefix(RANKED) in NAMED else unnamed,
         **{name: getattr(rules, name) for name in RULES},
         "budgets": step.budgets,
         "buckets": step.buckets,
@@ -254,10 +256,14 @@ def _read(step: StoredStep) -> ReadStep:
             raise ValueError(f"{len(step.layers)} layers do not split into {step.split}")
         work = Work([LayerWork(*layer) for layer in step.layers], step.split)
     rows = tuple(tuple(trace.order(stage)) for stage in range(stages))
-    named = step.schedule != RECORDED
+    ran = ListedOrder(trace.placement, microbatches, rows)
+    unnamed = {
+        RECORDED: ran if step.fixed_order else Ranked(ran, reserve=False),
+        RANKED + RECORDED: Ranked(ran),
+    }
     rules = StepRules(
         placement=trace.placement,
-        schedule=by_name(step.schedule) if named else ListedOrder(trace.placement, microbatches, rows),
+        schedule=unnamed.get(step.schedule) or by_name(step.schedule),
         **{name: getattr(step, name) for name in RULES},
     )
     recorded = RecordedStep(
@@ -269,7 +275,7 @@ def _read(step: StoredStep) -> ReadStep:
         lead=step.lead,
         work=lambda: work,
     )
-    return ReadStep(recorded, step.fixed_order, step.ranks)
+    return ReadStep(recorded, step.ranks)
 
 
 def _trace(step: StoredStep) -> StepTrace:

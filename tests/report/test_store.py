@@ -6,10 +6,14 @@ from pathlib import Path
 import pytest
 from msgspec import msgpack
 
+from rrfp_jax.core.hints import Hint, Ranked
+from rrfp_jax.core.orders import ListedOrder
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import Budget, StepRules
+from rrfp_jax.core.tasks import Direction
 from rrfp_jax.json_files import Unreadable
 from rrfp_jax.report import store
+from rrfp_jax.report.explanation import TimedStep, explain
 from rrfp_jax.report.look import read_latest
 from rrfp_jax.report.run_folder import read_run
 from rrfp_jax.report.store import LATEST, STEPS, StepFile, read_lines, read_steps, write_steps
@@ -27,13 +31,29 @@ OLD = Path(__file__).parent / "earlier-run"
 """The folder of a run, as commit f8d0cee wrote it."""
 
 
-def step(schedule, limit=None):
-    placement = by_name(schedule).placement_for(3, 2)
-    rules = StepRules(placement=placement, microbatches=6, schedule=by_name(schedule))
+def step(schedule, room=None, limit=None):
+    schedule = by_name(schedule) if isinstance(schedule, str) else schedule
+    placement = schedule.placement_for(3, 2)
+    rules = StepRules(placement=placement, microbatches=6, schedule=schedule, limit=limit)
     workload = log_normal(3, 6, forward=0.01, sigma=0.3, shared=0.5, seed=0, transfer=0.001)
-    budgets = [Budget([[2] * 6] * placement.chunks, 2 * limit * placement.chunks)] * 3 if limit else None
+    budgets = [Budget([[2] * 6] * placement.chunks, 2 * room * placement.chunks)] * 3 if room else None
     trace = simulate(rules, WorkloadCosts(workload, placement), budgets=budgets)
     return RecordedStep(trace=trace, rules=rules, budgets=budgets, buckets=list("abcabc"), lead=1e-3)
+
+
+class BackwardFirst(Hint):
+    """Somebody's own."""
+
+    def choose(self, state, ready):
+        found = filter(None, map(ready.first, (Direction.BACKWARD, Direction.FORWARD)))
+        return next(((task, state) for task in found), None)
+
+
+def listed(schedule):
+    """A fixed order without its name."""
+    placement = by_name(schedule).placement_for(3, 2)
+    rows = [tuple(by_name(schedule).order(stage, placement, 6)) for stage in range(3)]
+    return ListedOrder(placement, 6, tuple(rows))
 
 
 def delayed(step, **injected):
@@ -54,9 +74,8 @@ def test_groups_of_steps_are_read_again(tmp_path):
     read = read_steps(tmp_path / STEPS)
     assert list(read) == ["hint", "order", "none"] and read["none"] == []
     for name in ("hint", "order"):
-        (before,), ((after, fixed_order, ranks),) = written[name], read[name]
-        assert replace(after, trace=before.trace) == before
-        assert (fixed_order, ranks) == (before.fixed_order, [])
+        (before,), ((after, ranks),) = written[name], read[name]
+        assert replace(after, trace=before.trace) == before and ranks == []
         assert after.trace.placement == before.trace.placement
         assert after.trace.records == before.trace.records
 
@@ -93,13 +112,24 @@ def test_an_order_without_a_name_is_read_as_the_order_in_which_tasks_ran(tmp_pat
     assert what_ifs(first, schedules=()).error < 1e-6
 
 
+@pytest.mark.parametrize("hint", [BackwardFirst(), Ranked(listed("zb-v")), Ranked(listed("zb-h1"), False)])
+def test_a_hint_without_a_name_is_read_as_one_that_prefers_the_order_in_which_tasks_ran(tmp_path, hint):
+    ran = step(hint, limit=3)
+    (found,) = again(tmp_path, ran)
+    assert isinstance(found.rules.hint, Ranked) and not found.fixed_order
+    timed = [TimedStep(recorded=own, wall_seconds=own.trace.makespan) for own in (ran, found)]
+    assert explain(timed[1:]).shares == pytest.approx(explain(timed[:1]).shares)
+    tried = what_ifs(found)
+    assert tried.error < 1e-6 and "in flight" in [change.kind for change in tried.changes]
+
+
 def test_the_latest_step_is_read(tmp_path):
     recorded = spoilt("stage")[0]
     found = latest(tmp_path, told(recorded, replicas=2, wide=2))
     assert found.trace.records == recorded.trace.records
     assert (found.trace.start, found.trace.end) == (recorded.trace.start, recorded.trace.end)
     assert (found.trace.step, found.trace.placement) == (recorded.trace.step, recorded.trace.placement)
-    assert (found.fixed_order, found.grouped) == (False, False)
+    assert (found.recorded.fixed_order, found.recorded.grouped) == (False, False)
     assert (found.trace.replica, len(found.trace.busy_seconds)) == (1, 2) and found.ranks[7] == [14, 15]
     assert [path.name for path in tmp_path.iterdir()] == [LATEST], "nothing else is left"
 
