@@ -11,7 +11,7 @@ from statistics import fmean
 from types import NoneType
 from typing import Any, TypeAlias
 
-from rrfp_jax.core.admission import SPARE_GRADIENTS, Accumulation
+from rrfp_jax.core.admission import Accumulation
 from rrfp_jax.core.hints import Hint
 from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.schedules import Schedule, by_name, name_of
@@ -211,8 +211,8 @@ def simulate(
     byte_limit: int | None = None,
     chunks: int = 1,
     links: Links = "parallel",
-    accumulation: Accumulation = "index",
-    spare_gradients: int = SPARE_GRADIENTS,
+    accumulation: Accumulation | None = None,
+    spare_gradients: int | None = None,
     jitter: str = "J0",
     evaluations: int = EVALUATIONS,
 ) -> Comparison:
@@ -233,7 +233,7 @@ def simulate(
         byte_limit: the same in bytes, for workloads that say what microbatches hold.
         chunks: a stage, for schedules that are defined for several.
         links: "parallel", "serial" or "synchronous" transfers (`rrfp_jax/sim/engine.py`).
-        accumulation, spare_gradients: as for a `Trainer`.
+        accumulation, spare_gradients: as for a `Trainer`; None for its defaults, of a run for its own.
         jitter: delays injected as in the paper, J0 (none) to J3, paired by seed.
         evaluations: simulations that a planner may spend on each step.
 
@@ -244,7 +244,8 @@ def simulate(
     _check_counts(1, stages=stages, microbatches=count, seeds=seeds, chunks=chunks, evaluations=evaluations)
     if byte_limit is not None:
         _check_counts(1, byte_limit=byte_limit)
-    _check_counts(0, spare_gradients=spare_gradients, **({} if limit is None else {"limit": limit}))
+    counts = {"spare_gradients": spare_gradients, "limit": limit}
+    _check_counts(0, **{name: value for name, value in counts.items() if value is not None})
     if stages * count * chunks > MOST_FORWARDS:
         sizes = f"stages={shown(stages)}, microbatches={shown(count)}, chunks={shown(chunks)}"
         raise UsageError(f"{sizes}: a simulated step has at most {MOST_FORWARDS:,} forwards")

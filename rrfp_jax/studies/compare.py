@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, median
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from rrfp_jax.core.admission import SPARE_GRADIENTS, Accumulation
+from rrfp_jax.core.admission import Accumulation
 from rrfp_jax.core.hints import BF
 from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.scheduler import check_can_end
@@ -35,8 +35,8 @@ class Conditions:
     as_ran: bool = False  # a step that ran within limits of its own keeps those instead
     chunks: int = 1  # a stage, for schedules that are defined for several
     links: Links = "parallel"
-    accumulation: Accumulation = "index"
-    spare_gradients: int = SPARE_GRADIENTS
+    accumulation: Accumulation | None = None  # like `spare_gradients`: None for what a step ran with
+    spare_gradients: int | None = None
     evaluations: int = EVALUATIONS  # simulations that a planner may spend on each step
     change: Change | None = None
 
@@ -159,14 +159,12 @@ def _limits(schedule: Schedule, step: Step, given: Conditions) -> tuple[StepRule
     own = ran if ran is not None and (ran.rules.limit is not None or any(ran.budgets or ())) else None
     placement = schedule.placement_for(step.actual.stages, given.chunks)
     chunks = placement.chunks
-    rules = StepRules(
-        placement=placement,
-        microbatches=step.actual.microbatches,
-        schedule=schedule,
-        limit=given.limit if own is None else own.rules.limit,
-        accumulation=given.accumulation,
-        spare_gradients=given.spare_gradients,
-    )
+    rules = StepRules(placement=placement, microbatches=step.actual.microbatches, schedule=schedule)
+    if step.ran is not None:
+        rules = replace(step.ran.rules, placement=placement, schedule=schedule)
+    asked = {"accumulation": given.accumulation, "spare_gradients": given.spare_gradients}
+    changes: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
+    rules = replace(rules, limit=given.limit if own is None else own.rules.limit, **changes)
     if own is None:
         return rules, byte_budgets(step.actual, given.byte_limit, chunks)
     if own.budgets is None or own.rules.placement == placement:

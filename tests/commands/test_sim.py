@@ -94,6 +94,18 @@ def test_a_trace_is_simulated_within_the_limits_of_its_run(folder, limit):
     assert free["peak_in_flight"] == 6 and free["makespan"] < found["bf"]["makespan"]
 
 
+@pytest.mark.parametrize("kept", [{"accumulation": "arrival"}, {"spare_gradients": 0}])
+def test_a_trace_is_simulated_with_the_gradients_kept_as_its_run_did(folder, kept):
+    fb = by_name("fb")
+    own = StepRules(placement=fb.placement_for(3), microbatches=6, schedule=fb, limit=3, **kept)
+    trace = simulate(own, WorkloadCosts(STEP, own.placement))
+    write_steps(folder / "steps.msgpack", {"run": [ran(trace, own)]})
+    found = rrfp.simulate(folder / "steps.msgpack", "fb")
+    assert found["fb"].recorded.rules == own
+    other = rrfp.simulate(folder / "steps.msgpack", "fb", accumulation="index", spare_gradients=1)
+    assert other["fb"].recorded.rules == replace(own, accumulation="index", spare_gradients=1)
+
+
 def test_several_schedules_by_name(folder, capsys):
     names = ["1f1b", "bf", "bfw", "zb-v", "planned"]
     found = out("--workload=w.json", *(f"--schedule={name}" for name in names))
