@@ -11,7 +11,6 @@ from typing import NamedTuple, TypeAlias
 from rrfp_jax.report.legend import SHARES
 from rrfp_jax.report.what_if import Link
 from rrfp_jax.sim.splits import Layers, Recut
-from rrfp_jax.trace.idleness import Cause
 from rrfp_jax.trace.records import RecordedStep
 
 UNDONE = (
@@ -20,8 +19,12 @@ UNDONE = (
 )
 """Kinds of changes that undo a cause."""
 
-OUTSIDE = ("data", "planning")
-"""Shares of the time outside the tasks that are causes themselves."""
+OUTSIDE = {
+    "data": "Steps wait for their data: {:.0%} of the time.",
+    "planning": "Steps wait until their order is planned: {:.0%} of the time.",
+    "between": "Steps wait for what is between them, such as the update: {:.0%} of the time.",
+}
+"""Shares of the time outside the tasks that are causes themselves, and what is said of them."""
 
 WHOLES: Mapping[str, tuple[str, Hashable]] = {
     "stage": ("stages", None),
@@ -60,8 +63,8 @@ class Finding:
     """What matters most about some steps.
 
     Attributes:
-        kind, subject: of the change that undoes it (`what_if.Variant`); or "data" or "planning", for
-            which steps wait; or "nothing".
+        kind, subject: of the change that undoes it (`what_if.Variant`); or of `OUTSIDE`; or "idle", with
+            the largest share; or "nothing".
         share: of the time that it costs.
         sentence: the same in words.
     """
@@ -88,8 +91,8 @@ def main_cause(
     """
     causes = [*_candidates(saved, shares), *(Suspect(shares[name], name, None) for name in OUTSIDE)]
     share, kind, subject = max(causes, key=lambda cause: cause.share)
-    most = max(Cause, key=lambda cause: shares[cause])
-    if not saved and shares[most] > share:  # what stages mostly wait for, where nothing can be predicted
+    most = max((name for name in SHARES if name != "compute"), key=lambda name: shares[name])
+    if not saved and shares[most] > share:  # what most is lost to, where nothing can be predicted
         kind, subject, share = "idle", most, shares[most]
         said = (
             f"Stages compute {shares['compute']:.0%} of the time. The largest other part is "
@@ -102,8 +105,7 @@ def main_cause(
             f"{shares['begin'] + shares['end']:.0%} is filling and draining the pipeline."
         )
     elif kind in OUTSIDE:
-        what = "for their data" if kind == "data" else "until their order is planned"
-        said = f"Steps wait {what}: {share:.0%} of the time."
+        said = OUTSIDE[kind].format(share)
     elif kind in ("split", "uneven"):
         assert layers is not None
         said = _uneven(steps, layers, [(part, recut) for k, recut, part in saved if k == "split"], share)

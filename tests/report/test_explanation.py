@@ -169,7 +169,22 @@ def test_all_shares_are_of_the_mean_step_with_everything():
     assert found.shares["between"] == pytest.approx(1 / 3)
     alone = explain([TimedStep(recorded=step, wall_seconds=span)])
     assert found.savings[0].share == pytest.approx(alone.savings[0].share / 1.5)
-    assert found.finding.share == pytest.approx(alone.finding.share / 1.5)
+
+
+@pytest.mark.parametrize("limit", [8, 1], ids=["predicted", "not predicted"])
+def test_time_between_steps_is_named(limit):
+    step = ran(COSTS, limit=8)
+    step = replace(step, rules=rules(limit=limit))
+    found = explain([TimedStep(recorded=step, wall_seconds=3 * step.trace.makespan)])
+    assert bool(found.savings) == (limit == 8)
+    assert found.sentence == "Steps wait for what is between them, such as the update: 67% of the time."
+
+
+@pytest.mark.parametrize("share", [name for name in SHARES if name != "compute"])
+def test_the_largest_share_is_named_where_nothing_is_predicted(share):
+    shares = dict.fromkeys(SHARES, 0.0) | {"compute": 0.4, share: 0.6}
+    found = main_cause([ran(COSTS)], shares, [])
+    assert found.share == 0.6 and (found.kind == share or (found.kind, found.subject) == ("idle", share))
 
 
 def test_nothing_is_predicted_where_the_replay_is_off():
