@@ -126,7 +126,7 @@ class Explanation:
 def as_text(width: int, *parts: str | Rows) -> str:
     """Lines, and tables whose first row is the head."""
     text = io.StringIO()
-    console = Console(file=text, width=width)
+    console = Console(file=text, width=width, force_jupyter=False, markup=False, emoji=False)
     for part in parts:
         if isinstance(part, str):
             console.print(part, highlight=False)

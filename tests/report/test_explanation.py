@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from rrfp_jax.report.causes import main_cause
-from rrfp_jax.report.explanation import TimedStep, explain
+from rrfp_jax.report.explanation import TimedStep, as_text, explain
 from rrfp_jax.report.legend import SHARES
 from rrfp_jax.studies.disturbances import Disturbed
 from rrfp_jax.trace.costs import WorkloadCosts
@@ -202,3 +202,10 @@ def test_nothing_is_predicted_where_the_replay_is_off():
     assert late.finding.kind == "idle", "of two causes the larger one"
     later = explain([TimedStep(recorded=tighter, wall_seconds=4 * span, load_seconds=3 * span)])
     assert later.sentence == "Steps wait for their data: 75% of the time."
+
+
+def test_what_is_in_square_brackets_or_colons_is_told_as_it_is(monkeypatch):
+    text = "run[a] [/INST] :warning:"
+    assert text in as_text(80, text) and text in as_text(80, [["setting", text], [text, "[None]"]])
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)  # which would show it, and return nothing
+    assert text in as_text(80, text)
