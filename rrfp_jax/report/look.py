@@ -135,7 +135,8 @@ class Looker:
     def look(self) -> Seen:
         """What there is now. What is only half there is passed over: it will be whole the next time."""
         folder, now = self._folder, time.time()
-        began, recorders = _changed(folder / "config.json"), recorders_of(folder)
+        diagnosed, recorders = _changed(folder / "diagnosis.txt"), recorders_of(folder)
+        began = _changed(folder / "config.json") or diagnosed  # it may have died before it wrote the first
         state = _state(folder, began, recorders, now)
         if began is None or state in (State.ABSENT, State.STARTING):
             return Seen(folder=folder, state=state, now=now, recorders=recorders)
@@ -152,7 +153,7 @@ class Looker:
             latest=self._step(began),
             busy=list(self._busy),
             recorders=recorders,
-            failed=(_changed(folder / "diagnosis.txt") or 0.0) >= began,
+            failed=diagnosed is not None and diagnosed >= began,
         )
 
     def _step(self, began: float) -> LatestStep | None:

@@ -248,7 +248,7 @@ def frame(seen: Seen, screen: Window) -> list[Text]:
     else:
         lines = [_title(seen), *map(Text, [*_figures(seen.lines), *_curves(seen, screen)])]
         lines += [Text(line, "bold red") for said in _alerts(seen) for line in wrap(said, screen.width)]
-        if not seen.lines:
+        if not seen.lines and seen.state is not State.ENDED:
             lines += map(Text, _phases(seen))
         if seen.latest is not None:
             lines += _step(seen, seen.latest, screen, used=len(lines))

@@ -8,6 +8,7 @@ import pytest
 
 from rrfp_jax.report.look import LATEST_BYTES, Looker, State
 from rrfp_jax.report.store import LATEST, StepFile, read_lines
+from rrfp_jax.report.watch import BLOCKS, Window, frame
 from rrfp_jax.runs.name_held import _locked
 from rrfp_jax.runtime.run import name_lock
 from rrfp_jax.runtime.run.recorder import COMPILING, ENDED, STARTING, FlightRecorder, RunPhase
@@ -48,6 +49,15 @@ def test_a_run_that_has_ended(folder):
     assert found.latest.trace.stages == 2
     (folder / "diagnosis.txt").touch()
     assert Looker(folder).look().failed
+
+
+def test_a_run_that_died_before_it_had_written_anything(tmp_path):
+    (tmp_path / "diagnosis.txt").touch()
+    FlightRecorder(tmp_path / "flight-0", 0, "stage 0").phase(COMPILING)
+    found = Looker(tmp_path).look()
+    assert (found.state, found.failed, found.last) == (State.ENDED, True, None)
+    shown = "\n".join(str(line) for line in frame(found, Window(80, 24, BLOCKS)))
+    assert "ended" in shown and "it failed: " in shown and "compiling" not in shown
 
 
 def test_no_run(tmp_path):
