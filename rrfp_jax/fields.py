@@ -93,12 +93,20 @@ def path_of(what: str, given: Any) -> Path:
     """A path that a user gave, with `~` replaced as by `expanded`.
 
     Raises:
-        UsageError: it is no path, or one that `check_path` or `expanded` refuses; begins with `what`.
+        UsageError: it is no path, one that `check_path` or `expanded` refuses, or one in a folder that
+            this user may not search; begins with `what`.
     """
     if not isinstance(given, (str, os.PathLike)):
         raise UsageError(f"{what}={shown(given)}: give the path of a file")
     check_path(what, given)
-    return expanded(what, given)
+    path = expanded(what, given)
+    try:
+        os.stat(path)
+    except PermissionError:  # which `Path.exists` and the like would raise
+        raise UsageError(f"{what}={given}: is in a folder that you have no permission to search") from None
+    except OSError:  # it need not be there
+        pass
+    return path
 
 
 def expanded(what: str, path: str | os.PathLike[str]) -> Path:

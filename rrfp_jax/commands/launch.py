@@ -14,7 +14,7 @@ from rrfp_jax.commands.config_line import FLAG, ConfigLine
 from rrfp_jax.commands.verbs import LAUNCH
 from rrfp_jax.environment import ENVIRONMENT
 from rrfp_jax.errors import DONE, INTERRUPTED, REFUSED, UsageError
-from rrfp_jax.fields import check_name
+from rrfp_jax.fields import check_name, path_of
 from rrfp_jax.files import read_whole
 from rrfp_jax.printing import warn
 from rrfp_jax.runs.lent_folder import lent_folder
@@ -163,7 +163,7 @@ def _command(script: Sequence[str]) -> tuple[list[str], str]:
         return ["-m", *module], module[0].rpartition(".")[2]
     if not script:
         raise UsageError(f"no script given: {LAUNCH.command} -n 4 train.py (see --help)")
-    if not Path(script[0]).is_file():
+    if not path_of("script", script[0]).is_file():
         raise UsageError(f"{script[0]}: no such file; give a Python script, or -m and a module")
     if _is_config(Path(script[0])):
         raise UsageError(f"{script[0]}: has get_config() and nothing that runs; write {FLAG}={script[0]}")

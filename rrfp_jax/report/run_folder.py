@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rrfp_jax.fields import printable
+from rrfp_jax.fields import path_of, printable
 from rrfp_jax.json_files import Unreadable, flat, read_json
 from rrfp_jax.report.explanation import LEAST, Explanation, TimedStep, as_text
 from rrfp_jax.report.legend import SHARES
@@ -57,11 +57,12 @@ def read_run(given: Path) -> Run:
 
     Raises:
         Unreadable: a file is missing, or not what a run writes; or it has no step that trained.
+        UsageError: this user may not search the folder.
     """
     folder = given if given.is_dir() else None
-    file = given / STEPS if folder else given
     if not given.exists():
         raise Unreadable(absent(given))
+    file = path_of("RUN", given / STEPS) if folder else given
     if not file.exists():
         if (given / "trace.json").exists():
             raise Unreadable(f"{given} has a trace.json, for ui.perfetto.dev, but no {STEPS}. {OLDER}")

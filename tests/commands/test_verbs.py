@@ -1,5 +1,7 @@
 """The command `rrfp`: its table, its list of commands, what it refuses, and the completion of shells."""
 
+import errno
+import os
 import shutil
 import subprocess
 import sys
@@ -58,6 +60,30 @@ def test_what_cannot_be_written_is_told():
             assert done.returncode == 2 and done.stderr.endswith(
                 "cannot be written: No space left on device\n"
             )
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        *(["report", "shut/a"], ["report", "a", "shut/a"], ["report", "shut"], ["top", "shut/a", "--once"]),
+        *(["why", "shut/a"], ["export", "shut/a", "--to=b"], ["sim", "--workload=shut/a"]),
+        *(["launch", "-n", "1", "shut/a.py"], ["train", "--config=shut/a.py"]),
+    ],
+    ids=" ".join,
+)
+def test_a_folder_that_may_not_be_searched(given, tmp_path, monkeypatch, capsys):
+    def looked_up(path, *how, **more):
+        if str(path).startswith("shut/"):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return stat(path, *how, **more)
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "shut").mkdir()
+    stat = os.stat
+    monkeypatch.setattr("os.stat", looked_up)
+    assert main(given) == 2
+    said = capsys.readouterr().err
+    assert "is in a folder that you have no permission to search" in said and said.count("\n") == 1
 
 
 def test_the_commands_are_listed(capsys):
