@@ -22,7 +22,10 @@ def print_whole(text: str) -> None:
         UsageError: it cannot be written.
     """
     try:
-        print(text, flush=True)
+        try:
+            print(text, flush=True)
+        except UnicodeEncodeError:
+            print(text.encode("ascii", "backslashreplace").decode(), flush=True)
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # where what waits goes now
         if not isinstance(error, BrokenPipeError):

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from rrfp_jax import printing
+from rrfp_jax.commands.command_line import print_whole
 from rrfp_jax.errors import REFUSED, TrainingError, UsageError, text_of
 from rrfp_jax.files import shown_path
 from rrfp_jax.launcher.folders import RunFolder
@@ -56,7 +57,8 @@ def test_nobody_to_print_for(stream, monkeypatch):
 def test_what_a_stream_cannot_encode_is_escaped(monkeypatch):
     monkeypatch.setattr(sys, "stdout", stream := io.TextIOWrapper(io.BytesIO(), "ascii"))
     printing.say("Zürich")
-    assert stream.buffer.getvalue() == b"Z\\xfcrich\n"
+    print_whole("─ Zürich")
+    assert stream.buffer.getvalue() == b"Z\\xfcrich\n\\u2500 Z\\xfcrich\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
