@@ -20,7 +20,11 @@ def report(options: argparse.Namespace) -> int:
     if not options.run.exists():
         raise UsageError(absent(options.run))
     if options.run2 is None:
-        output_of("output", file)
+        if options.out is None and can_draw():
+            try:
+                output_of("--out", file)
+            except UsageError as error:
+                raise UsageError(f"{error} with --out=FILE.html") from None
         check_not_read("--out", file, [options.run, *(options.run / name for name in READ)])
     elif options.out is not None:
         raise UsageError("--out is for the page of one run: two are compared in words and tables")

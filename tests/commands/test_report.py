@@ -59,6 +59,16 @@ def test_without_what_draws_there_is_the_text(folder, monkeypatch, capsys):
     )
 
 
+def test_a_folder_that_cannot_be_written_to(folder, monkeypatch, capsys):
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    assert report([str(folder)]) == 2
+    said = f"{folder}/report.html: cannot be written; give a file in another folder with --out=FILE.html\n"
+    assert capsys.readouterr().err.endswith(said)
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
+    assert report([str(folder)]) == 0
+    assert "Stage 2 computes" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
