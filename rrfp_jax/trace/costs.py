@@ -383,7 +383,8 @@ class CostTable:
             tables: list[Table] = [getattr(self.buckets[name], part) for name in names]
             return tuple(tuple(chain(*rows)) for rows in zip(*tables, strict=True))
 
-        return Workload(**{part: table(part) for part in _NAMES})
+        weighed = all(self.buckets[name].activation_bytes is not None for name in names)
+        return Workload(**{part: table(part) for part in (*_NAMES, *([BYTES] if weighed else []))})
 
     @classmethod
     def from_json_object(cls, data: object) -> CostTable:

@@ -16,7 +16,15 @@ from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Placement, Task
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.studies.disturbances import Jittered
-from rrfp_jax.trace.costs import TableCosts, Workload, WorkloadCosts, constant, log_normal, recorded
+from rrfp_jax.trace.costs import (
+    CostTable,
+    TableCosts,
+    Workload,
+    WorkloadCosts,
+    constant,
+    log_normal,
+    recorded,
+)
 from rrfp_jax.trace.jitter import LEVELS, Jitter
 from rrfp_jax.trace.layers import BusySample, LayerWork, Work, fitted_shares, layer_shares, least_largest
 from tests.support.spoilt import Straggler
@@ -282,6 +290,12 @@ def test_log_normal_refuses(changes, message):
 def test_a_changed_copy_is_checked_too():
     with pytest.raises(ValueError, match=r"forward\[0\]\[1\] = -1: "):
         replace(constant(1, 2, 1.0), forward=((1, -1),))
+
+
+def test_bytes_of_buckets_are_kept_if_all_have_them():
+    given = {"short": replace(WORKLOAD, activation_bytes=table(5)), "long": WORKLOAD}
+    assert CostTable(given).workload(["short", "short"]).activation_bytes == ((5, 5), (6, 6), (7, 7))
+    assert CostTable(given).workload(["short", "long"]).activation_bytes is None
 
 
 def test_bytes_are_kept_if_they_are_given():
