@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -27,7 +28,7 @@ from rrfp_jax.sim.engine import Links
 from rrfp_jax.sim.planned import EVALUATIONS, Planned
 from rrfp_jax.studies.compare import Conditions, Outcome, compare, outcome_of
 from rrfp_jax.studies.disturbances import Jittered
-from rrfp_jax.studies.families import Step
+from rrfp_jax.studies.families import FAMILIES, Step
 from rrfp_jax.studies.families import by_name as family_by_name
 from rrfp_jax.trace.costs import CostTable, StepCosts, Workload, workload_of
 from rrfp_jax.trace.jitter import Level
@@ -47,7 +48,8 @@ def simulation_inputs(
 ) -> Sequence[Step]:
     """The steps of a source."""
     count = MICROBATCHES if microbatches is None else microbatches
-    if isinstance(source, str) and not source.endswith((".json", ".msgpack")):
+    is_file = isinstance(source, str) and (source.endswith((".json", ".msgpack")) or os.path.isdir(source))
+    if isinstance(source, str) and (source in FAMILIES or not is_file):
         family = family_by_name(source)
         return [family(stages, count, seed) for seed in range(seeds)]
     if isinstance(source, str | Path):

@@ -64,6 +64,13 @@ def test_a_runs_own_files(folder, capsys):
     assert found["as it ran"]["makespan"] == pytest.approx(found["bf"]["makespan"])
     assert found["as it ran"]["order"] == found["bf"]["order"]
     assert len(found["as it ran"]["makespans"]) == 2
+    os.makedirs("constant")  # a family, whatever is there
+    for source, steps in (
+        (str(folder), ["as it ran", "bf"]),
+        (folder, ["as it ran", "bf"]),
+        ("constant", ["bf"]),
+    ):
+        assert list(rrfp.simulate(source, ["bf"])) == steps
     assert main(["--workload=steps.msgpack", "--seeds=3"]) == 2
     assert "it has 2 steps that trained; give --seeds=2 or less" in capsys.readouterr().err
     costs = measured(run)
