@@ -48,8 +48,8 @@ def override(config: T, argv: Sequence[str]) -> T:
     values = flags.FlagValues()
     tree = config_dict.ConfigDict(_mutable(config))
     given = {argument: argument.removeprefix("--config.").partition("=") for argument in argv}
-    none = [name for name, _, value in given.values() if value == "none"]
-    cleared = [name for name in none if isinstance(_field_type(config, name), types.UnionType)]
+    none = [name for name, _, value in given.values() if value.lower() == "none"]
+    cleared = [name for name in none if _is_union(_field_type(config, name))]
     full = ["rrfp", *(argument for argument, (name, _, _) in given.items() if name not in cleared)]
     with called(type(config).__name__, UsageError):
         try:
@@ -113,9 +113,13 @@ def _as_before(new: Any, old: Any, choices: Sequence[Any]) -> Any:
 
 def _optional(hint: Any) -> type:
     """`int` of `int | None`."""
-    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+    if _is_union(hint):
         return next(t for t in typing.get_args(hint) if t is not type(None))  # type: ignore[no-any-return]
     return object
+
+
+def _is_union(hint: Any) -> bool:
+    return typing.get_origin(hint) in (types.UnionType, typing.Union)
 
 
 def _field_type(config: Any, name: str) -> Any:

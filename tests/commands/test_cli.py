@@ -11,7 +11,9 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Optional
 
 import jax
 import numpy as np
@@ -212,9 +214,16 @@ def test_help_lists_the_fields_of_the_run(capsys):
     assert err == "" and main(["--help"]) == 0
 
 
+@dataclass(frozen=True)
+class Older:
+    """A config with a type as it was written before Python 3.10."""
+
+    rate: Optional[float] = 1.0  # noqa: UP045
+
+
 def test_overrides_of_every_type(folder):
     config = load_config(CONFIG.removeprefix("--config="))
-    given = ["split=(4,6)", "max_in_flight=3", "clip_norm=none", "mesh.share_devices=true", "path=a=b"]
+    given = ["split=(4,6)", "max_in_flight=3", "clip_norm=None", "mesh.share_devices=true", "path=a=b"]
     made = override(config, [f"--config.{text}" for text in [*given, "mesh.pp=2", "model.dtype=bfloat16"]])
     twice = override(config, ["--config.mesh.pp=2", "--config.mesh.tp=2", "--config.mesh.tp=2,1"])
     assert twice.mesh.tp == (2, 1)
@@ -226,6 +235,8 @@ def test_overrides_of_every_type(folder):
     assert (made.split, made.max_in_flight, made.clip_norm, made.path) == ((4, 6), 3, None, "a=b")
     assert made.mesh == type(made.mesh)(pp=2, share_devices=True)
     assert made.model.dtype == "bfloat16" and made.steps == config.steps
+    assert override(made, ["--config.max_in_flight=None"]).max_in_flight is None
+    assert override(Older(), ["--config.rate=None"]).rate is None
 
 
 @pytest.mark.parametrize(
