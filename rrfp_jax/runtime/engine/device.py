@@ -106,10 +106,6 @@ class Running:
         times = self.ready, self.dispatched, self.start, self.end
         return TaskRecord(self.stage, self.task, self.bucket, *times, self.delayed, late, self.held)
 
-    def is_possible_from(self, at: float) -> None:
-        """Count neither as ready nor as dispatched before that."""
-        self.ready, self.dispatched = max(self.ready, at), max(self.dispatched, at)
-
     def has_ended(self) -> bool:
         """Whether the program has ended; if so, `end` and `error` are set."""
         token = self.token
@@ -210,8 +206,9 @@ class DeviceQueue:
                 running.start, running.after = max(running.start, running.ready), None
             self.free = running.end = max(running.end, running.start)  # each end is noticed a little late
             if running.is_update:
-                for later in self.flights:
-                    later.is_possible_from(self.free)
+                for later in self.flights:  # neither ready nor dispatched before that
+                    later.ready = max(later.ready, self.free)
+                    later.dispatched = max(later.dispatched, self.free)
             seconds = running.end - running.start
             mean, deviation = self._usual.get(running.cost, (seconds, 0.0))
             deviation = 0.9 * deviation + 0.1 * abs(seconds - mean)
