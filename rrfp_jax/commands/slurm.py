@@ -154,7 +154,9 @@ class Job:
 
     @classmethod
     def of(cls, arguments: Sequence[str], environment: Mapping[str, str], spare: int) -> Job:
-        """UsageError says that it has no nodes to spare."""
+        """UsageError says that it has no nodes to spare, or is none."""
+        if "SLURM_NTASKS" not in environment:
+            raise UsageError("SLURM_NTASKS: is not set; start this with sbatch, and give --ntasks")
         nodes: Sequence[str] = [environment.get("SLURMD_NODENAME", "")]
         if (count := int(environment.get("SLURM_JOB_NUM_NODES", "1"))) > 1:
             names = ["scontrol", "show", "hostnames", environment["SLURM_JOB_NODELIST"]]

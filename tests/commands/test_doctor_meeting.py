@@ -50,6 +50,11 @@ def test_without_rank_0_nobody_meets(tmp_path):
     assert "nobody answers there (Connection refused); is rank 0, which serves there, started" in said
 
 
+def test_a_rank_without_a_home_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    assert "HOME='~/.rrfp': no user here has the home ~" in met([1], tmp_path, free_port())[1].error
+
+
 def test_a_port_that_is_taken(tmp_path):
     with socket.create_server(("", 0)) as other:
         found = met([0], tmp_path, other.getsockname()[1])[0]

@@ -336,6 +336,11 @@ def test_a_rank_that_fails_on_nodes_that_answer_fails_the_job(job):
     assert not job.requeued.exists()
 
 
+def test_whoever_is_in_no_job_is_told_so():
+    with pytest.raises(UsageError, match="SLURM_NTASKS: is not set; start this with sbatch"):
+        Job.of([], {}, 0)
+
+
 @pytest.mark.parametrize("spare", ["3", "-1", "x", ""])
 def test_nodes_that_cannot_be_spare(job, spare):
     script = job(f"--spare-nodes={spare}", srun="", scontrol=SCONTROL, more=THREE)

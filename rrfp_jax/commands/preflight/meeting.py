@@ -16,6 +16,7 @@ from time import monotonic, perf_counter, time
 from rrfp_jax.checkpoint.shared_folder import seen_by
 from rrfp_jax.commands.preflight.surroundings import Meeting, code_hash
 from rrfp_jax.errors import TrainingError, UsageError
+from rrfp_jax.fields import expanded
 from rrfp_jax.runtime.run.alike import found_versions
 from rrfp_jax.runtime.run.coordinator import RollCallDoor, listening
 from rrfp_jax.runtime.run.handshake import connect, listen
@@ -31,7 +32,7 @@ CONNECT_SECONDS = 15.0
 LINGER_SECONDS = 5.0
 """By how much longer rank 0 serves than it waits itself: others, who came later, hear who is missing."""
 
-HOME = Path("~/.rrfp").expanduser()
+HOME = "~/.rrfp"
 """Where ranks of a SLURM step find the run's token."""
 
 
@@ -76,6 +77,7 @@ def _serve(door: RollCallDoor, seconds: float) -> None:
 def _met(place: Place, host: str, address: str, folder: Path, limit: float) -> Meeting:
     place.coordinator.require_known()
     own = [found_versions(), code_hash(Path.cwd())]
+    folders = folder, expanded("HOME", HOME)
     with listen(address) as listener:
         card = json.dumps([host, *listener.getsockname()[:2]])
         call = RollCall(place.coordinator, place.rank, card=card, limit="--limit")
@@ -93,7 +95,7 @@ def _met(place: Place, host: str, address: str, folder: Path, limit: float) -> M
         world.learn_clock()
         epoch, (offset, precision) = time() - perf_counter(), world.clock
         told = world.gather("what each node has", [epoch, *own], CONNECT_SECONDS)
-        sees, sees_home = (seen_by(world, each, CONNECT_SECONDS)[place.rank] for each in (folder, HOME))
+        sees, sees_home = (seen_by(world, each, CONNECT_SECONDS)[place.rank] for each in folders)
     return Meeting(
         hosts=tuple(hosts),
         versions=tuple(versions for _, versions, _ in told),
