@@ -97,8 +97,12 @@ def as_kind(data: Any, kind: type[T]) -> T:
 
 
 def write_json(path: str | Path, content: Any, indent: int | None = None) -> None:
-    """Write plain data to a file; see `write_output`."""
-    write_output(path, (json.dumps(content, indent=indent) + "\n").encode())
+    """Write plain data to a file; see `write_output`. UsageError, too, if a number is not finite."""
+    try:
+        text = json.dumps(content, indent=indent, allow_nan=False)
+    except ValueError as error:
+        raise UsageError(f"{path}: cannot be written as JSON: {error}") from None
+    write_output(path, f"{text}\n".encode())
 
 
 def write_output(path: str | Path, content: bytes) -> None:

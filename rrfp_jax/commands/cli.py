@@ -138,6 +138,8 @@ def _split_at_script(verb: Verb, arguments: Sequence[str]) -> tuple[list[str], l
     with_values = {flag.name for flag in verb.flags if flag.metavar} | {FLAG}
     skips = False
     for number, argument in enumerate(arguments if verb.script else ()):
+        if not skips and argument == "--":
+            return [*arguments[:number]], [*arguments[number + 1 :]]
         if not skips and (argument == "-m" or not argument.startswith("-")):
             return [*arguments[:number]], [*arguments[number:]]
         names = argument in with_values or (argument.startswith(FLAG) and "=" not in argument)

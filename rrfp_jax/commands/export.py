@@ -50,7 +50,7 @@ def export_run(options: argparse.Namespace) -> int:
 
 def _checkpoints(run: Path) -> Path:
     """The checkpoints of a run, which lie beside its folder; or what was given, if they do not."""
-    beside = Path(f"{run}.checkpoints")
+    beside = Path(f"{run if run.name not in ('', '..') else run.resolve()}.checkpoints")
     return beside if beside.is_dir() else run
 
 

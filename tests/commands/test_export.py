@@ -90,6 +90,12 @@ def test_own_names_give_the_parameters_of_the_run(run, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+def test_the_run_in_which_one_stands_has_its_checkpoints_beside_it(run, tmp_path, monkeypatch):
+    run.mkdir(exist_ok=True)
+    monkeypatch.chdir(run)
+    assert main([".", f"--to={tmp_path / 'out'}"]) == 0
+
+
 def test_nothing_is_written_over(run, tmp_path, capsys):
     there = tmp_path / "out"
     there.mkdir()

@@ -141,6 +141,7 @@ def test_a_script_takes_what_follows_it():
     assert (options.n, options.name, options.line) == (2, "x", None)
     assert options.script == ["train.py", "-n", "3", "--config", "a", "--help"]
     assert launched("-n", "2", "-m", "mine", "-m").script == ["-m", "mine", "-m"]
+    assert launched("-n", "2", "--", "train.py", "--").script == ["train.py", "--"]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from rrfp_jax.errors import UsageError
+from rrfp_jax.json_files import write_json
 from rrfp_jax.report.legend import DELAY
 from rrfp_jax.report.perfetto import write_trace
 from rrfp_jax.report.store import read_steps
@@ -45,3 +47,9 @@ def test_a_name_of_messagepack_is_given_steps(tmp_path):
     written = step("bf")
     write_trace(tmp_path / "a.msgpack", {"run": [written]})
     assert read_steps(tmp_path / "a.msgpack")["run"][0].recorded.trace.records == written.trace.records
+
+
+def test_a_number_that_is_not_finite_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="cannot be written as JSON: Out of range float"):
+        write_json(tmp_path / "o.json", [float("nan")])
+    assert not (tmp_path / "o.json").exists()
