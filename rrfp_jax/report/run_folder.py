@@ -127,7 +127,7 @@ class TwoRuns:
 
     @property
     def sentences(self) -> list[str]:
-        """How their steps compare, then what matters most in each."""
+        """How their steps compare, what matters most in each, and how far that can be trusted."""
         one, two = (explanation.seconds for explanation in self.explanations)
         faster, share = (1, 1 - two / one) if two <= one else (0, 1 - one / two)
         compared = (
@@ -137,7 +137,8 @@ class TwoRuns:
         if share < LEAST:
             compared = f"Steps of both take equally long: {one * 1e3:.1f} ms (means of the traced steps)."
         causes = zip(self.names, self.explanations, strict=True)
-        return [compared, *(f"{name}: {explanation.sentence}" for name, explanation in causes)]
+        said = [f"{name}: {explanation.sentence} {explanation.trust}" for name, explanation in causes]
+        return [compared, *said, *{own.caveat for own in self.explanations if own.caveat}]
 
     def __str__(self) -> str:
         tables = [rows for rows in (self.seconds(), self.savings(), self.settings()) if len(rows) > 1]

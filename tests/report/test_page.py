@@ -11,6 +11,7 @@ from rrfp_jax.report.explanation import TimedStep, explain
 from rrfp_jax.report.page import page
 from rrfp_jax.report.run_folder import Run, TwoRuns
 from rrfp_jax.report.store import StepLine
+from rrfp_jax.report.what_if import SPLIT_COSTS
 from tests.support.spoilt import MICROBATCHES, STAGES, spoilt
 
 EVIL = "a</script><script>alert(1)</script>"
@@ -85,6 +86,8 @@ def test_two_runs_as_text(two):
     for column, explanation in enumerate(two.explanations, 1):
         parts = [float(row[column].split(" ms")[0]) for row in seconds[2:]]
         assert sum(parts) == pytest.approx(explanation.seconds * 1e3, rel=2e-3)
+        assert f"{explanation.sentence} {explanation.trust}" in " ".join(told.split())
+    assert two.sentences[3:] == [SPLIT_COSTS], "once"
     assert two.settings()[1:] == [["schedule", '"bf"', '"1f1b"']]
     assert any("-" in row for row in two.savings()[1:])
 
