@@ -126,7 +126,8 @@ class Explanation:
 def as_text(width: int, *parts: str | Rows) -> str:
     """Lines, and tables whose first row is the head."""
     text = io.StringIO()
-    console = Console(file=text, width=width, force_jupyter=False, markup=False, emoji=False)
+    plain = dict.fromkeys(("force_jupyter", "force_terminal", "markup", "emoji"), False)
+    console = Console(file=text, width=width, **plain)  # type: ignore[arg-type]
     for part in parts:
         if isinstance(part, str):
             console.print(part, highlight=False)

@@ -208,4 +208,5 @@ def test_what_is_in_square_brackets_or_colons_is_told_as_it_is(monkeypatch):
     text = "run[a] [/INST] :warning:"
     assert text in as_text(80, text) and text in as_text(80, [["setting", text], [text, "[None]"]])
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)  # which would show it, and return nothing
-    assert text in as_text(80, text)
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as kernels do
+    assert text in as_text(80, text) and "\x1b" not in as_text(80, [["setting", text]])
