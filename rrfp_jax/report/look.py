@@ -91,7 +91,7 @@ class State(StrEnum):
 class _Config(msgspec.Struct, frozen=True):
     """Of `config.json`."""
 
-    steps: Count
+    steps: Count | None = None
     origin: Any = msgspec.field(default=None, name="_origin")
 
 
@@ -109,13 +109,7 @@ class Seen:
     busy: Sequence[Sequence[Sequence[float]]] = ()  # of that step and those looked at before, see `StepTrace`
     recorders: Sequence[Recording] = ()  # of its processes, by rank; none if it has no launcher
     failed: bool = False  # whether a diagnosis was written
-
-    @cached_property
-    def shared(self) -> str:
-        """See `Run.shared`."""
-        with suppress(Unreadable):
-            return shared_by(read_json(self.folder / "config.json", _Config).origin)
-        return ""
+    shared: str = ""  # see `Run.shared`
 
     @property
     def last(self) -> StepLine | None:
@@ -140,14 +134,15 @@ class Looker:
         state = _state(folder, began, recorders, now)
         if began is None or state in (State.ABSENT, State.STARTING):
             return Seen(folder=folder, state=state, now=now, recorders=recorders)
-        steps = None
+        config = _Config()
         with suppress(Unreadable):
-            steps = read_json(folder / "config.json", _Config).steps
+            config = read_json(folder / "config.json", _Config)
         return Seen(
             folder=folder,
             state=state,
             now=now,
-            steps=steps,
+            steps=config.steps,
+            shared=shared_by(config.origin),
             lines=[line for line, _ in read_lines(folder / METRICS, LATEST_BYTES)[0]],
             told_at=_changed(folder / METRICS) or began,
             latest=self._step(began),
