@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rrfp_jax.errors import UsageError
 from rrfp_jax.files import is_used, move_away
-from rrfp_jax.runtime.run.name_lock import is_held, used_folder
+from rrfp_jax.name_lock import is_held, used_folder
 
 ATTEMPT = (
     *("rank-*.log", "flight-*", "last-words-*.json", "diagnosis.txt"),

@@ -17,10 +17,10 @@ import msgspec
 
 from rrfp_jax.files import staged
 from rrfp_jax.json_files import Count, Unreadable, read_json
+from rrfp_jax.name_lock import hold_on
 from rrfp_jax.report.run_folder import shared_by
 from rrfp_jax.report.store import LATEST, METRICS, StepLine, read_lines, read_steps
 from rrfp_jax.runtime.run import recorder as flight_recorder
-from rrfp_jax.runtime.run.name_lock import hold_on
 from rrfp_jax.runtime.run.recorder import Recording
 from rrfp_jax.trace.idleness import StageTime, stage_times
 from rrfp_jax.trace.records import RecordedStep, StepTrace

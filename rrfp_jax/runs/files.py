@@ -24,10 +24,10 @@ from rrfp_jax import printing
 from rrfp_jax.errors import UsageError
 from rrfp_jax.files import MOVED_AWAY, is_used, move_away, named
 from rrfp_jax.json_files import Count, Unreadable, read_json, write_output
+from rrfp_jax.name_lock import used_folder
 from rrfp_jax.report.store import LATEST, METRICS, Reported, StepFile, lines_as
 from rrfp_jax.runs.config import RunConfig, as_json
 from rrfp_jax.runtime.run.alike import found_versions
-from rrfp_jax.runtime.run.name_lock import used_folder
 from rrfp_jax.runtime.run.world import World
 from rrfp_jax.typed import typed_command
 

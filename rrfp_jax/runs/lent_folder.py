@@ -14,8 +14,8 @@ from pathlib import Path
 
 from rrfp_jax.errors import UsageError
 from rrfp_jax.files import is_used
+from rrfp_jax.name_lock import used_folder
 from rrfp_jax.runtime.run.host_memory import HostMemory
-from rrfp_jax.runtime.run.name_lock import used_folder
 
 PLACE = Path("/dev/shm")
 """Where Linux shows the host's memory as files."""

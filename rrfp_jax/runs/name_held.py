@@ -19,7 +19,7 @@ from pathlib import Path
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import printable
 from rrfp_jax.files import is_used, read_whole
-from rrfp_jax.runtime.run.name_lock import lock_of
+from rrfp_jax.name_lock import lock_of
 from rrfp_jax.runtime.run.signals import children_giving_up
 from rrfp_jax.runtime.run.world import START_SECONDS, World
 

@@ -53,11 +53,12 @@ ARROWS = {
     # What is made of it.
     "forecast": {"data", "runtime.engine", "sim"},
     "checkpoint": {"json_files", "printing", "progress", "random_keys", "runtime.run"},
-    "report": {"environment", "json_files", "printing", "progress", "runtime.run", "sim"},
+    "name_lock": {"files", "runtime.run"},
+    "report": {"environment", "json_files", "name_lock", "printing", "progress", "sim"},
     "weights": {"checkpoint", "fields", "files", "runtime.programs"},
     "train": {"checkpoint", "data", "fields", "forecast", "report", "runtime.engine"},
     "runs": {"train", "typed"},
-    "launcher": {"progress", "runtime.run", "typed"},
+    "launcher": {"name_lock", "progress", "typed"},
     "commands": {"fields", "launcher", "nixl", "runs", "studies", "weights"},
     # What users import.
     "loggers": {"train"},
@@ -77,6 +78,7 @@ MANY_ARGUMENTS: dict[str, str] = {
     "commands/preflight/surroundings.py:Surroundings": "what was found, one field a finding",
     "data/documents.py:Documents": "what users type, flat",
     "weights/families.py:Family": "a record, one field a fact",
+    "report/look.py:Seen": "a record, one field a finding",
     "runtime/engine/device.py:Running": "a record, one field a figure",
     "runtime/run/recorder.py:Recording": "a record, one field a fact",
     "runtime/engine/settings.py:Settings": "what users type, flat",

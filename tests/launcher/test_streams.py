@@ -198,7 +198,7 @@ def test_what_a_killed_launcher_has_left_in_staging_is_removed(tmp_path):
 
 
 def test_a_directory_that_is_a_live_runs_own_folder_is_refused_within_a_limit(tmp_path, monkeypatch):
-    monkeypatch.setattr("rrfp_jax.runtime.run.name_lock.LOCK_SECONDS", 0.1)
+    monkeypatch.setattr("rrfp_jax.name_lock.LOCK_SECONDS", 0.1)
     living = RunFolder(tmp_path, "trial")
     with pytest.raises(UsageError, match=r"locked by another process for 0 s.*name another directory"):
         RunFolder(living.staging, "inner")

@@ -6,11 +6,11 @@ import os
 
 import pytest
 
+from rrfp_jax import name_lock
 from rrfp_jax.report.look import LATEST_BYTES, Looker, State
 from rrfp_jax.report.store import LATEST, StepFile, read_lines
 from rrfp_jax.report.watch import BLOCKS, Window, frame
 from rrfp_jax.runs.name_held import _locked
-from rrfp_jax.runtime.run import name_lock
 from rrfp_jax.runtime.run.recorder import COMPILING, ENDED, STARTING, FlightRecorder, RunPhase
 from tests.support.watched import step_of, told
 

@@ -13,10 +13,10 @@ import pytest
 import rrfp_jax as rrfp
 from rrfp_jax.files import is_used
 from rrfp_jax.launcher.folders import RunFolder
+from rrfp_jax.name_lock import is_held, used_folder
 from rrfp_jax.runs import name_held as holding
 from rrfp_jax.runs.name_held import name_held
 from rrfp_jax.runs.run import train
-from rrfp_jax.runtime.run.name_lock import is_held, used_folder
 from rrfp_jax.runtime.run.signals import ends_at_once, heard_signals
 from rrfp_jax.runtime.run.world import World
 from tests.scripts.toy_run import ToyRun
