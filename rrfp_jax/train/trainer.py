@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar, cast
 
 import jax
+import numpy as np
 import optax
 
 from rrfp_jax.checkpoint.folder import folder_of
@@ -394,7 +395,7 @@ class Trainer:
             keep: how many of them to keep; older ones are removed once this one is complete.
             on_error: what to do if it cannot be written: "stop", or "continue" with a warning.
             wait: False to write in the background while the next steps run; `finish_saving` waits for it.
-            config: plain data to keep with it.
+            config: plain data to keep with it; dtypes by their names.
 
         Raises:
             UsageError: there is nothing to save before the first step.
@@ -402,7 +403,7 @@ class Trainer:
         """
         check_count("save", "keep", keep, 1)
         try:
-            json.dumps(config)
+            config = json.loads(json.dumps(config, default=lambda value: np.dtype(value).name))
         except (TypeError, ValueError) as error:
             raise UsageError(f"Trainer.save(config={shown(config)}): {error}; give plain data") from None
         if not self._engine.stages:

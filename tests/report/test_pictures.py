@@ -198,5 +198,5 @@ def test_what_cannot_be_saved_is_refused(tmp_path, name):
 
 def test_without_what_draws_it_is_refused(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "vl_convert", None)
-    with pytest.raises(rrfp.UsageError, match=r"pip install 'rrfp-jax\[pictures\]'"):
+    with pytest.raises(rrfp.UsageError, match=r'pip install "PATH-TO-CHECKOUT\[pictures\]"'):
         drawn("bfw").save(tmp_path / "step.svg")

@@ -9,6 +9,7 @@ import pytest
 from flax import nnx
 
 import rrfp_jax as rrfp
+from rrfp_jax.checkpoint.folder import CheckpointFolder
 from rrfp_jax.weights.tensors import converted
 
 BATCH = [{"x": np.ones((2, 4), np.float32)}] * 2
@@ -77,3 +78,43 @@ def test_what_is_too_large_for_a_dtype_is_refused(dtype):
     with pytest.raises(ValueError, match="1 values such as 1e"):
         converted(np.float32([1.0, 1e6]), jnp.dtype(dtype))
     assert converted(np.float32([np.nan, 1.0]), jnp.dtype(dtype))[1] == 1
+
+
+class FromData(nn.Module):
+    @nn.compact
+    def __call__(self, x, mb):
+        return x * self.param("scale", lambda key: 1 / (x.std(0) + 1e-6))
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        rrfp.layer(FromData),
+        rrfp.layer(lambda p, x, mb: x * p["scale"], init=lambda key, x, mb: {"scale": mb["x"].std(0)}),
+    ],
+)
+def test_initial_values_that_follow_from_data_are_refused(layer):
+    with pytest.raises(rrfp.UsageError, match="makes the initial value of scale from a microbatch or the"):
+        trained(layer)
+
+
+def test_a_state_takes_the_shape_that_its_first_update_gives():
+    def update(gradients, state, params=None):
+        state = jax.tree.map(lambda s, g: 0.9 * s + g, state, gradients)
+        return jax.tree.map(lambda s: -0.1 * s, state), state
+
+    optimizer = optax.GradientTransformation(
+        lambda params: jax.tree.map(lambda _: jnp.zeros(()), params), update
+    )
+    own = trained(rrfp.layer(Built()), optimizer)
+    own.step(BATCH)
+    expected = trained(rrfp.layer(Built()), optax.sgd(0.1, momentum=0.9))
+    expected.step(BATCH)
+    for a, b in zip(*(jax.tree.leaves(t.stage_params) for t in (own, expected)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_a_config_with_dtypes_is_kept_by_their_names(tmp_path):
+    own = trained(rrfp.layer(Built()))
+    own.save(tmp_path, config={"model": {"dtype": jnp.bfloat16, "width": 4}})
+    assert CheckpointFolder(tmp_path).open(1)[0].config == {"model": {"dtype": "bfloat16", "width": 4}}

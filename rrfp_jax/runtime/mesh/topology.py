@@ -339,10 +339,11 @@ class Mesh:
                 )
             elif devices[0].platform == "cpu":
                 cause = f"{cpu_devices_asked_by()} asks for so many: ask for {count}"
+            if len(devices) >= self._at_once(count):
+                cause += f", or let stages share a device: {self._named[:-1]}, share_devices=True)"
             raise UsageError(
                 f"{self._named} needs {count} devices and this process has {len(devices)} "
-                f"({devices[0].platform}): {cause}, or let stages share a device: "
-                f"{self._named[:-1]}, share_devices=True)"
+                f"({devices[0].platform}): {cause}"
             )
         at_once = self._at_once(count)
         if len(devices) < at_once:

@@ -16,7 +16,7 @@ from jax.tree_util import keystr
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import says_its_arguments
 from rrfp_jax.runtime.autodiff.residuals import NONE, rematerialised
-from rrfp_jax.runtime.autodiff.traced import check_pure
+from rrfp_jax.runtime.autodiff.traced import check_pure, output_dependence
 from rrfp_jax.runtime.model.layers import MOST_LAYERS, LayerSpec, MicrobatchView, Params, zeros
 from rrfp_jax.runtime.model.metrics import Loss, add_losses, check_sums
 from rrfp_jax.runtime.model.roles import leaf_paths
@@ -216,6 +216,7 @@ class Pipeline:
             initial, params = jax.make_jaxpr(spec.init, return_shape=True)(key, carry, mb)
             # As an update of optax would type them, too.
             params = jax.tree.map(lambda own: own.update(weak_type=False) if own.weak_type else own, params)
+            _check_initial(initial, params)
             partition = _partition(spec.partition(key, carry, mb))
         with named(*self._called(index, carry, fields)):
             arguments = params, carry, dict(fields), IDS, INDEX
@@ -264,6 +265,17 @@ def _check_carry(carry: Any) -> None:
             raise UsageError(
                 f"gives {where} of dtype {leaf.dtype}, but random keys cannot be sent: read mb.key where it "
                 f"is used"
+            )
+
+
+def _check_initial(closed: ClosedJaxpr, params: Params) -> None:
+    """Refuse initial values that follow from data: parameters are made before there is any."""
+    data = (1 << len(closed.jaxpr.invars)) - 2  # all inputs but the key
+    for path, mask in zip(leaf_paths({"": params}), output_dependence(closed), strict=True):
+        if mask & data:
+            raise UsageError(
+                f"makes the initial value of {path or 'its parameter'} from a microbatch or the carry, "
+                f"but parameters are made before there is any data: let it follow from the key alone"
             )
 
 

@@ -273,9 +273,9 @@ class WholeOptimizer:
 
 
 def _cast(leaf: Any, spec: Any) -> Any:
-    """A leaf of a state at its first step with the dtype that it has later."""
+    """A leaf of a state at its first step with the dtype and shape that it has later."""
     extended = jnp.issubdtype(spec.dtype, jax.dtypes.extended)
-    return leaf if extended else jnp.asarray(leaf).astype(spec.dtype)
+    return leaf if extended else jnp.broadcast_to(jnp.asarray(leaf).astype(spec.dtype), spec.shape)
 
 
 def _dtypes(state: Any) -> list[Any]:
