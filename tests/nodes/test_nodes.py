@@ -166,7 +166,7 @@ def test_a_command_is_frozen_goes_on_and_ends_by_signals(nodes):
         "-c",
         "grep -l 'on.,' /proc/[0-9]*/cmdline | cut -d/ -f3 | xargs -I{} grep State /proc/{}/status",
     ]
-    assert "stopped" in nodes.run("n1", *state).stdout
+    until(lambda: "stopped" in nodes.run("n1", *state).stdout)
     nodes.signal(one, signal.SIGCONT)
     one.stdin.write("?\n")
     one.stdin.flush()
@@ -184,6 +184,7 @@ def test_what_is_frozen_ends_with_its_node(nodes):
 
 MADE = """
 import os, sys, time
+from tests.launcher.conftest import until
 from tests.nodes.nodes import Nodes
 with Nodes(2) as nodes:
     nodes.start("n0", "sleep", "1000", folder="/")  # this folder may be one that nodes have of their own
