@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.launcher.conftest import until
+
 ECHO = """
 import socket
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -184,7 +186,6 @@ def test_what_is_frozen_ends_with_its_node(nodes):
 
 MADE = """
 import os, sys, time
-from tests.launcher.conftest import until
 from tests.nodes.nodes import Nodes
 with Nodes(2) as nodes:
     nodes.start("n0", "sleep", "1000", folder="/")  # this folder may be one that nodes have of their own
