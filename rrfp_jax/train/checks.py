@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import fields as fields_of
+from functools import partial
 from typing import Any
 
 import jax
@@ -29,7 +30,7 @@ from rrfp_jax.runtime.model.layers import MicrobatchView, zeros
 from rrfp_jax.runtime.model.metrics import kinds_of
 from rrfp_jax.runtime.model.pipeline import IDS, LayerShapes, Pipeline, Specs
 from rrfp_jax.runtime.model.roles import covering, leaf_paths
-from rrfp_jax.runtime.model.user_errors import instead_of_layers, kind_of
+from rrfp_jax.runtime.model.user_errors import describe, instead_of_layers, kind_of, named
 from rrfp_jax.runtime.programs.compiler import Compiled, Compiler
 from rrfp_jax.runtime.programs.initial import ModelCheckedInit
 from rrfp_jax.runtime.programs.library import Library, specs_of
@@ -120,7 +121,8 @@ def check_model(
     buckets = buckets_of(plan)
     library, flows = engine.library, []
     for bucket in dict.fromkeys(buckets):
-        check_metrics(pipe, examined(library, 0, bucket, buckets), specs_of(bucket))
+        shapes = examined(library, 0, bucket, buckets)
+        check_metrics(pipe, shapes, specs_of(bucket), shapes[-1].carry_out)
         flows.append(library.flow(bucket))
     if optimizer is not None:
         refuse_untrained(flows)
@@ -158,10 +160,38 @@ def warn_of_lost(engine: Engine) -> None:
         )
 
 
-def check_metrics(pipe: Pipeline, shapes: Sequence[LayerShapes], fields: Specs) -> None:
+def check_evaluation(pipe: Pipeline, library: Library, bucket: Bucket) -> None:
+    """Refuse layers or a loss that fail with `mb.training` False, or layers that then give something else.
+
+    What the last layer gives may differ, as it goes to the loss alone.
+    """
+    shapes, fields = library.examine(bucket), specs_of(bucket)
+    first = {id(own): index for index, own in reversed([*enumerate(shapes)])}  # repeats have the same
+    given = {}
+    with library.tracing():
+        for index in sorted(first.values()):
+            own, view = shapes[index], MicrobatchView(fields, IDS, index, training=False)
+            with named(pipe.who(index), _WHEN_EVALUATING):
+                out, _ = jax.eval_shape(partial(pipe.apply_layer, index), own.params, own.carry_in, view)
+                if index + 1 < len(pipe) and describe(out) != describe(own.carry_out):
+                    raise UsageError(
+                        f"gives {describe(out)} when evaluating, where mb.training is False, but "
+                        f"{describe(own.carry_out)} in training; it must give the same in both"
+                    )
+            given[id(own)] = out
+        check_metrics(pipe, shapes, fields, given[id(shapes[-1])], training=False)
+
+
+_WHEN_EVALUATING = "failed when it was called to evaluate, with mb.training = False"
+
+
+def check_metrics(
+    pipe: Pipeline, shapes: Sequence[LayerShapes], fields: Specs, carry: Any, training: bool = True
+) -> None:
     """Refuse a metric with the name of a figure that reports have themselves, or with two reductions."""
-    view = MicrobatchView(fields, IDS, len(pipe))
-    loss = jax.eval_shape(pipe.apply_loss, shapes[-1].carry_out, view)
+    view = MicrobatchView(fields, IDS, len(pipe), training)
+    with named(pipe.who(len(pipe)), _WHEN_EVALUATING):  # in training it has been called before
+        loss = jax.eval_shape(pipe.apply_loss, carry, view)
     kinds = kinds_of([*(layer.metrics for layer in shapes), loss.metrics])
     if taken := [name for name in kinds if name in REPORTED or name.startswith(VALIDATION)]:
         raise UsageError(

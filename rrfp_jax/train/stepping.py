@@ -45,7 +45,7 @@ from rrfp_jax.trace.layers import Work
 from rrfp_jax.trace.records import RecordedStep
 from rrfp_jax.train.alike import as_text, traced_programs
 from rrfp_jax.train.base import FrozenBase
-from rrfp_jax.train.checks import examined, loss_trouble
+from rrfp_jax.train.checks import check_evaluation, examined, loss_trouble
 from rrfp_jax.train.loading import Loader
 from rrfp_jax.train.report import Report
 from rrfp_jax.train.resume import CheckpointWriter, TrainingState, stored_layers
@@ -204,9 +204,7 @@ class Stepper:
         engine.start(every, rules)
         engine.memory.of_step(rules, buckets)  # so that a budget that is too small is refused now
         if evaluate is not None:
-            first = self.loader.plan(evaluate, 0)
-            known = declared_buckets(evaluate) or buckets_of(first)
-            engine.prepare(known, self.rules(len(first), "evaluate"))
+            self._meet("evaluate", 0, buckets_of(self.loader.plan(evaluate, 0)), evaluate)
         # So that the first step waits for nobody's start.
         executables = engine.executables
         mine = executables.compiles, executables.loads
@@ -302,9 +300,11 @@ class Stepper:
             check_dtypes(step, buckets, earlier)
         for bucket in dict.fromkeys(buckets):
             examined(self.engine.library, step, bucket, buckets)
+            if phase == "evaluate":
+                check_evaluation(self.engine.pipe, self.engine.library, bucket)
         known.update(dict.fromkeys(buckets))
-        if phase == "evaluate" and (declared := declared_buckets(data)):  # as `start` does for training
-            self.engine.prepare(declared, self.rules(len(buckets), phase))
+        if phase == "evaluate":  # as `start` does for training
+            self.engine.prepare(declared_buckets(data) or buckets, self.rules(len(buckets), phase))
 
     def _reads(self, bucket: Bucket, microbatch: int) -> Set[str]:
         return self.engine.reads(bucket, microbatch)

@@ -118,3 +118,46 @@ def test_a_config_with_dtypes_is_kept_by_their_names(tmp_path):
     own = trained(rrfp.layer(Built()))
     own.save(tmp_path, config={"model": {"dtype": jnp.bfloat16, "width": 4}})
     assert CheckpointFolder(tmp_path).open(1)[0].config == {"model": {"dtype": "bfloat16", "width": 4}}
+
+
+def other_when_evaluating(other):
+    return lambda x, mb: x if mb.training else other(x)
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (lambda x: x[:, :2], r"layer 1 \(.*\): gives float32\[2, 2\] when evaluating.*but float32\[2, 4\] in"),
+        (lambda x: x.astype(jnp.bfloat16), r"layer 1 \(.*\): gives bfloat16\[2, 4\] when evaluating"),
+        (lambda x: {"x": x}, r"layer 1 \(.*\): gives \{'x': float32\[2, 4\]\} when evaluating"),
+        (lambda x: x @ x, r"layer 1 \(.*\) failed when it was called to evaluate.*: TypeError"),
+    ],
+    ids=["shape", "dtype", "structure", "failure"],
+)
+def test_layers_that_give_something_else_when_evaluating_are_refused(other, said):
+    first = rrfp.layer(enter, init=lambda key: jnp.eye(4))
+    layer, last = (rrfp.layer(other_when_evaluating(own)) for own in (other, lambda x: x))
+    trainer = rrfp.Trainer(rrfp.Pipeline([first, layer, last], loss), optax.sgd(0.1))
+    trainer.step(BATCH)
+    with pytest.raises(rrfp.UsageError, match=said):
+        trainer.evaluate(BATCH)
+    trainer.step(BATCH)
+
+
+def test_the_last_layer_may_give_its_loss_something_else_when_evaluating():
+    first = rrfp.layer(enter, init=lambda key: jnp.eye(4))
+    last = rrfp.layer(other_when_evaluating(lambda x: x[:, :2]))
+    trainer = rrfp.Trainer(rrfp.Pipeline([first, last], loss), optax.sgd(0.0))
+    trainer.step(BATCH)
+    assert trainer.evaluate(BATCH).loss == 2.0
+
+
+def test_a_loss_that_fails_only_when_evaluating_is_named():
+    def odd(x, mb):
+        return loss(x if mb.training else x @ x, mb)
+
+    first = rrfp.layer(enter, init=lambda key: jnp.eye(4))
+    trainer = rrfp.Trainer(rrfp.Pipeline([first], odd), optax.sgd(0.1))
+    trainer.step(BATCH)
+    with pytest.raises(rrfp.UsageError, match="the loss failed when it was called to evaluate.*TypeError"):
+        trainer.evaluate(BATCH)

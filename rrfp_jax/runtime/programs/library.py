@@ -119,7 +119,7 @@ class Library:
     def examine(self, bucket: Bucket) -> list[LayerShapes]:
         """Check that the model takes microbatches of this bucket, with the parameters of the first one."""
         if bucket not in self._shapes:
-            with self._tracing():
+            with self.tracing():
                 shapes = self._pipe.shapes(specs_of(bucket))
             first = next(iter(self._shapes.values()), shapes)
             for index, (a, b) in enumerate(zip(first, shapes, strict=True)):
@@ -147,7 +147,7 @@ class Library:
         """Which parameters, and leaves of the carries, have a gradient; of an examined bucket."""
         if bucket not in self._flows:
             shapes = self._shapes[bucket]
-            with self._tracing():
+            with self.tracing():
                 flow = gradient_flow(self._pipe, shapes, specs_of(bucket), self.roles)
             if self._remat != NONE:
                 names, traced = [spec.name for spec in self._pipe.layers], [own.traced for own in shapes]
@@ -160,7 +160,8 @@ class Library:
         """By trained parameter that no gradient reaches although the loss follows from it, why."""
         return lost_gradients([*self._flows.values()]) if self._flows else {}
 
-    def _tracing(self) -> AbstractContextManager[Any]:
+    def tracing(self) -> AbstractContextManager[Any]:
+        """In which layers are traced as on a stage's devices."""
         return next(iter(self._compilers.values())).stage_mesh.tracing()
 
     def _check_shardings(self, shapes: Sequence[LayerShapes]) -> None:
