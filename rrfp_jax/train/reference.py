@@ -21,6 +21,7 @@ from jax.extend.core import jaxpr_as_fun
 from rrfp_jax.runtime.mesh.stage_mesh import tracing_alone
 from rrfp_jax.runtime.model.gradient_flow import told_lost
 from rrfp_jax.runtime.model.layers import MicrobatchView, Params
+from rrfp_jax.runtime.model.metrics import sum_of
 from rrfp_jax.runtime.model.pipeline import Pipeline
 from rrfp_jax.runtime.model.roles import LeafRoles, Roles, leaf_paths
 from rrfp_jax.runtime.stages.memory import BucketLedger, StageLedger
@@ -103,7 +104,7 @@ class PlainStep:
                 carry, term = layer(tree[str(index)], carry, fields, ids)
                 terms += [] if term is None else [term]
             terms.append(pipe.apply_loss(carry, MicrobatchView(fields, ids, len(pipe))))
-            return _sum([term.total for term in terms]), _sum([term.weight for term in terms])
+            return sum_of([term.total for term in terms]), sum_of([term.weight for term in terms])
 
         return sums
 
@@ -158,12 +159,6 @@ def _traced_once(function: Callable[..., Any]) -> Callable[..., Any]:
         return jax.tree.unflatten(result, run(*leaves))
 
     return call
-
-
-def _sum(values: Sequence[Any]) -> Any:
-    """In float32 at least."""
-    wide = jnp.result_type(jnp.float32, *values)
-    return sum(jnp.asarray(value).astype(wide) for value in values)
 
 
 def _wide(leaf: Any) -> Any:

@@ -127,7 +127,7 @@ def other_when_evaluating(other):
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        (lambda x: x[:, :2], r"layer 1 \(.*\): gives float32\[2, 2\] when evaluating.*but float32\[2, 4\] in"),
+        (lambda x: x[:, :2], r"layer 1 \(.*\): gives float32\[2, 2\] when evaluating.*but float32\[2, 4\]"),
         (lambda x: x.astype(jnp.bfloat16), r"layer 1 \(.*\): gives bfloat16\[2, 4\] when evaluating"),
         (lambda x: {"x": x}, r"layer 1 \(.*\): gives \{'x': float32\[2, 4\]\} when evaluating"),
         (lambda x: x @ x, r"layer 1 \(.*\) failed when it was called to evaluate.*: TypeError"),
@@ -159,5 +159,21 @@ def test_a_loss_that_fails_only_when_evaluating_is_named():
     first = rrfp.layer(enter, init=lambda key: jnp.eye(4))
     trainer = rrfp.Trainer(rrfp.Pipeline([first], odd), optax.sgd(0.1))
     trainer.step(BATCH)
-    with pytest.raises(rrfp.UsageError, match="the loss failed when it was called to evaluate.*TypeError"):
+    with pytest.raises(rrfp.UsageError, match=r"the loss failed when it was called to evaluate.*TypeError"):
         trainer.evaluate(BATCH)
+
+
+def test_where_jax_is_to_promote_no_dtypes_counts_are_still_metrics_and_weights():
+    def counting(x, mb):
+        rows = (mb["x"][:, 0] > 0).sum()
+        return rrfp.Loss((x**2).sum(), weight=rows, metrics={"rows": rows})
+
+    first = rrfp.layer(enter, init=lambda key: jnp.eye(4))
+    jax.config.update("jax_numpy_dtype_promotion", "strict")
+    try:
+        trainer = rrfp.Trainer(rrfp.Pipeline([first], counting), optax.sgd(0.1), data=lambda step: BATCH)
+        report = trainer.step(BATCH)
+        assert (report.loss, report.metrics["rows"]) == (4.0, 1.0)
+        assert trainer.check().ok
+    finally:
+        jax.config.update("jax_numpy_dtype_promotion", "standard")

@@ -134,12 +134,12 @@ def add_losses(losses: Sequence[Loss]) -> Loss | None:
     """The sum of several terms, or None if there are none."""
     if not losses:
         return None
-    total, weight = _sum([loss.total for loss in losses]), _sum([loss.weight for loss in losses])
+    total, weight = sum_of([loss.total for loss in losses]), sum_of([loss.weight for loss in losses])
     metrics = {}
     for name, kind in kinds_of(loss.metrics for loss in losses).items():
         given = [loss.metrics[name] for loss in losses if name in loss.metrics]
         parts = [numbers_of(metric) for metric in given]
-        join = _largest if kind == "max" else _sum
+        join = _largest if kind == "max" else sum_of
         joined = {of: join([own[of] for own in parts]) for of in parts[0]}
         metrics[name] = joined[""] if kind == "per weight" else type(given[0])(**joined)
     return Loss(total, weight, metrics)
@@ -150,7 +150,7 @@ def in_one_vector(loss: Loss) -> tuple[list[Name], Any]:
     names, numbers = list(kinds_of([loss.metrics]).items()), [loss.total, loss.weight]
     for name, _ in names:
         numbers += numbers_of(loss.metrics[name]).values()
-    real = jnp.result_type(jnp.float32, *numbers)
+    real = real_of(numbers)
     return names, jnp.stack([jnp.asarray(n, real) for n in numbers])
 
 
@@ -177,11 +177,17 @@ def joined_vectors(names: Sequence[Sequence[Name]]) -> tuple[list[Name], Callabl
     return list(kinds.items()), add_up
 
 
-def _sum(values: Sequence[Any]) -> Any:
-    """In float32, or float64 if a value has it."""
-    real = jnp.result_type(jnp.float32, *values)
+def real_of(values: Sequence[Any]) -> Any:
+    """What numbers are added up in: float32, or float64 if one has it, also where JAX is to promote none."""
+    with jax.numpy_dtype_promotion("standard"):
+        return jnp.result_type(jnp.float32, *values)
+
+
+def sum_of(values: Sequence[Any]) -> Any:
+    """The sum of numbers, in what `real_of` says."""
+    real = real_of(values)
     return sum(jnp.asarray(value).astype(real) for value in values)
 
 
 def _largest(values: Sequence[Any]) -> Any:
-    return reduce(jnp.maximum, (_sum([value]) for value in values))
+    return reduce(jnp.maximum, (sum_of([value]) for value in values))
