@@ -1,5 +1,7 @@
 """What models and optimizers of others bring along: numbers, absent fields, keys, unwanted arguments."""
 
+from functools import partial
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -177,3 +179,18 @@ def test_where_jax_is_to_promote_no_dtypes_counts_are_still_metrics_and_weights(
         assert trainer.check().ok
     finally:
         jax.config.update("jax_numpy_dtype_promotion", "standard")
+
+
+class Wide(nn.Module):
+    width: int
+    bias: bool = True
+
+    @nn.compact
+    def __call__(self, x, mb):
+        return nn.Dense(self.width, use_bias=self.bias)(x)
+
+
+def test_a_partial_of_a_modules_class_is_that_class_with_these_arguments():
+    assert len(jax.tree.leaves(trained(rrfp.layer(partial(Wide, 4), bias=False)).params())) == 2
+    assert len(jax.tree.leaves(trained(rrfp.layer(partial(partial(Wide, 4), bias=True))).params())) == 3
+    assert len(jax.tree.leaves(trained(rrfp.layer(partial(Scaled))).params())) == 3

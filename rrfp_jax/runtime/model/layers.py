@@ -160,7 +160,8 @@ def layer(
 
     Args:
         factory: an NNX module class (or a function with an `rngs` parameter that returns a module), a Linen
-            module class or module, or a pure function: `f(carry, mb)`, or `f(params, carry, mb)` with `init`.
+            module class or module, a functools.partial of a class, or a pure function: `f(carry, mb)`, or
+            `f(params, carry, mb)` with `init`.
         *args: passed to the module class; so is every further keyword. NNX classes get `rngs` as well.
         repeat: how many of this layer in a row.
         init: for a pure function with parameters: `init(key) -> params`, or `init(key, carry, mb) -> params`
@@ -185,6 +186,8 @@ def layer(
             below 1 or beyond 65,536; an `init`, `call`, `make`, `split` or `combine` that is no function, or
             that stands beside what it is not for.
     """
+    if isinstance(factory, partial) and isinstance(factory.func, type):
+        factory, args, kwargs = factory.func, (*factory.args, *args), {**factory.keywords, **kwargs}
     given: dict[str, Any] = {"init": init, "call": call, "make": make, "split": split, "combine": combine}
     authors = _authors_own(factory, given)
     ours = {name: None if name in authors or value is _ABSENT else value for name, value in given.items()}
