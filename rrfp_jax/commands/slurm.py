@@ -104,9 +104,22 @@ class LeadFolder:
         """Say something as the leader; Superseded if there is a later one, or the run has ended."""
         self.require(lead)
         try:
-            leave_file(self.path, f"leader-{lead.term:06d}.json", lead)
+            leave_file(self.path, self._name(lead), lead)
         except FileNotFoundError:
             raise Superseded from None
+        except OSError:  # the disk is full, say: that this node leads still, the file's time tells, too
+            with suppress(OSError):
+                os.utime(self.path / self._name(lead))
+
+    def _written(self, lead: Lead | None) -> float:
+        """When a leader's file was written, or touched."""
+        with suppress(OSError):
+            return 0.0 if lead is None else (self.path / self._name(lead)).stat().st_mtime
+        return 0.0
+
+    @staticmethod
+    def _name(lead: Lead) -> str:
+        return f"leader-{lead.term:06d}.json"
 
     def remove(self) -> None:
         """The run has ended."""
@@ -121,7 +134,7 @@ class LeadFolder:
         """The lead of the next term; None if another node was quicker, or the run has ended meanwhile."""
         claimed = [int(path.suffix[1:]) for path in self.path.glob("term.*")]
         lead = replace(after, term=max([after.term, *claimed]) + 1, restarts=after.restarts + 1)
-        with suppress(FileExistsError, FileNotFoundError):
+        with suppress(OSError):  # it is there, or the folder is not, or nothing can be written
             (self.path / f"term.{lead.term}").mkdir()
             return lead
         return None
@@ -131,10 +144,11 @@ class LeadFolder:
         seen, since, looked = None, monotonic(), monotonic()
         while self.path.is_dir():
             latest, now = self.latest(), monotonic()
-            if latest != seen or now - looked > seconds / 2:  # or this process itself stood still
-                seen, since = latest, now
-            elif now - since > seconds and seen is not None:
-                if (lead := self.claim(seen)) is not None:
+            sign = latest, self._written(latest)
+            if sign != seen or now - looked > seconds / 2:  # or this process itself stood still
+                seen, since = sign, now
+            elif now - since > seconds and latest is not None:
+                if (lead := self.claim(latest)) is not None:
                     return lead
                 since = now
             looked = now
@@ -233,8 +247,8 @@ class Job:
             pool.shutdown(cancel_futures=True)
 
     def say(self, text: str) -> None:
-        """In the job's log."""
-        with self.log.open("a", encoding="utf-8") as log:
+        """In the job's log, unless nothing can be written."""
+        with suppress(OSError), self.log.open("a", encoding="utf-8") as log:
             log.write(f"{text}\n")
 
 

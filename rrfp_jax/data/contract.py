@@ -128,11 +128,13 @@ class Stream:
         self._elements, self._microbatches = elements, microbatches
         self._iterator: Iterator[Any] = iter(elements)
         self._next: float = 0  # step that it gives next
+        self._end: tuple[float, int] = math.inf, 0  # step that lacks microbatches, and how many it has
         self._step, self._plan, self._arrays = -1, list[Microbatch](), dict[Any, Arrays]()
 
     def plan(self, step: int) -> Sequence[Microbatch]:
         """The microbatches of `step`, with their contents' hash as source."""
         if step != self._step:
+            self._refuse_its_end(step)  # at once: to find it again is to iterate over everything
             if step < self._next:
                 self._iterator, self._next = iter(self._elements), 0
             skipped = (step - int(self._next)) * self._microbatches
@@ -141,14 +143,20 @@ class Stream:
             # Each is copied before the next is asked for, which may be in the same buffers.
             taken = [_arrays(f"microbatch {j}", own, copied=True) for j, own in enumerate(elements)]
             if len(taken) < self._microbatches:
-                raise UsageError(
-                    f"step {step}: the stream ends before it, with {len(taken)} of {self._microbatches} "
-                    "microbatches; repeat it, or ask for fewer steps"
-                )
+                self._end = step, len(taken)
+                self._refuse_its_end(step)
             self._arrays = {(step, j, _digest(arrays)): arrays for j, arrays in enumerate(taken)}
             self._plan = [Microbatch(_specs(own), source) for source, own in self._arrays.items()]
             self._next, self._step = step + 1, step
         return self._plan
+
+    def _refuse_its_end(self, step: int) -> None:
+        last, count = self._end
+        if step >= last:
+            raise UsageError(
+                f"step {step}: the stream ends before it, with {count if step == last else 0} of "
+                f"{self._microbatches} microbatches; repeat it, or ask for fewer steps"
+            )
 
     def load(self, microbatch: Microbatch, fields: Collection[str]) -> Arrays:
         """The arrays of `fields`; `UsageError` if the stream gives others than when planned."""

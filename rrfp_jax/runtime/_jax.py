@@ -5,6 +5,7 @@ There is one more in `run/coordinator.py`, which is a program of its own.
 
 from __future__ import annotations
 
+import atexit
 import io
 import os
 import sys
@@ -173,6 +174,8 @@ def join_run(coordinator: str, processes: int, rank: int) -> None:
     jax.config.update("jax_enable_recoverability", True)
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM away from us
     jax.config.update("jax_check_proxy_envs", False)  # it would warn of what the next line sees to
+    # A forked child that ends must not shut down what is its parent's, in which it would hang.
+    os.register_at_fork(after_in_child=partial(atexit.unregister, api.clean_up))
     start_service = _jax.get_distributed_runtime_service  # which rank 0 would call
     _jax.get_distributed_runtime_service = lambda *args, **kwargs: None
     try:

@@ -235,15 +235,13 @@ class Stepper:
         unit = sums.weight * scale  # the gradient sums over this are the gradient
         norm, applied = math.sqrt(sums.norms.squared) / unit, is_finite(sums)
         if applied:
-            self._update(norm, unit)
+            self._update(norm, unit, ran)
         else:
             policy, engine = self._settings.on_nonfinite, self.engine
             where = partial(not_finite, engine.stages, engine.layout)
             self.standing = skip_or_stop(self.standing, policy, step, sums, where)
-            self.steps_done += 1
+            self._count(ran)
         self.recorded.append(recorded)
-        self._latest_plan = ran.plan
-        self.last_plan = ran.plan_hash
         return Report.of(
             sums,
             schedule="planned" if ran.ahead else recorded.rules.name,
@@ -403,16 +401,23 @@ class Stepper:
             layers=stored_layers(self.engine),
         )
 
-    def go_on_from(self, run: RunState, standing: TrainingState, data: Data) -> bool:
-        """Continue as if the steps up to a checkpoint had been made here; whether the last had this data."""
+    def go_on_from(self, run: RunState, standing: TrainingState) -> None:
+        """Continue as if the steps up to a checkpoint had been made here."""
         asked, stored = self.standing.loss_scale, standing.loss_scale
         self.standing = replace(standing, loss_scale=asked.resumed(stored))
         if str(asked) != str(stored) and self.engine.world.rank == 0:
             say(f"loss_scale is {asked}, as asked for; it was {stored} when the checkpoint was written")
         self.steps_done, self.last_plan = run.step, run.plan_hash
-        return not run.plan_hash or plan_hash(self.loader.plan(data, run.step - 1)) == run.plan_hash
 
-    def _update(self, norm: float, unit: float) -> None:
+    def is_data_of_last_step(self, data: Data) -> bool:
+        """Whether the step before the next one had this data, as far as it is known."""
+        return not self.last_plan or plan_hash(self.loader.plan(data, self.steps_done - 1)) == self.last_plan
+
+    def _count(self, ran: StepOutcome) -> None:
+        self.steps_done += 1
+        self._latest_plan, self.last_plan = ran.plan, ran.plan_hash
+
+    def _update(self, norm: float, unit: float, ran: StepOutcome) -> None:
         """Apply the gradient, whose norm is known; the sums over `unit` are the gradient."""
         clip = self._settings.clip_norm
         shrink = 1.0 if clip is None else min(1.0, clip / max(norm, 1e-30))
@@ -421,4 +426,4 @@ class Stepper:
         with interrupts_held():  # all stages, or none
             self.engine.update(shrink / unit)
             self.standing = self.standing.after(finite=True)
-            self.steps_done += 1
+            self._count(ran)

@@ -35,6 +35,7 @@ from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.model.pipeline import Pipeline
 from rrfp_jax.runtime.programs.initial import InitFunction
 from rrfp_jax.runtime.run.join import join
+from rrfp_jax.runtime.run.signals import interrupts_held
 from rrfp_jax.runtime.stages.memory import StageLedger
 from rrfp_jax.runtime.stages.step import Sums
 from rrfp_jax.sim.choice import Auto
@@ -458,7 +459,7 @@ class Trainer:
         if params_only:
             self._start(data)
             self._stepper.saves.finish()
-            with during(self._progress, "restoring", str(path)):
+            with during(self._progress, "restoring", str(path)), interrupts_held():
                 self._stepper.saves.restore_params(path, step)
             return True
         found = self._check_resume(path, step)  # before it compiles
@@ -509,12 +510,13 @@ class Trainer:
         data, path = self._own_data("restore"), folder_of("Trainer.restore", folder)
         self._start(data)
         asked = given_hyperparameters(self._engine)
-        with during(self._progress, "restoring", str(path)):
+        with during(self._progress, "restoring", str(path)), interrupts_held():  # all of it, or none
             restored = self._stepper.saves.restore(path, step)
-        if restored is None:
-            return False
+            if restored is None:
+                return False
+            self._stepper.go_on_from(*restored)
         say_restored_hyperparameters(self._engine, asked)
-        if not self._stepper.go_on_from(*restored, data) and self._world.rank == 0:
+        if not self._stepper.is_data_of_last_step(data) and self._world.rank == 0:
             say(f"the data of step {self.steps_done - 1} is not what it was: it continues with other data")
         return True
 

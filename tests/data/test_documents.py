@@ -204,6 +204,23 @@ def test_streams():
         rrfp.data.Stream(iter([]), 2)
 
 
+def test_the_end_of_a_stream_is_found_once():
+    class Counted:
+        begun = 0
+
+        def __iter__(self):
+            self.begun += 1
+            return iter([{"x": np.full(2, i)} for i in range(5)])
+
+    elements = Counted()
+    stream = rrfp.data.Stream(elements, 2)
+    for step, left in ((2, 1), (2, 1), (3, 0)):
+        with pytest.raises(UsageError, match=f"step {step}: the stream ends before it, with {left} of 2"):
+            stream.plan(step)
+        assert elements.begun == 1
+    assert stream.load(stream.plan(1)[0], ["x"])["x"].tolist() == [2, 2]
+
+
 @pytest.mark.parametrize("goes_on", [False, True])
 def test_a_stream_that_fails_once_gives_the_same_when_asked_again(goes_on):
     class Failing:

@@ -3,6 +3,7 @@
 benchmarks/results/slurm.md says what was run on a SLURM.
 """
 
+import errno
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -413,6 +415,28 @@ def test_one_of_several_followers_leads(tmp_path):
     assert folder.follow(0.3) is None and folder.claim(later) is None
     with pytest.raises(Superseded):
         folder.write(later)
+
+
+def test_a_leader_whose_disk_is_full_goes_on_to_lead(tmp_path, monkeypatch):
+    folder, lead = LeadFolder(tmp_path), Lead(term=0, node="n0", restarts=0, lost=())
+    folder.write(lead)
+
+    def full(*given):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(slurm, "leave_file", full)
+    ends = time.monotonic() + 2.0
+
+    def beat():
+        while time.monotonic() < ends:
+            folder.write(lead)
+            time.sleep(0.1)
+        folder.remove()
+
+    with ThreadPoolExecutor(1) as pool:
+        beats = pool.submit(beat)
+        assert folder.follow(1.0) is None and time.monotonic() >= ends
+        beats.result()
 
 
 def wait_for(text, log, script):

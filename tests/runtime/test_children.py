@@ -132,6 +132,28 @@ def test_a_parent_hears_no_signals_of_its_children_and_ends_without_them(parent,
     assert parent(LISTENS.replace("INSIDE", inside)) == (0, "[] 1\n")
 
 
+ENDS_LIKE_PYTHON = """
+import rrfp_jax, os, sys, jax
+from rrfp_jax.runtime.run.join import join
+world = join()
+if world.rank == 1:
+    pid = os.fork()
+    if pid == 0:
+        sys.exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+world.gather("the child's end", world.rank)
+print("devices", jax.device_count())
+"""
+
+
+def test_a_child_that_ends_like_python_leaves_its_parents_run_alone(parent, tmp_path):
+    (tmp_path / "script.py").write_text(ENDS_LIKE_PYTHON)
+    launched = [sys.executable, "-W", "ignore", "-m", "rrfp_jax", "launch", "-n", "2", "script.py"]
+    text = f"import subprocess\nsys.exit(subprocess.call({launched}, cwd=sys.argv[1]))"
+    status, said = parent(text, tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert (status, said.count("devices 2\n")) == (0, 2), said
+
+
 @pytest.mark.parametrize("holds", [LOCKS, LENDS, STAGES])
 def test_locks_end_with_their_holder_whoever_it_has_forked(parent, tmp_path, holds):
     place = tmp_path / "place"

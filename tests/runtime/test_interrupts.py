@@ -66,7 +66,21 @@ def test_at_the_worst_moment(trainers, monkeypatch, place):
     interrupt_after(monkeypatch, owner, name)
     with pytest.raises(KeyboardInterrupt):
         list(trainer.steps(5))
+    assert trainer._stepper.is_data_of_last_step(trainer._data)  # as a checkpoint would say
     check_goes_on(trainer, undisturbed)
+
+
+def test_a_restore_is_whole(tmp_path, monkeypatch):
+    saved, trainer = toy.trainer(3), toy.trainer(3)
+    list(saved.steps(2))
+    saved.save(tmp_path)
+    saved._stepper.saves.finish()
+    trainer.start()
+    interrupt_after(monkeypatch, trainer._engine.stages[0], "replace")
+    with pytest.raises(KeyboardInterrupt):
+        trainer.restore(tmp_path)
+    assert trainer.steps_done == 2
+    chex.assert_trees_all_equal(*(jax.device_get(t.stage_params) for t in (trainer, saved)))
 
 
 @pytest.fixture

@@ -46,6 +46,10 @@ save_seconds = SecondsVariable(
 )
 
 
+WORDS_SECONDS = 1.0
+"""For the words at a second signal, before the process ends in any case."""
+
+
 @contextmanager
 def interrupts_held() -> Iterator[Callable[[], bool]]:
     """Inside, Ctrl-C is noted, and raised at the end; the value tells whether it came.
@@ -337,9 +341,12 @@ class StopsAfterStep(SignalAnswer):
         if asked and self._is_echo():
             return
         stop.request(why)
-        self._say(why, asked)
-        if asked:
+        if asked:  # whatever says so may have to ask a disk that does not answer
+            words = threading.Thread(target=self._say, args=(why, True), daemon=True)
+            words.start()
+            words.join(WORDS_SECONDS)
             self._fail(KeyboardInterrupt())
+        self._say(why, False)
         self._deadline = monotonic() + self._limit
 
     def _is_echo(self) -> bool:
