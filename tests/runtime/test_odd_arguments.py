@@ -100,6 +100,16 @@ def test_initial_values_that_follow_from_data_are_refused(layer):
         trained(layer)
 
 
+class OneOfTwo(nn.Module):
+    @nn.compact
+    def __call__(self, x, mb):
+        return nn.cond(x.sum() > 0, lambda m, x: m(x), lambda m, x: m(x) / 2, nn.Dense(4), x)
+
+
+def test_initial_values_may_be_made_in_branches_that_data_choose_between():
+    assert len(jax.tree.leaves(trained(rrfp.layer(OneOfTwo)).params())) == 3
+
+
 def test_a_state_takes_the_shape_that_its_first_update_gives():
     def update(gradients, state, params=None):
         state = jax.tree.map(lambda s, g: 0.9 * s + g, state, gradients)

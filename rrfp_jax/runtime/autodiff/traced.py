@@ -202,32 +202,34 @@ def _needed(equations: Sequence[JaxprEqn], outputs: Sequence[Any]) -> list[Jaxpr
     return kept[::-1]
 
 
-def dependence(closed: ClosedJaxpr) -> dict[Var, int]:
+def dependence(closed: ClosedJaxpr, choices: bool = True) -> dict[Var, int]:
     """For every variable of the program, the mask of the inputs that can change it.
 
-    What a function on the host gives, and all that follows from it, has one more bit, `1 << len(inputs)`: it
-    follows from more than the inputs.
+    Without `choices`, not of those that only say which branch of a `cond` of the program is taken. What a
+    function on the host gives, and all that follows from it, has one more bit, `1 << len(inputs)`: it follows
+    from more than the inputs.
     """
     jaxpr = closed.jaxpr
     known: dict[Var, int] = dict.fromkeys(jaxpr.constvars, 0)
     known |= {var: 1 << i for i, var in enumerate(jaxpr.invars)}
     for equation in jaxpr.eqns:
         host = runs_once(equation) << len(jaxpr.invars)
-        masks = [mask | host for mask in _masks(jaxpr, equation, known)]
+        masks = [mask | host for mask in _masks(jaxpr, equation, known, choices)]
         known.update(zip(equation.outvars, masks, strict=True))
     return known
 
 
-def output_dependence(closed: ClosedJaxpr) -> list[int]:
-    """The mask of every output of the program."""
-    known = dependence(closed)
+def output_dependence(closed: ClosedJaxpr, choices: bool = True) -> list[int]:
+    """The mask of every output of the program; see `dependence`."""
+    known = dependence(closed, choices)
     return [0 if isinstance(atom, Literal) else known[atom] for atom in closed.jaxpr.outvars]
 
 
-def _masks(jaxpr: Any, equation: JaxprEqn, known: Mapping[Var, int]) -> list[int]:
+def _masks(jaxpr: Any, equation: JaxprEqn, known: Mapping[Var, int], choices: bool) -> list[int]:
     """The masks of an equation's outputs; of a call or loop, each output's own."""
     read = list(dict.fromkeys(atom for atom in equation.invars if not isinstance(atom, Literal)))
-    of, outputs = [known[var] for var in read], equation.outvars
+    choice = equation.invars[0] if equation.primitive.name == "cond" and not choices else None
+    of, outputs = [0 if var is choice else known[var] for var in read], equation.outvars
     if len(outputs) == 1 or len({*of} - {0}) < 2 or not calls_programs(equation):
         return [functools.reduce(or_, of, 0)] * len(outputs)
     masks = []

@@ -16,7 +16,7 @@ from jax.tree_util import keystr
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import says_its_arguments
 from rrfp_jax.runtime.autodiff.residuals import NONE, rematerialised
-from rrfp_jax.runtime.autodiff.traced import check_pure, output_dependence
+from rrfp_jax.runtime.autodiff.traced import check_pure, inline, output_dependence
 from rrfp_jax.runtime.model.layers import MOST_LAYERS, LayerSpec, MicrobatchView, Params, zeros
 from rrfp_jax.runtime.model.metrics import Loss, add_losses, check_sums
 from rrfp_jax.runtime.model.roles import leaf_paths
@@ -271,7 +271,8 @@ def _check_carry(carry: Any) -> None:
 def _check_initial(closed: ClosedJaxpr, params: Params) -> None:
     """Refuse initial values that follow from data: parameters are made before there is any."""
     data = (1 << len(closed.jaxpr.invars)) - 2  # all inputs but the key
-    for path, mask in zip(leaf_paths({"": params}), output_dependence(closed), strict=True):
+    masks = output_dependence(inline(closed), choices=False)  # flax makes them in each branch of its own
+    for path, mask in zip(leaf_paths({"": params}), masks, strict=True):
         if mask & data:
             raise UsageError(
                 f"makes the initial value of {path or 'its parameter'} from a microbatch or the carry, "
