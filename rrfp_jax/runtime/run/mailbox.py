@@ -126,8 +126,8 @@ class Connection:
         self.unsent, self.unread = bytearray(), bytearray()
         connected.setblocking(False)
 
-    def flush(self) -> None:
-        """Send what waits, as much as the socket takes; returns at once, also if the other end is gone."""
+    def flush(self) -> bool:
+        """Send what waits, as much as the socket takes, at once; whether some still waits."""
         try:
             while self.unsent:
                 del self.unsent[: self.socket.send(self.unsent)]
@@ -135,6 +135,7 @@ class Connection:
             pass
         except OSError:  # reading says why, after what came before
             self.unsent.clear()
+        return bool(self.unsent)
 
     @property
     def delivered(self) -> bool:
@@ -173,6 +174,7 @@ class Mailbox:
         self.connections = {r: Connection(r, s) for r, s in sorted(sockets.items())}
         self.ranks: Collection[int] = self.connections.keys()
         self.membership = Membership(rank, self.ranks, perf_counter(), silence, nodes)
+        self._full: set[Connection] = set()  # that had not taken all when last tried
         self.lock = threading.Lock()
         self._inbox: deque[tuple[Callable[[int, Any], None], int, Any]] = deque()
         # By channel and name; what processes say of themselves has no handler.
@@ -276,7 +278,7 @@ class Mailbox:
         `select` on the selector itself, because epoll rounds its timeout up to milliseconds; it takes low
         numbers of descriptors only.
         """
-        if not self._all_sent():
+        if self._full:
             seconds = min(seconds, FULL_RETRY_SECONDS)
         if self._selector.fileno() < SELECTED:
             select.select([self._selector], [], [], max(seconds, 0.0))  # type: ignore[list-item]
@@ -295,8 +297,8 @@ class Mailbox:
     def flushed(self) -> bool:
         """Whether everything posted is on its way."""
         with self.lock:
-            self._send(self.ranks, b"")
-        return self._all_sent()
+            self._flush()
+            return not self._full
 
     def delivered(self) -> bool:
         """Whether everything posted has reached the machines of all that are not gone."""
@@ -317,15 +319,17 @@ class Mailbox:
         for each in (self._wake_end, self._ring_end, *peers):
             each.close()
 
-    def _all_sent(self) -> bool:
-        return not any(connection.unsent for connection in self.connections.values())
-
     # Below here the caller holds the lock.
 
     def _send(self, ranks: Collection[int], frame: bytes) -> None:
         for rank in () if self._closed else ranks:
-            self.connections[rank].unsent += frame
-            self.connections[rank].flush()
+            connection = self.connections[rank]
+            connection.unsent += frame
+            if connection.flush():
+                self._full.add(connection)
+
+    def _flush(self) -> None:
+        self._full = {connection for connection in self._full if connection.flush()}
 
     def _tell(self, sends: Sequence[Send]) -> None:
         for ranks, said in sends:
@@ -341,8 +345,7 @@ class Mailbox:
                 self._wake_end.recv(4096)
             else:
                 self._receive(key.data)
-        for connection in self.connections.values():
-            connection.flush()
+        self._flush()
         return bool(found)
 
     def _receive(self, connection: Connection) -> None:
