@@ -230,20 +230,20 @@ class StageScheduler:
             return Wait(WaitCause.DONE)
         if self._hint is None:
             return Wait(WaitCause.ORDER, (self._order[self.tasks - self._remaining],))
+        row = next((row for row in self._progress.all_rows if row.ready), None)
+        if row is None:
+            return Wait(WaitCause.INPUT, tuple(self._progress.missing()) if named else ())
         # A view of its own: asking one is noted there.
         view = RunnableTasks(self._progress, self._admissions, self._accumulator)
         if (task := view.anything()) is not None:
             reserves = self._waits and self._hint.choose(self._state, view) is None
             return Wait(WaitCause.RESERVED if reserves else WaitCause.RUNNABLE, (task,))
-        for row in self._progress.all_rows:
-            if row.ready:
-                return Wait(
-                    WaitCause.ROOM if CHARGES[row.tasks[0].kind] > 0 else WaitCause.TURN,
-                    tuple(self.ready_tasks()) if named else (),
-                    in_flight=self.in_flight,
-                    by_chunk=self.rules.placement.chunks > 1,
-                )
-        return Wait(WaitCause.INPUT, tuple(self._progress.missing()) if named else ())
+        return Wait(
+            WaitCause.ROOM if CHARGES[row.tasks[0].kind] > 0 else WaitCause.TURN,
+            tuple(self.ready_tasks()) if named else (),
+            in_flight=self.in_flight,
+            by_chunk=self.rules.placement.chunks > 1,
+        )
 
     def handle(self, event: Event) -> Dispatch | None:
         """Take in one event; what the driver must do now, if anything.
