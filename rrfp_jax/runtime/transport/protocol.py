@@ -287,7 +287,8 @@ class LocalTransport(Transport):
         """On the producer's own device data is there once it is dispatched."""
         self._offers.add(key)
         devices = self._devices[key.stage]
-        if all(a.device == devices[i % len(devices)] for i, a in enumerate(arrays)):
+        # Arrays lie on their stage's devices in turn, or all on its first: the rest is as these are.
+        if all(array.devices() == {device} for array, device in zip(arrays, devices, strict=False)):
             self._here.append(Arrival(key, arrays, 0.0))
             self._offers.delivered(key)
         else:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import secrets
 from collections.abc import Sequence
+from functools import lru_cache
 from ipaddress import ip_address
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -33,6 +34,7 @@ from rrfp_jax.runtime.transport.protocol import (
     Key,
     Offers,
     Rounds,
+    Specs,
     TransferObserver,
     specs_of,
 )
@@ -45,7 +47,7 @@ class Offer(Message, frozen=True):
 
     uuid: int
     key: Key
-    specs: list[tuple[tuple[int, ...], str]]
+    specs: Specs
 
 
 class Done(Message, frozen=True):
@@ -78,7 +80,7 @@ class SocketTransport(BetweenProcesses):
         world = ends.world
         assert world.mailbox is not None
         self._world, self._mailbox, self._receivers = world, world.mailbox, ends.receivers
-        self._shardings = {s: list(map(SingleDeviceSharding, own)) for s, own in ends.devices.items()}
+        self._devices = {stage: (*own,) for stage, own in ends.devices.items()}
         self._offers, self._rounds = Offers(), Rounds()
         self._held: dict[int, Key] = {}  # by uuid what has not been delivered
         self._pulls: dict[Key, _Pull] = {}  # the producer is still running
@@ -111,7 +113,7 @@ class SocketTransport(BetweenProcesses):
             self._held[uuid] = key
             if full:
                 self._server.await_pull(uuid, full)
-            self._mailbox.post(rank, Offer(uuid, key, list(specs)), self._number)
+            self._mailbox.post(rank, Offer(uuid, key, specs), self._number)
 
     def produced(self, key: Key, at: float) -> None:
         for rank in self._receivers[key.stage]:
@@ -163,8 +165,7 @@ class SocketTransport(BetweenProcesses):
 
     def _pull(self, rank: int, offer: Offer) -> Sequence[jax.Array]:
         """Begin a transfer. Arrays without elements are made here: a pull of such would never end."""
-        to = itertools.cycle(self._shardings[offer.key.stage])
-        shapes = [jax.ShapeDtypeStruct(shape, dtype, sharding=next(to)) for shape, dtype in offer.specs]
+        shapes = _shapes(offer.specs, self._devices[offer.key.stage])
         full = [shape for shape in shapes if shape.size]
         pulled = iter(self._connections[rank].pull(offer.uuid, full) if full else [])
         return [
@@ -189,6 +190,13 @@ class SocketTransport(BetweenProcesses):
             self._mailbox.hear_of_losses()
             of = f"the input of {key.input} from {self._world.describe(pull.rank)}"
             raise TrainingError(f"the transfer of {of} failed: {error}") from None
+
+
+@lru_cache(maxsize=128)
+def _shapes(specs: Specs, devices: Sequence[jax.Device]) -> list[jax.ShapeDtypeStruct]:
+    """Where the arrays of a message go, on these devices in turn; made once, as that takes long."""
+    placed = zip(specs, itertools.cycle(map(SingleDeviceSharding, devices)), strict=False)
+    return [jax.ShapeDtypeStruct(shape, dtype, sharding=to) for (shape, dtype), to in placed]
 
 
 def _transfer_server(host: str) -> Any:
