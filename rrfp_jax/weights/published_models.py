@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from rrfp_jax.json_files import Unreadable, read_json
 from rrfp_jax.runtime.programs.initial import InitFunction, ModelCheckedInit, SourcedInit
 from rrfp_jax.weights.families import CONFIG, PIXELS, TIED, Family, differences, family_of
 from rrfp_jax.weights.tables import HEAD, TensorNames
-from rrfp_jax.weights.tensors import Tensor, TensorFiles, TensorSource, converted, first_few
+from rrfp_jax.weights.tensors import FromFiles, Tensor, TensorFiles, TensorSource, converted, first_few
 
 _PIXELS = {"do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True}
 """The only values that these keys of `preprocessor_config.json` may have, if they are there."""
@@ -129,11 +130,11 @@ class Published:
 
     def __call__(self, path: str, spec: jax.ShapeDtypeStruct) -> Any:
         """A parameter of the model; None for others. Raises as `FromTensors` does."""
-        return self.files.init(self._tensor)(path, spec)
+        return self._of_files(path, spec)
 
     def source_of(self, path: str) -> str | None:
         """The files, of a parameter of the model; see `SourcedInit`."""
-        return self.files.init(self._tensor).source_of(path)
+        return self._of_files.source_of(path)
 
     def check_model(self, params: Collection[str], owners: Mapping[str, str]) -> None:
         """Refuse other parameters than the model's, and ties that it does not have (`ModelCheckedInit`)."""
@@ -158,6 +159,10 @@ class Published:
                     f"{self.files}: the pipeline ties {owner} and {alias}, the published model has "
                     f"{one.names[0]!r} and {other.names[0]!r}; leave the tie out"
                 )
+
+    @cached_property
+    def _of_files(self) -> FromFiles:
+        return self.files.init(self._tensor)
 
     def _tensor(self, path: str) -> Tensor | None:
         own = self.stored.get(path)
@@ -221,7 +226,7 @@ class Parameters:
     checkpoint: CheckpointView
     dtype: np.dtype[Any] | None = None  # of floating-point values; None as they are stored
 
-    @property
+    @cached_property
     def keys(self) -> dict[str, Key]:
         """By path, such as "3.attention.query.kernel", in the order of layers."""
         keys = [key for key in self.checkpoint.leaves if key[0] == PARAMETERS]
