@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain
 from math import inf
 from time import perf_counter
@@ -47,6 +47,7 @@ from rrfp_jax.runtime.run.waits import (
 from rrfp_jax.runtime.run.world import World
 from rrfp_jax.runtime.stages.step import Meter
 from rrfp_jax.runtime.transport.protocol import (
+    UNOBSERVED,
     Devices,
     Key,
     LocalTransport,
@@ -203,19 +204,24 @@ class Driver:
             # against those that are not.
             open_queues.enter_context(jax.transfer_guard_device_to_device("allow"))
             open_queues.enter_context(jax.transfer_guard_device_to_host("allow"))
-            broken = True
-            try:
-                under_way = StepExecution(self, rules, step, round, parts, budgets, early)
-                if update is not None and update.dispatched is not None:
-                    under_way.follows(update.dispatched, update.params)
-                for transport in self.transports:
-                    transport.begin(round, under_way)
-                records = under_way.run(interrupted)
-                broken = False
-            finally:
-                for transport in self.transports:
-                    transport.finish(broken=broken)
-            return records
+            under_way = StepExecution(self, rules, step, round, parts, budgets, early)
+            if update is not None and update.dispatched is not None:
+                under_way.follows(update.dispatched, update.params)
+            open_queues.enter_context(self._carrying(round, under_way))
+            return under_way.run(interrupted)
+
+    @contextmanager
+    def _carrying(self, round: int, observer: TransferObserver = UNOBSERVED) -> Iterator[None]:
+        """Inside, messages of a round are carried."""
+        broken = True
+        try:
+            for transport in self.transports:
+                transport.begin(round, observer)
+            yield
+            broken = False
+        finally:
+            for transport in self.transports:
+                transport.finish(broken=broken)
 
     @property
     def transports(self) -> Sequence[Transport]:
@@ -246,31 +252,24 @@ class Driver:
         def carrier(key: Key) -> Transport:
             return self.local if key.stage in self.devices or self.remote is None else self.remote
 
-        broken = True
         allowed = jax.transfer_guard_device_to_device("allow")  # as in `run`
-        with allowed, world.waits_for(awaits, limit) as wait, interrupts_held() as interrupted:
-            try:
-                for transport in transports:
-                    transport.begin(round)
-                keyed = [(Key(round, s, Input(Direction.WEIGHT, 0, n)), own) for (s, n), own in sends.items()]
-                for key, shards in keyed:
-                    carrier(key).offer(key, shards)
-                for key, shards in keyed:
-                    world.await_ready(f"{what} to be computed", shards, limit)
-                    carrier(key).produced(key, perf_counter())
-                while missing():
-                    if interrupted():
-                        raise KeyboardInterrupt
-                    if arrivals := [one for transport in transports for one in transport.poll()]:
-                        arrived |= {(key.stage, key.input.microbatch): shards for key, shards, *_ in arrivals}
-                        wait.progressed()
-                    else:
-                        wait.check()
-                        self._bell.sleep(wait.shortened(soonest_poll(transports)))
-                broken = False
-            finally:
-                for transport in transports:
-                    transport.finish(broken=broken)
+        waits, held = world.waits_for(awaits, limit), interrupts_held()
+        with allowed, waits as wait, held as interrupted, self._carrying(round):
+            keyed = [(Key(round, s, Input(Direction.WEIGHT, 0, n)), own) for (s, n), own in sends.items()]
+            for key, shards in keyed:
+                carrier(key).offer(key, shards)
+            for key, shards in keyed:
+                world.await_ready(f"{what} to be computed", shards, limit)
+                carrier(key).produced(key, perf_counter())
+            while missing():
+                if interrupted():
+                    raise KeyboardInterrupt
+                if arrivals := [one for transport in transports for one in transport.poll()]:
+                    arrived |= {(key.stage, key.input.microbatch): shards for key, shards, *_ in arrivals}
+                    wait.progressed()
+                else:
+                    wait.check()
+                    self._bell.sleep(wait.shortened(soonest_poll(transports)))
         # A process that went on at once could end, and with it what others are still pulling from it.
         world.gather(f"{what} to have arrived", None, limit)
         return arrived
