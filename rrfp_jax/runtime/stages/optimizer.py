@@ -408,11 +408,10 @@ class OptimizerPrograms:
         for piece in self.pieces:
             own, others = _of(state, piece.state), _of(state, piece.others)
             given = _of(owned, piece.params), own, _of(sums, piece.params), others
-            *results, _ = piece.update(*given, scale)
-            for into, places, values in zip(
-                (new, after, zeroed), (piece.params, piece.state, piece.params), results, strict=True
-            ):
-                _put(into, places, values)
+            params, own, empty, _ = piece.update(*given, scale)
+            _put(new, piece.params, params)
+            _put(after, piece.state, own)
+            _put(zeroed, piece.params, empty)
         return new, after, zeroed
 
 
