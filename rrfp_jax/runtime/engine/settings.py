@@ -108,7 +108,9 @@ class Settings:
     def __post_init__(self) -> None:
         check_numbers(self)
         for name, words in WORDS.items():
-            _require_one_of(self, name, words)
+            *first, last = map(repr, words)
+            known = getattr(self, name) in words
+            _require(self, name, known, f"choose {', '.join(first)} or {last}")
         self._check_numerics()
         self._check_memory()
         _require(self, "stall_seconds", is_positive(self.stall_seconds), "give a number of seconds above 0")
@@ -194,20 +196,13 @@ def check_order(rules: StepRules) -> None:
             check_can_end(rules)
 
 
-WORDS = {name: kind for name, kind in get_type_hints(Settings).items() if get_origin(kind) is Literal}
-"""Settings that are one of a few words, each with the `Literal` of them."""
+WORDS = {name: get_args(of) for name, of in get_type_hints(Settings).items() if get_origin(of) is Literal}
+"""Settings that are one of a few words, each with these."""
 
 
 def _require(group: Any, name: str, good: Any, remedy: str) -> None:
     if not good:
         raise UsageError(f"{name}={getattr(group, name)!r}: {remedy}")
-
-
-def _require_one_of(group: Any, name: str, words: Any) -> None:
-    """`words` is a `Literal` of them."""
-    *first, last = map(repr, get_args(words))
-    known = getattr(group, name) in get_args(words)
-    _require(group, name, known, f"choose {', '.join(first)} or {last}")
 
 
 def is_whole(value: Any) -> bool:
