@@ -198,7 +198,7 @@ class _Numbers:
             for i, spec in enumerate(segment.specs.outputs):
                 made.append(args[segment.passed[i]] if i in segment.passed else self._new([spec])[0])
             own = [number for i, number in enumerate(made) if i not in segment.passed]
-            steps.append(self._step(FORWARD, segment, args, own))
+            steps.append(_step(FORWARD, segment, args, own))
             args.extend(made)
             out = segment.traced.out
             arriving = made[:out]
@@ -222,11 +222,8 @@ class _Numbers:
         scale = self._new(last.specs.scale)
         self._steps |= {kind: [] for kind in kinds}
         for k in reversed(range(len(self._segments))):
-            segment, args, made = (
-                self._segments[k],
-                self._arguments[k],
-                self._new(self._segments[k].specs.made),
-            )
+            segment, args = self._segments[k], self._arguments[k]
+            made = self._new(segment.specs.made)
             args += [*arriving, *scale, *made]
             gradients, counts = len(segment.traced.moving_in), segment.traced.gives_statistics(-1)
             if counts:
@@ -235,7 +232,7 @@ class _Numbers:
                 most = len(made) if KINDS[kind].holds is not None else gradients + counts
                 gives = made[:most] if KINDS[kind].flow else ()
                 sums = self._places[k] if KINDS[kind].charge < 0 else ()
-                self._steps[kind].append(self._step(kind, segment, args, gives, sums))
+                self._steps[kind].append(_step(kind, segment, args, gives, sums))
             arriving = made[:gradients]
         ends = self._ends
         self._edges = {
@@ -243,19 +240,6 @@ class _Numbers:
             1: _Edge(self._carry, (), self._sent, ends),
             -1: _Edge(cotangents, scale, arriving, WidthChanges(ends.after, ends.before)),
         }
-
-    def _step(
-        self,
-        kind: Kind,
-        segment: Segment,
-        args: Sequence[int],
-        gives: Sequence[int],
-        sums: Sequence[int] = (),
-    ) -> _Planned | None:
-        """A segment's program of a kind, if it computes anything."""
-        program = segment.lowered[kind]
-        takes = [args[i] for i in segment.program(kind).reads]
-        return None if program is None else _Planned(program, takes, gives, sums)
 
     def tasks(self, kinds: Collection[Kind], halves: bool) -> dict[Kind, TaskProgram]:
         """The forward and these kinds of backward, with what each takes and leaves."""
@@ -337,6 +321,15 @@ class _Numbers:
 
     def _specs(self, values: Iterable[int]) -> list[Any]:
         return [self.values[i] for i in values]
+
+
+def _step(
+    kind: Kind, segment: Segment, args: Sequence[int], gives: Sequence[int], sums: Sequence[int] = ()
+) -> _Planned | None:
+    """A segment's program of a kind, if it computes anything."""
+    program = segment.lowered[kind]
+    takes = [args[i] for i in segment.program(kind).reads]
+    return None if program is None else _Planned(program, takes, gives, sums)
 
 
 def _leaves(layers: range, segment: Segment) -> Iterator[tuple[int, tuple[list[Any], int]]]:

@@ -205,14 +205,12 @@ class Mailbox:
 
     def post(self, rank: int, message: Message | Said, channel: int = 0) -> None:
         """Send a message to a process; returns at once, also if that process is gone."""
-        frame = pack(message, channel)
         with self.lock:
-            self._send([rank], frame)
+            self._send([rank], pack(message, channel))
 
     def post_all(self, message: Message, channel: int = 0) -> None:
-        frame = pack(message, channel)
         with self.lock:
-            self._send(self.ranks, frame)
+            self._send(self.ranks, pack(message, channel))
 
     def pump(self) -> None:
         """Hand what has come to its handlers; returns at once. Main thread only."""
