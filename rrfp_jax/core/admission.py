@@ -235,8 +235,7 @@ class Accumulator:
             raise ValueError(f"accumulation={mode!r}: choose 'index' or 'arrival'")
         if spare < 0:
             raise ValueError(f"spare_gradients={spare}: must not be negative")
-        self.spare = spare
-        self.parked = 0
+        self.spare, self.parked = spare, 0
         self._ordered = mode == "index"
         self._turn = [0] * chunks
         self._parked: list[set[int]] = [set() for _ in range(chunks)]

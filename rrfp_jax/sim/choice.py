@@ -128,9 +128,7 @@ class Choice:
 
 
 def choose(
-    candidates: Mapping[str, Candidate | str],
-    present: str | None = None,
-    most_tasks: int = MOST_TASKS,
+    candidates: Mapping[str, Candidate | str], present: str | None = None, most_tasks: int = MOST_TASKS
 ) -> Choice:
     """The candidate that takes least time, or the one with fewest tasks of those that are as fast (`EQUAL`).
 

@@ -214,17 +214,9 @@ def simulate(
 
 class _Simulation:
     def __init__(
-        self,
-        rules: StepRules,
-        costs: StepCosts,
-        links: Links,
-        budgets: Budgets,
-        lead: float,
-        leads: Leads,
+        self, rules: StepRules, costs: StepCosts, links: Links, budgets: Budgets, lead: float, leads: Leads
     ) -> None:
-        self._duration = costs.duration
-        self._leads = leads
-        self._lead = lead
+        self._duration, self._leads, self._lead = costs.duration, leads, lead
         self._agenda: EventQueue[Device] = EventQueue()
         self._network = NETWORKS[links](costs, self._agenda, self._arrived, self._wake)
         self._placement = rules.placement

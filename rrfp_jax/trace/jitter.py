@@ -64,8 +64,7 @@ class Jitter:
     def __init__(self, level: Level, seed: int) -> None:
         if not -(2**63) <= seed < 2**63:
             raise ValueError(f"seed={seed}: give an integer of at most 64 signed bits")
-        self.level = level
-        self.seed = seed
+        self.level, self.seed = level, seed
         self._means: dict[tuple[int, Kind], float] = {}
 
     def delay(self, step: int, stage: int, task: Task, measured: float) -> float:

@@ -30,9 +30,7 @@ CHEAP = frozenset(
 )
 """Elementwise primitives whose results are computed again rather than saved (no transcendental ones)."""
 
-REPEATABLE = CHEAP | {
-    *("add_any", "iota", "transpose", "rev", "slice", "concatenate", "split", "pad"),
-}
+REPEATABLE = CHEAP | {*("add_any", "iota", "transpose", "rev", "slice", "concatenate", "split", "pad")}
 """These, and moves: what both halves of a split backward may do."""
 
 

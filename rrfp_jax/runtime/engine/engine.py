@@ -40,15 +40,7 @@ from rrfp_jax.runtime.stages.memory import Memory
 from rrfp_jax.runtime.stages.optimizer import Optimizer
 from rrfp_jax.runtime.stages.stage import Stage
 from rrfp_jax.runtime.stages.staging import BuiltStages, Staging
-from rrfp_jax.runtime.stages.step import (
-    Inputs,
-    Load,
-    ModelStep,
-    StagePart,
-    StepPrograms,
-    Sums,
-    add_up,
-)
+from rrfp_jax.runtime.stages.step import Inputs, Load, ModelStep, StagePart, StepPrograms, Sums, add_up
 from rrfp_jax.runtime.transport.choice import TransportName, between_processes
 from rrfp_jax.runtime.transport.protocol import Endpoints, OneArrayCompiler, Transport, by_jit
 from rrfp_jax.trace.records import Part, RecordedStep, StepTrace, TaskRecord
@@ -315,11 +307,7 @@ class Engine:
         )
 
     def _results(
-        self,
-        step: int,
-        known: StepPrograms,
-        parts: Mapping[int, ModelStep],
-        records: Sequence[TaskRecord],
+        self, step: int, known: StepPrograms, parts: Mapping[int, ModelStep], records: Sequence[TaskRecord]
     ) -> dict[str, Any]:
         """What this process has found, as plain data that `add_up` takes; replicas are alike."""
         layout, training = self.layout, known.phase == "train"

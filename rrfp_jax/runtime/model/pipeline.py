@@ -123,9 +123,7 @@ class Pipeline:
         if (count := sum(spec.repeat for spec in layers)) > MOST_LAYERS:
             raise UsageError(f"Pipeline: {count:,} layers: give at most {MOST_LAYERS:,}")
         self.layers: tuple[LayerSpec, ...] = tuple(spec for spec in layers for _ in range(spec.repeat))
-        self.loss = loss
-        self.additive = additive
-        self.frozen = _texts("frozen", frozen)
+        self.loss, self.additive, self.frozen = loss, additive, _texts("frozen", frozen)
         if tied is not None and not isinstance(tied, Mapping):
             raise UsageError(f"Pipeline: tied={tied!r}: give a dict of owners with their aliases")
         if sharding is not None and not isinstance(sharding, Mapping):

@@ -59,8 +59,7 @@ class SealedFiles:
     """Files that only this user can have written; PermissionError for what must not be read or written."""
 
     def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
-        self.folder = folder
-        self._environment = environment
+        self.folder, self._environment = folder, environment
 
     def read(self, name: str) -> bytes | None:
         """A file's content; None if there is none."""

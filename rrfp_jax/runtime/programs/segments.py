@@ -273,11 +273,7 @@ class Segment:
 
     @classmethod
     def lower(
-        cls,
-        shape: SegmentShape,
-        kinds: Collection[Kind],
-        by: Lowering,
-        before: Segment | None = None,
+        cls, shape: SegmentShape, kinds: Collection[Kind], by: Lowering, before: Segment | None = None
     ) -> Segment:
         """Lower the forward and these kinds of backward, if any, but for those that `before` has."""
         traced = shape.traced(bool(kinds))

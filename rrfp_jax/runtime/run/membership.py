@@ -164,12 +164,7 @@ class Membership:
     """What one process knows of the others (s). One thread feeds it, any may look."""
 
     def __init__(
-        self,
-        rank: int,
-        others: Collection[int],
-        now: float,
-        silence: float = inf,
-        nodes: Sequence[str] = (),
+        self, rank: int, others: Collection[int], now: float, silence: float = inf, nodes: Sequence[str] = ()
     ) -> None:
         self.rank, self.others, self.silence = rank, others, silence
         self._nodes = nodes if len({*nodes}) > 1 else ()
