@@ -5,10 +5,13 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import rrfp_jax as rrfp
 from benchmarks.backward import dot_flops, virtual_stage, weight_share
 from configs.quickstart import pipeline
 from models.gpt import GPTConfig
@@ -260,3 +263,38 @@ def test_a_comparison_in_a_backward_is_of_the_forwards_numbers(layer):
     expected = [of_carry, *gradients]
     outputs_equal(expected, fused, tolerance=1e-5)
     outputs_equal(expected, halves, tolerance=1e-5)
+
+
+class Standardised(nnx.Module):
+    """Divides by the largest of its standardised weights, and tells how many there are of these: one."""
+
+    def __init__(self, *, rngs):
+        self.w = nnx.Param(jax.random.normal(rngs.params(), (256,)))
+
+    def __call__(self, x, mb):
+        standard = (self.w - self.w.mean()) / self.w.std()
+        most = standard.max()
+        largest = standard >= most
+        return x / most + largest, rrfp.Loss(0.0, 0.0, {"largest": rrfp.Max(largest.sum())})
+
+
+@pytest.mark.parametrize("seed", [4, 22, 32])
+def test_a_comparison_of_weights_in_a_forward_is_of_numbers_of_one_rounding(seed):
+    """Of what is prepared once a step, and of the same computed again in the forward."""
+    weights = np.random.default_rng(seed).normal(size=256).astype(np.float32)
+
+    def gain(g, x, mb):
+        return (mb["x"] if x is None else x) * g
+
+    def loss(x, mb):
+        return rrfp.Loss((x**2).sum(), weight=x.shape[0])
+
+    ends = rrfp.layer(gain, init=lambda key: jnp.ones(256))
+    trainer = rrfp.Trainer(
+        rrfp.Pipeline([ends, rrfp.layer(Standardised), ends], loss),
+        optax.sgd(0.0),
+        mesh=rrfp.Mesh(pp=2),
+        init=lambda path, spec: weights if path == "1.w" else None,
+    )
+    batch = [{"x": np.ones((4, 256), np.float32) * 0.01}] * 2
+    assert trainer.step(batch).metrics["largest"] == trainer.evaluate(batch).metrics["largest"] == 1.0

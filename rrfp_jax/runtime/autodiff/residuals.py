@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
+from jax.extend.core import ClosedJaxpr, DropVar, JaxprEqn, Literal, Var
 
 from rrfp_jax.errors import UsageError
 from rrfp_jax.random_keys import is_key
@@ -81,11 +81,12 @@ class ResidualPlan:
 def plan_residuals(whole: ClosedJaxpr, n_params: int, kept: int) -> ResidualPlan:
     """Save the fewest bytes from which all that is wanted, and can be had no other way, follows cheaply."""
     jaxpr, masks = whole.jaxpr, dependence(whole)
-    weights = (1 << n_params) - 1
+    of_weights = {v for v, mask in masks.items() if 0 < mask < 1 << n_params}
     sent = {v for v in jaxpr.outvars[:kept] if isinstance(v, Var)}
     available = {*jaxpr.invars, *jaxpr.constvars, *sent}
     wanted = dict.fromkeys(v for v in jaxpr.outvars[kept:] if isinstance(v, Var) and v not in available)
-    prepared = [v for v in wanted if masks[v] and not masks[v] & ~weights]
+    also = _compared(jaxpr.eqns, of_weights) if wanted else ()
+    prepared = [v for v in {**wanted, **dict.fromkeys(also)} if v in of_weights and v not in available]
     available.update(prepared)
     exact = {*available}
     for equation in jaxpr.eqns:
@@ -98,7 +99,7 @@ def plan_residuals(whole: ClosedJaxpr, n_params: int, kept: int) -> ResidualPlan
         if as_it_was and is_exact(equation):
             exact.update(equation.outvars)
     chosen = _fewest_bytes([v for v in wanted if v not in available], jaxpr.eqns, available)
-    prepared += [v for v in chosen if masks[v] and not masks[v] & ~weights]
+    prepared += [v for v in chosen if v in of_weights]
     saved = [v for e in jaxpr.eqns for v in e.outvars if v in chosen and v not in prepared]
     rebuilt = [v for v in wanted if v not in {*saved, *prepared}]
     return ResidualPlan(whole, kept, prepared, saved, rebuilt)
@@ -171,7 +172,19 @@ def _costly(flat: ClosedJaxpr, weights: list[Var]) -> list[Var]:
         else:
             known.update(equation.outvars)
             costly.update(dict.fromkeys(equation.outvars))
+    costly.update(dict.fromkeys(_compared(flat.jaxpr.eqns, known)))
     return [v for v in costly if v in read_by_others]
+
+
+def _compared(equations: Sequence[JaxprEqn], of_weights: set[Any]) -> list[Any]:
+    """Of what follows from weights alone, comparisons, and what others read: one rounding for all."""
+    found: set[Any] = set()
+    for equation in reversed(equations):
+        if jumps(equation) or (is_exact(equation) and not found.isdisjoint(equation.outvars)):
+            own = equation.outvars if of_weights.issuperset(equation.outvars) else equation.invars
+            found.update(v for v in own if not isinstance(v, (Literal, DropVar)))
+    made = (v for equation in equations if equation.primitive.name != BARRIER for v in equation.outvars)
+    return [v for v in made if v in found and v in of_weights]
 
 
 def prepared_too(prepare: Program | None, early: Program, params: Specs) -> Program:
