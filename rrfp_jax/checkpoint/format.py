@@ -277,6 +277,14 @@ def dtype_of(name: str) -> np.dtype[Any] | None:
     return dtype if numeric and dtype.name == name else None
 
 
+def plain_dtype(value: Any) -> str:
+    """The name of a dtype, or of a class that is one for NumPy; TypeError for other things, as of `json`."""
+    dtype = np.dtype(value) if isinstance(value, (np.dtype, type)) else np.dtype(object)
+    if dtype.hasobject:  # what classes are for NumPy
+        raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
+    return dtype.name
+
+
 def _why_wrong(name: str, leaf: LeafRecord) -> str:
     """What cannot be in a leaf that was written here, as the end of a sentence; empty if nothing is wrong."""
     if name != name_of(leaf.key):

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar, cast
 
 import jax
-import numpy as np
 import optax
 
 from rrfp_jax.checkpoint.folder import folder_of
+from rrfp_jax.checkpoint.format import plain_dtype
 from rrfp_jax.checkpoint.saving import OnError
 from rrfp_jax.core.schedules import Schedule, name_of
 from rrfp_jax.data.contract import Data, InMemory, Microbatch, as_data, load_step, plan_step
@@ -404,7 +404,7 @@ class Trainer:
         """
         check_count("save", "keep", keep, 1)
         try:
-            config = json.loads(json.dumps(config, default=_dtype_name))
+            config = json.loads(json.dumps(config, default=plain_dtype))
         except (TypeError, ValueError) as error:
             raise UsageError(f"Trainer.save(config={shown(config)}): {error}; give plain data") from None
         if not self._engine.stages:
@@ -596,10 +596,3 @@ def _stepper(run: RunSpec, init: InitFunction | None) -> Stepper:
     moves = rebalancing(settings.rebalance, layout.widths)
     assert not isinstance(run.schedule, Auto), "it has been chosen"
     return Stepper(engine, settings, run.schedule, exchange, moves)
-
-
-def _dtype_name(value: Any) -> str:
-    dtype = np.dtype(value) if isinstance(value, (np.dtype, type)) else np.dtype(object)
-    if dtype.hasobject:  # so is a class, for NumPy
-        raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
-    return dtype.name

@@ -186,21 +186,15 @@ def layer(
             below 1 or beyond 65,536; an `init`, `call`, `make`, `split` or `combine` that is no function, or
             that stands beside what it is not for.
     """
-    if isinstance(factory, partial) and isinstance(factory.func, type):
-        factory, args, kwargs = factory.func, (*factory.args, *args), {**factory.keywords, **kwargs}
+    factory, args, kwargs = _unbound(factory, args, kwargs)
     given: dict[str, Any] = {"init": init, "call": call, "make": make, "split": split, "combine": combine}
     authors = _authors_own(factory, given)
     ours = {name: None if name in authors or value is _ABSENT else value for name, value in given.items()}
     init, call, make, split, combine = ours.values()
     kwargs |= authors
     name = getattr(make or factory, "__name__", type(make or factory).__name__)
-    _check(name, repeat, ours)
+    _check(name, repeat, ours, alone=factory is None and not args and not kwargs)
     if make is not None:
-        if factory is not None or args or kwargs or init is not None:
-            raise UsageError(
-                f"layer(make={name}): make= stands instead of a class or function, its arguments and init=; "
-                f"bind arguments with functools.partial"
-            )
         return TreeLayer(name=name, repeat=repeat, make=make, split=split, combine=combine, call=call)
     plain = callable(factory) and not isinstance(factory, type)
     # What flax has not been imported for is none of its modules; the import takes a third of a second.
@@ -228,6 +222,13 @@ def layer(
     )
 
 
+def _unbound(factory: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
+    """Of a functools.partial of a class, the class, with its arguments before these."""
+    if isinstance(factory, partial) and isinstance(factory.func, type):
+        return factory.func, (*factory.args, *args), {**factory.keywords, **kwargs}
+    return factory, args, kwargs
+
+
 def _authors_own(factory: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     """Keywords of ours that an author's class, or function of `rngs`, takes and that are meant for it."""
     if not isinstance(factory, type) and not takes(factory, "rngs"):
@@ -251,7 +252,7 @@ _CALLED: Mapping[str, str] = {
 }
 
 
-def _check(name: str, repeat: Any, given: Mapping[str, Any]) -> None:
+def _check(name: str, repeat: Any, given: Mapping[str, Any], alone: bool) -> None:
     if not isinstance(repeat, int) or isinstance(repeat, bool) or not 1 <= repeat <= MOST_LAYERS:
         raise UsageError(
             f"layer({name}, repeat={shown(repeat)}): a layer must stand there at least once, and at most "
@@ -260,6 +261,11 @@ def _check(name: str, repeat: Any, given: Mapping[str, Any]) -> None:
     for what, value in given.items():
         if value is not None and not callable(value):
             raise UsageError(f"layer({name}, {what}={shown(value)}): give {_CALLED[what]}")
+    if given["make"] is not None and not (alone and given["init"] is None):
+        raise UsageError(
+            f"layer(make={name}): make= stands instead of a class or function, its arguments and init=; "
+            f"bind arguments with functools.partial"
+        )
     if given["make"] is None and (given["split"] is not None or given["combine"] is not None):
         raise UsageError(f"layer({name}): split= and combine= are for make=, layer(make=..., split=...)")
 
