@@ -350,6 +350,16 @@ def test_what_a_launcher_sends_on_at_once_counts_once(tmp_path, monkeypatch):
     assert failed == [KeyboardInterrupt] * 2
 
 
+def test_a_second_signal_ends_a_process_whose_words_need_a_disk_that_does_not_answer(monkeypatch):
+    world, answers, failed = World(), threading.Event(), []
+    monkeypatch.setattr(StopsAfterStep, "_fail", lambda self, error: failed.append(type(error)))
+    answer = StopsAfterStep(world, 20.0, lambda why, again: again and answers.wait(HANG_SECONDS))
+    answer.heed(signal.SIGINT)
+    answer.heed(signal.SIGINT)
+    assert failed == [KeyboardInterrupt] and not answers.is_set()
+    answers.set()
+
+
 @pytest.mark.parametrize(
     ("mode", "number", "name"),
     [

@@ -47,7 +47,7 @@ save_seconds = SecondsVariable(
 
 
 WORDS_SECONDS = 1.0
-"""For the words at a second signal, before the process ends in any case."""
+"""For the words at a signal; then what it asks for is done in any case."""
 
 
 @contextmanager
@@ -341,12 +341,12 @@ class StopsAfterStep(SignalAnswer):
         if asked and self._is_echo():
             return
         stop.request(why)
-        if asked:  # whatever says so may have to ask a disk that does not answer
-            words = threading.Thread(target=self._say, args=(why, True), daemon=True)
-            words.start()
-            words.join(WORDS_SECONDS)
+        # Whatever says so may have to ask a disk that does not answer.
+        words = threading.Thread(target=self._say, args=(why, asked), daemon=True)
+        words.start()
+        words.join(WORDS_SECONDS)
+        if asked:
             self._fail(KeyboardInterrupt())
-        self._say(why, False)
         self._deadline = monotonic() + self._limit
 
     def _is_echo(self) -> bool:
