@@ -104,12 +104,17 @@ class LeadFolder:
         """Say something as the leader; Superseded if there is a later one, or the run has ended."""
         self.require(lead)
         try:
-            leave_file(self.path, self._name(lead), lead)
+            self._leave(lead)
         except FileNotFoundError:
             raise Superseded from None
-        except OSError:  # the disk is full, say: that this node leads still, the file's time tells, too
-            with suppress(OSError):
-                os.utime(self.path / self._name(lead))
+
+    def _leave(self, lead: Lead) -> None:
+        try:
+            leave_file(self.path, self._name(lead), lead)
+        except FileNotFoundError:
+            raise
+        except OSError:  # such as a full disk: the file's time, too, tells that this node leads
+            os.utime(self.path / self._name(lead))
 
     def _written(self, lead: Lead | None) -> float:
         """When a leader's file was written, or touched."""

@@ -151,10 +151,11 @@ class Stream:
         return self._plan
 
     def _refuse_its_end(self, step: int) -> None:
-        last, count = self._end
-        if step >= last:
+        """UsageError for the step at which the stream was found to end, and for those after it."""
+        end, count = self._end
+        if step >= end:
             raise UsageError(
-                f"step {step}: the stream ends before it, with {count if step == last else 0} of "
+                f"step {step}: the stream ends before it, with {count if step == end else 0} of "
                 f"{self._microbatches} microbatches; repeat it, or ask for fewer steps"
             )
 

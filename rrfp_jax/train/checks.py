@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import fields as fields_of
 from functools import partial
@@ -122,7 +122,7 @@ def check_model(
     library, flows = engine.library, []
     for bucket in dict.fromkeys(buckets):
         shapes = examined(library, 0, bucket, buckets)
-        check_metrics(pipe, shapes, specs_of(bucket), shapes[-1].carry_out)
+        check_metrics(pipe, (own.metrics for own in shapes), specs_of(bucket), shapes[-1].carry_out)
         flows.append(library.flow(bucket))
     if optimizer is not None:
         refuse_untrained(flows)
@@ -161,38 +161,47 @@ def warn_of_lost(engine: Engine) -> None:
 
 
 def check_evaluation(pipe: Pipeline, library: Library, bucket: Bucket) -> None:
-    """Refuse layers or a loss that fail with `mb.training` False, or layers that then give something else.
+    """Refuse layers or a loss that fail with `mb.training` False, and layers that then give something else.
 
-    What the last layer gives may differ, as it goes to the loss alone.
+    What the last layer gives may have another shape, dtype or structure, as it goes to the loss alone.
     """
     shapes, fields = library.examine(bucket), specs_of(bucket)
     first = {id(own): index for index, own in reversed([*enumerate(shapes)])}  # repeats have the same
-    given = {}
+    given, metrics = {}, list[Mapping[str, Any]]()
     with library.tracing():
         for index in sorted(first.values()):
             own, view = shapes[index], MicrobatchView(fields, IDS, index, training=False)
             with named(pipe.who(index), _WHEN_EVALUATING):
-                out, _ = jax.eval_shape(partial(pipe.apply_layer, index), own.params, own.carry_in, view)
-                if index + 1 < len(pipe) and describe(out) != describe(own.carry_out):
+                out, term = jax.eval_shape(partial(pipe.apply_layer, index), own.params, own.carry_in, view)
+                if index + 1 < len(pipe) and _specs(out) != _specs(own.carry_out):
                     raise UsageError(
                         f"gives {describe(out)} when evaluating, where mb.training is False, but "
                         f"{describe(own.carry_out)} in training; it must give the same in both"
                     )
             given[id(own)] = out
-        check_metrics(pipe, shapes, fields, given[id(shapes[-1])], training=False)
+            metrics += [] if term is None else [term.metrics]
+        check_metrics(pipe, metrics, fields, given[id(shapes[-1])], training=False)
+
+
+def _specs(tree: Any) -> tuple[Any, list[Any]]:
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, [(leaf.shape, leaf.dtype) for leaf in leaves]
 
 
 _WHEN_EVALUATING = "failed when it was called to evaluate, with mb.training = False"
 
 
 def check_metrics(
-    pipe: Pipeline, shapes: Sequence[LayerShapes], fields: Specs, carry: Any, training: bool = True
+    pipe: Pipeline, layers: Iterable[Mapping[str, Any]], fields: Specs, carry: Any, training: bool = True
 ) -> None:
-    """Refuse a metric with the name of a figure that reports have themselves, or with two reductions."""
+    """Refuse a metric with the name of a figure that reports have themselves, or with two reductions.
+
+    Given are those of layers; those of the loss follow from `carry`.
+    """
     view = MicrobatchView(fields, IDS, len(pipe), training)
     with named(pipe.who(len(pipe)), _WHEN_EVALUATING):  # in training it has been called before
         loss = jax.eval_shape(pipe.apply_loss, carry, view)
-    kinds = kinds_of([*(layer.metrics for layer in shapes), loss.metrics])
+    kinds = kinds_of([*layers, loss.metrics])
     if taken := [name for name in kinds if name in REPORTED or name.startswith(VALIDATION)]:
         raise UsageError(
             f"the loss: Loss metric {taken[0]!r}: reports use that name themselves; give it another one"

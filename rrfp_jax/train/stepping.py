@@ -239,8 +239,9 @@ class Stepper:
         else:
             policy, engine = self._settings.on_nonfinite, self.engine
             where = partial(not_finite, engine.stages, engine.layout)
-            self.standing = skip_or_stop(self.standing, policy, step, sums, where)
-            self._count(ran)
+            with interrupts_held():
+                self.standing = skip_or_stop(self.standing, policy, step, sums, where)
+                self._count(ran)
         self.recorded.append(recorded)
         return Report.of(
             sums,

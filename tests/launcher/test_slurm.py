@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -437,6 +438,9 @@ def test_a_leader_whose_disk_is_full_goes_on_to_lead(tmp_path, monkeypatch):
         beats = pool.submit(beat)
         assert folder.follow(1.0) is None and time.monotonic() >= ends
         beats.result()
+    folder.path.mkdir()
+    with pytest.raises(Superseded):  # nothing tells that it leads
+        folder.write(replace(lead, term=1))
 
 
 def wait_for(text, log, script):

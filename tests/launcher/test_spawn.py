@@ -20,7 +20,7 @@ from rrfp_jax.launcher.spawn import Launch
 from rrfp_jax.launcher.supervisor import Patience
 from rrfp_jax.runtime.run import signals
 from rrfp_jax.runtime.run.mailbox import Mailbox
-from rrfp_jax.runtime.run.signals import SAVE_SECONDS, StopReason, StopsAfterStep, save_seconds
+from rrfp_jax.runtime.run.signals import SAVE_SECONDS, EndsAtOnce, StopReason, StopsAfterStep, save_seconds
 from rrfp_jax.runtime.run.world import World
 from tests.launcher.conftest import LIMIT_SECONDS, processes, until
 
@@ -353,10 +353,15 @@ def test_what_a_launcher_sends_on_at_once_counts_once(tmp_path, monkeypatch):
 def test_a_second_signal_ends_a_process_whose_words_need_a_disk_that_does_not_answer(monkeypatch):
     world, answers, failed = World(), threading.Event(), []
     monkeypatch.setattr(StopsAfterStep, "_fail", lambda self, error: failed.append(type(error)))
-    answer = StopsAfterStep(world, 20.0, lambda why, again: again and answers.wait(HANG_SECONDS))
+    answer, began = (
+        StopsAfterStep(world, 20.0, lambda why, again: answers.wait(HANG_SECONDS)),
+        time.monotonic(),
+    )
     answer.heed(signal.SIGINT)
     answer.heed(signal.SIGINT)
-    assert failed == [KeyboardInterrupt] and not answers.is_set()
+    assert failed == [KeyboardInterrupt] and time.monotonic() - began < HANG_SECONDS / 2
+    EndsAtOnce(lambda: answers.wait(HANG_SECONDS), lambda: failed.append(SystemExit)).heed(signal.SIGINT)
+    assert failed[1:] == [SystemExit] and time.monotonic() - began < HANG_SECONDS / 2
     answers.set()
 
 

@@ -204,3 +204,37 @@ def test_a_partial_of_a_modules_class_is_that_class_with_these_arguments():
     assert len(jax.tree.leaves(trained(rrfp.layer(partial(Wide, 4), bias=False)).params())) == 2
     assert len(jax.tree.leaves(trained(rrfp.layer(partial(partial(Wide, 4), bias=True))).params())) == 3
     assert len(jax.tree.leaves(trained(rrfp.layer(partial(Scaled))).params())) == 3
+
+
+@jax.tree_util.register_pytree_node_class
+class Boxed:
+    """Without words of its own: two of them have different texts."""
+
+    def __init__(self, x):
+        self.x = x
+
+    def tree_flatten(self):
+        return [self.x], None
+
+    @classmethod
+    def tree_unflatten(cls, _, leaves):
+        return cls(*leaves)
+
+
+def test_a_carry_of_an_authors_class_is_evaluated():
+    box, unbox = (
+        rrfp.layer(lambda x, mb: Boxed(mb["x"])),
+        rrfp.layer(lambda w, box, mb: box.x @ w, init=lambda key: jnp.eye(4)),
+    )
+    trainer = rrfp.Trainer(rrfp.Pipeline([box, unbox, rrfp.layer(Built())], loss), optax.sgd(0.0))
+    trainer.step(BATCH)
+    assert trainer.evaluate(BATCH).loss > 0
+
+
+def test_a_metric_that_a_layer_has_only_when_evaluating_takes_no_name_of_reports():
+    def telling(x, mb):
+        return x if mb.training else (x, rrfp.Loss(0.0, 0.0, {"loss": x.sum()}))
+
+    trainer = trained(rrfp.layer(telling))
+    with pytest.raises(rrfp.UsageError, match="Loss metric 'loss': reports use that name"):
+        trainer.evaluate(BATCH)

@@ -22,7 +22,7 @@ copy of the weights. So it is taken out of the backward (`hoist`), and computed 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Collection, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,7 +85,7 @@ def plan_residuals(whole: ClosedJaxpr, n_params: int, kept: int) -> ResidualPlan
     sent = {v for v in jaxpr.outvars[:kept] if isinstance(v, Var)}
     available = {*jaxpr.invars, *jaxpr.constvars, *sent}
     wanted = dict.fromkeys(v for v in jaxpr.outvars[kept:] if isinstance(v, Var) and v not in available)
-    also = _compared(jaxpr.eqns, of_weights) if wanted else ()
+    also = _compared(jaxpr, jaxpr.invars[:n_params], of_weights) if wanted else ()
     prepared = [v for v in {**wanted, **dict.fromkeys(also)} if v in of_weights and v not in available]
     available.update(prepared)
     exact = {*available}
@@ -172,19 +172,25 @@ def _costly(flat: ClosedJaxpr, weights: list[Var]) -> list[Var]:
         else:
             known.update(equation.outvars)
             costly.update(dict.fromkeys(equation.outvars))
-    costly.update(dict.fromkeys(_compared(flat.jaxpr.eqns, known)))
+    costly.update(dict.fromkeys(_compared(flat.jaxpr, weights, known)))
     return [v for v in costly if v in read_by_others]
 
 
-def _compared(equations: Sequence[JaxprEqn], of_weights: set[Any]) -> list[Any]:
-    """Of what follows from weights alone, comparisons, and what others read: one rounding for all."""
-    found: set[Any] = set()
-    for equation in reversed(equations):
+def _compared(jaxpr: Any, weights: Collection[Var], of_weights: set[Any]) -> list[Any]:
+    """Of what follows from weights alone: what comparisons give, or else read: one rounding for all programs.
+
+    Not what has the same bits in all.
+    """
+    exact, found = {*jaxpr.constvars, *weights}, set[Any]()
+    for equation in jaxpr.eqns:
+        if is_exact(equation) and exact.issuperset(v for v in equation.invars if not isinstance(v, Literal)):
+            exact.update(equation.outvars)
+    for equation in reversed(jaxpr.eqns):
         if jumps(equation) or (is_exact(equation) and not found.isdisjoint(equation.outvars)):
             own = equation.outvars if of_weights.issuperset(equation.outvars) else equation.invars
             found.update(v for v in own if not isinstance(v, (Literal, DropVar)))
-    made = (v for equation in equations if equation.primitive.name != BARRIER for v in equation.outvars)
-    return [v for v in made if v in found and v in of_weights]
+    made = (v for equation in jaxpr.eqns if equation.primitive.name != BARRIER for v in equation.outvars)
+    return [v for v in made if v in found and v in of_weights and v not in exact]
 
 
 def prepared_too(prepare: Program | None, early: Program, params: Specs) -> Program:

@@ -203,9 +203,9 @@ def _needed(equations: Sequence[JaxprEqn], outputs: Sequence[Any]) -> list[Jaxpr
 def dependence(closed: ClosedJaxpr, choices: bool = True) -> dict[Var, int]:
     """For every variable of the program, the mask of the inputs that can change it.
 
-    Without `choices`, not of those that only say which branch of a `cond` of the program is taken. What a
-    function on the host gives, and all that follows from it, has one more bit, `1 << len(inputs)`: it follows
-    from more than the inputs.
+    Without `choices`, inputs that only say which branch of a `cond` is taken do not count; a `cond` within
+    another's branch is not looked into. What a function on the host gives, and all that follows from it, has
+    one more bit, `1 << len(inputs)`: it follows from more than the inputs.
     """
     jaxpr = closed.jaxpr
     known: dict[Var, int] = dict.fromkeys(jaxpr.constvars, 0)

@@ -273,8 +273,8 @@ def _place(
         if not any(moves[j] for j in used):
             return _end(step, used, step.inputs(params, moving), own=k == layer)
         if any(moves[j] and (j == total or reaching[k + 1][j] & _OBJECTIVE) for j in used):
-            no_use = "zero, or made without the gradient that it gets (to add to the loss, return rrfp.Loss)"
-            return f"it ends in {step.name}, whose derivative is {no_use}"
+            ignores = "ignores the gradient that it is given (to add to the loss, return rrfp.Loss)"
+            return f"it ends in {step.name}, whose derivative is zero, or {ignores}"
         params, following = (), {j for j in used if j < total}
         moving = {j for j in following if moves[j]}
     return ""

@@ -190,4 +190,5 @@ def sum_of(values: Sequence[Any]) -> Any:
 
 
 def _largest(values: Sequence[Any]) -> Any:
-    return reduce(jnp.maximum, (sum_of([value]) for value in values))
+    real = real_of(values)
+    return reduce(jnp.maximum, (jnp.asarray(value).astype(real) for value in values))

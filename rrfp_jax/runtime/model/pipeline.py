@@ -267,9 +267,12 @@ def _check_carry(carry: Any) -> None:
 
 
 def _check_initial(closed: ClosedJaxpr, params: Params) -> None:
-    """Refuse initial values that follow from data: parameters are made before there is any."""
+    """Refuse initial values that follow from data: parameters are made before there is any.
+
+    Data may choose between branches that make them, as within flax's `cond`: taken is what zeros choose.
+    """
     data = (1 << len(closed.jaxpr.invars)) - 2  # all inputs but the key
-    masks = output_dependence(inline(closed), choices=False)  # flax makes them in each branch of its own
+    masks = output_dependence(inline(closed), choices=False)
     for path, mask in zip(leaf_paths({"": params}), masks, strict=True):
         if mask & data:
             raise UsageError(

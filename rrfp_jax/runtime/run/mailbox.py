@@ -205,12 +205,14 @@ class Mailbox:
 
     def post(self, rank: int, message: Message | Said, channel: int = 0) -> None:
         """Send a message to a process; returns at once, also if that process is gone."""
+        frame = pack(message, channel)  # without the lock, as it may be long
         with self.lock:
-            self._send([rank], pack(message, channel))
+            self._send([rank], frame)
 
     def post_all(self, message: Message, channel: int = 0) -> None:
+        frame = pack(message, channel)
         with self.lock:
-            self._send(self.ranks, pack(message, channel))
+            self._send(self.ranks, frame)
 
     def pump(self) -> None:
         """Hand what has come to its handlers; returns at once. Main thread only."""

@@ -47,7 +47,15 @@ save_seconds = SecondsVariable(
 
 
 WORDS_SECONDS = 1.0
-"""For the words at a signal; then what it asks for is done in any case."""
+"""How long what is said at a signal may take; then the signal is answered in any case."""
+
+
+def _say_within_limit(say: Callable[..., object], *about: object) -> None:
+    """Say something for which a disk may have to be asked, which may not answer."""
+    words = threading.Thread(target=say, args=about, daemon=True)
+    with suppress(RuntimeError):  # this process has as many threads as it may have
+        words.start()
+        words.join(WORDS_SECONDS)
 
 
 @contextmanager
@@ -245,10 +253,8 @@ class EndsAtOnce(SignalAnswer):
         self._say, self._end = say, end
 
     def heed(self, number: int) -> None:
-        try:
-            self._say()
-        finally:
-            self._end()
+        _say_within_limit(self._say)
+        self._end()
 
 
 class StopSignals:
@@ -341,10 +347,7 @@ class StopsAfterStep(SignalAnswer):
         if asked and self._is_echo():
             return
         stop.request(why)
-        # Whatever says so may have to ask a disk that does not answer.
-        words = threading.Thread(target=self._say, args=(why, asked), daemon=True)
-        words.start()
-        words.join(WORDS_SECONDS)
+        _say_within_limit(self._say, why, asked)
         if asked:
             self._fail(KeyboardInterrupt())
         self._deadline = monotonic() + self._limit

@@ -287,7 +287,7 @@ class LocalTransport(Transport):
         """On the producer's own device data is there once it is dispatched."""
         self._offers.add(key)
         devices = self._devices[key.stage]
-        # Arrays lie on their stage's devices in turn, or all on its first: the rest is as these are.
+        # The sender's arrays lie on its devices in turn, or all on its first one: the first few tell for all.
         if all(array.devices() == {device} for array, device in zip(arrays, devices, strict=False)):
             self._here.append(Arrival(key, arrays, 0.0))
             self._offers.delivered(key)
