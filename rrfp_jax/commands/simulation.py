@@ -21,7 +21,7 @@ from rrfp_jax.errors import UsageError, refusing
 from rrfp_jax.fields import output_of, path_of, printable, shown
 from rrfp_jax.json_files import Unreadable, load_json
 from rrfp_jax.report.perfetto import write_trace
-from rrfp_jax.report.store import OLDER, STEPS, read_steps
+from rrfp_jax.report.store import A_TRACE, read_steps, steps_in
 from rrfp_jax.report.timeline import Panel, Timeline
 from rrfp_jax.sim.choice import Auto
 from rrfp_jax.sim.engine import Links
@@ -62,10 +62,10 @@ def simulation_inputs(
 def _of_file(path: Path, microbatches: int | None, seeds: int, times: int) -> Sequence[Step]:
     try:
         if path.is_dir() or path.suffix == ".msgpack":
-            return _of_run(path / STEPS if path.is_dir() else path, microbatches, seeds)
+            return _of_run(steps_in(path) if path.is_dir() else path, microbatches, seeds)
         content = load_json(path)
         if isinstance(content, dict) and "traceEvents" in content:
-            raise Unreadable(f"{path} is a trace, for ui.perfetto.dev. {OLDER}")
+            raise Unreadable(f"{path} is {A_TRACE}")
         if isinstance(content, dict) and content and all(isinstance(own, dict) for own in content.values()):
             buckets = CostTable.from_json_object(content)
             count = MICROBATCHES if microbatches is None else microbatches

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rrfp_jax.fields import path_of, printable
+from rrfp_jax.fields import printable
 from rrfp_jax.json_files import Unreadable, flat, read_json
 from rrfp_jax.report.explanation import LEAST, Explanation, TimedStep, as_text
 from rrfp_jax.report.legend import SHARES
-from rrfp_jax.report.store import METRICS, OLDER, STEPS, StepLine, read_lines, read_steps
+from rrfp_jax.report.store import METRICS, STEPS, StepLine, read_lines, read_steps, steps_in
 
 READ = (STEPS, METRICS, "config.json")
 """Files of a run that are read."""
@@ -62,11 +62,7 @@ def read_run(given: Path) -> Run:
     folder = given if given.is_dir() else None
     if not given.exists():
         raise Unreadable(absent(given))
-    file = path_of("RUN", given / STEPS) if folder else given
-    if not file.exists():
-        if (given / "trace.json").exists():
-            raise Unreadable(f"{given} has a trace.json, for ui.perfetto.dev, but no {STEPS}. {OLDER}")
-        raise Unreadable(f"{given} has no {STEPS}: give the folder of a run that has ended, as runs/NAME")
+    file = steps_in(folder) if folder else given
     steps = [step.recorded for step in read_steps(file).get("run", [])]
     steps = [step for step in steps if not step.rules.forward_only]
     if not steps:

@@ -23,7 +23,7 @@ from rrfp_jax.core.orders import ListedOrder
 from rrfp_jax.core.schedules import NAMED, RANKED, by_name
 from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import Placement, Shape
-from rrfp_jax.fields import printable
+from rrfp_jax.fields import path_of, printable
 from rrfp_jax.files import read_end, read_whole
 from rrfp_jax.json_files import LARGEST_LINES, Count, Seconds, Unreadable, as_kind, parse_json, write_output
 from rrfp_jax.trace.layers import LayerWork, Work
@@ -36,6 +36,11 @@ TRACED_STEPS = 20
 """How many of the latest steps are kept to be written."""
 
 OLDER = "Earlier versions wrote none: use the one that trained the run, or continue the run with this one"
+
+BY_SCRIPTS = 'trainer.write_trace("FILE.msgpack")'
+
+A_TRACE = f"a trace for ui.perfetto.dev; what is read is a run's {STEPS}, or what {BY_SCRIPTS} wrote"
+"""What is said of a trace that is given for steps."""
 
 EVERY_SECONDS = 1.0
 """Between two writes of `latest-step`."""
@@ -221,6 +226,23 @@ class StepFile:
             self._left_out = None
 
 
+def steps_in(folder: Path) -> Path:
+    """The file with the steps of a run, by its folder.
+
+    Raises:
+        Unreadable: there is none, and why.
+        UsageError: this user may not search the folder.
+    """
+    file = path_of("RUN", folder / STEPS)
+    if file.exists():
+        return file
+    if (folder / "rank-0.log").exists() and not (folder / "config.json").exists():
+        raise Unreadable(f"{folder} has no {STEPS}: a script's run writes none, but {BY_SCRIPTS} in it does")
+    if (folder / "trace.json").exists():
+        raise Unreadable(f"{folder} has a trace.json, for ui.perfetto.dev, but no {STEPS}. {OLDER}")
+    raise Unreadable(f"{folder} has no {STEPS}: give the folder of a run that has ended, as runs/NAME")
+
+
 def read_steps(path: Path) -> dict[str, list[ReadStep]]:
     """The groups of steps in a file that `write_steps` or `StepFile` wrote; `Unreadable` if it is another."""
     try:
@@ -231,8 +253,10 @@ def read_steps(path: Path) -> dict[str, list[ReadStep]]:
         raise Unreadable(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, OverflowError, RecursionError) as error:
         said = printable(str(error))
+        if b'"traceEvents"' in content[:100]:
+            raise Unreadable(f"{path} is {A_TRACE}") from None
         if content.lstrip()[:1] in (b"{", b"["):
-            said = f"it is JSON; a trace is for ui.perfetto.dev, steps are read from {STEPS}. {OLDER}"
+            said = "it is JSON"
         raise Unreadable(f"{path} has no steps of this version of rrfp_jax: {said}") from None
 
 

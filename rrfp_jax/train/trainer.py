@@ -367,7 +367,7 @@ class Trainer:
     # Files.
 
     def write_trace(self, path: str | Path) -> None:
-        """The latest steps as a trace that Perfetto opens; `UsageError` if they cannot be written."""
+        """The latest steps: FILE.json for ui.perfetto.dev, FILE.msgpack for `rrfp report` and `rrfp sim`."""
         write_trace(output_of("path", path), {"run": self._stepper.recorded})
 
     def write_costs(self, path: str | Path) -> None:

@@ -75,6 +75,8 @@ def test_a_folder_that_cannot_be_written_to(folder, monkeypatch, capsys):
         ([], "the following arguments are required: RUN"),
         (["nowhere"], "there is no nowhere: give the folder of a run, as runs/NAME, or its steps.msgpack"),
         (["empty"], "empty has no steps.msgpack: give the folder of a run that has ended"),
+        (["script"], "script has no steps.msgpack: a script's run writes none, but trainer.write_trace("),
+        (["trace.json"], "trace.json is a trace for ui.perfetto.dev; what is read is a run's steps.msgpack"),
         (["broken"], "broken/steps.msgpack has no steps of this version of rrfp_jax"),
         (["untrained"], "untrained/steps.msgpack has no step of a run that trained"),
         (["empty", "--out=nowhere/why.html"], "nowhere/why.html: there is no folder nowhere"),
@@ -86,8 +88,10 @@ def test_a_folder_that_cannot_be_written_to(folder, monkeypatch, capsys):
 )
 def test_refusals(given, said, folder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    for name in ("empty", "broken", "untrained", "cut", "strange", "traced"):
+    for name in ("empty", "broken", "untrained", "cut", "strange", "traced", "script"):
         (tmp_path / name).mkdir()
+    (tmp_path / "script" / "rank-0.log").write_text("")
+    (tmp_path / "trace.json").write_text('{"traceEvents": []}')
     (tmp_path / "broken" / "steps.msgpack").write_text("{")
     write_steps("untrained/steps.msgpack", {"run": []})
     (tmp_path / "cut" / "steps.msgpack").write_bytes((folder / "steps.msgpack").read_bytes())
