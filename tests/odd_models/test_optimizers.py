@@ -192,6 +192,8 @@ NOT_AT_ALL = {
     "lbfgs": lambda: optax.lbfgs(0.1),
     "polyak_sgd": optax.polyak_sgd,
     "sam": lambda: contrib.sam(optax.sgd(0.1), optax.sgd(0.1), opaque_mode=True),
+    "reduce_on_plateau": lambda: optax.chain(optax.sgd(0.1), contrib.reduce_on_plateau()),
+    "lookahead": lambda: optax.lookahead(optax.sgd(0.1), 2, 0.5),
 }
 
 
