@@ -17,11 +17,16 @@ import tokenize
 from collections.abc import Iterator
 from typing import Any
 
+from rrfp_jax.runs.config import has_flag
+
 WIDTH, INDENT = 100, " " * 8
 """Of the lines of a sentence, and before each of them."""
 
 MARKS = ("type:", "noqa", "fmt:", "pragma:")
 """How comments begin that are for tools."""
+
+ONLY = "(in the file only)"
+"""Behind a field that has no flag."""
 
 NO_SENTENCE = (
     "A field without a sentence gets one from a comment on its line, or from `Attributes:` in its class's "
@@ -43,7 +48,7 @@ def listed(config: Any) -> str:
         lines = [_heading(kind)] if len(kinds) > 1 else []
         for name, value, sentence in fields:
             if owners[name.partition(".")[0]] is kind:
-                lines.append(f"  --config.{name}={value}")
+                lines.append(f"  --config.{name}={value}" if has_flag(value) else f"  {name}={value} {ONLY}")
                 lines += textwrap.wrap(sentence, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT)
         parts.append("\n".join(lines))
     every = all(sentence for _, _, sentence in fields)

@@ -22,7 +22,7 @@ from ml_collections import config_dict, config_flags
 from rrfp_jax.commands.config_line import ConfigLine
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import printable, words_of
-from rrfp_jax.runs.config import RunConfig, fields_of, is_nested, load_config, plain
+from rrfp_jax.runs.config import RunConfig, fields_of, has_flag, is_nested, load_config, plain
 from rrfp_jax.user_code import called
 
 T = TypeVar("T")
@@ -37,14 +37,11 @@ def config_of(line: ConfigLine) -> RunConfig:
 
 def override(config: T, argv: Sequence[str]) -> T:
     """The config with the command line's `--config.x=y` applied; nested fields as `--config.x.y=z`."""
-    known = {name: value for name, value in fields_of(config) if not isinstance(value, Mapping)}
+    fields = dict(fields_of(config))
     argv = [*{argument.split("=")[0]: argument for argument in argv}.values()]  # the last of each counts
     for argument in argv:
-        name = argument.removeprefix("--").split("=")[0]
-        if name.removeprefix("config.") not in known or not argument.startswith("--config."):
-            near = difflib.get_close_matches(name.removeprefix("config."), known, 1, 0.5)
-            hint = f"did you mean --config.{near[0]}?" if near else f"known: {', '.join(sorted(known))}"
-            raise UsageError(f"{argument}: no such flag; {hint}")
+        if wrong := _misnamed(argument, fields):
+            raise UsageError(f"{argument}: {wrong}")
     values = flags.FlagValues()
     tree = config_dict.ConfigDict(_mutable(config))
     given = {argument: argument.removeprefix("--config.").partition("=") for argument in argv}
@@ -60,6 +57,26 @@ def override(config: T, argv: Sequence[str]) -> T:
             raise UsageError(_misfit(config, argv, str(error))) from error
         except (flags.Error, ValueError, TypeError) as error:
             raise UsageError(f"{error}") from error
+
+
+def _misnamed(argument: str, fields: Mapping[str, Any]) -> str | None:
+    """Why there is no flag of this name, and what to write instead; None if there is one."""
+    name = argument.removeprefix("--").split("=")[0].removeprefix("config.")
+    known = [own for own, value in fields.items() if has_flag(value)]
+    if argument.startswith("--config."):
+        if name in known:
+            return None
+        owner = next((own for own in fields if own not in known and f"{name}.".startswith(f"{own}.")), None)
+        if owner is not None and isinstance(value := fields[owner], list):
+            kind = type(value[0]).__name__ if value else "int"
+            return f"{owner} is a list: declare it `tuple[{kind}, ...]` to set it by a flag"
+        if owner is not None:
+            return f"{owner} is a dict: set it in the file"
+        if parts := [own for own in fields if own.startswith(f"{name}.")]:
+            return f"{name} has several fields: {', '.join(parts)}"
+    near = difflib.get_close_matches(name, known, 1, 0.5)
+    hint = f"did you mean --config.{near[0]}?" if near else f"known: {', '.join(sorted(known))}"
+    return f"no such flag; {hint}"
 
 
 def _misfit(config: Any, argv: Sequence[str], said: str) -> str:
@@ -79,7 +96,7 @@ def _mutable(config: Any) -> dict[str, Any]:
         value = getattr(config, item.name)
         if is_nested(value):
             out[item.name] = _mutable(value)
-        elif not isinstance(value, Mapping):
+        elif has_flag(value):
             out[item.name] = _parsed_as(value, types_of[item.name])
     return out
 

@@ -246,6 +246,11 @@ def is_nested(value: Any) -> bool:
     return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 
+def has_flag(value: Any) -> bool:
+    """Whether a command line can give a field with this value another; of lists and dicts it cannot."""
+    return not isinstance(value, (list, Mapping))
+
+
 def fields_of(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """The dotted names and values of all fields, nested dataclasses taken apart."""
     for item in dataclasses.fields(config):

@@ -19,6 +19,7 @@ import jax
 import numpy as np
 import pytest
 
+from rrfp_jax.commands.field_help import listed
 from rrfp_jax.commands.overrides import override
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runs.config import fields_of, load_config
@@ -259,13 +260,26 @@ def test_an_override_is_read_by_what_the_field_may_be_and_not_by_what_it_is(own,
 @dataclasses.dataclass(frozen=True)
 class Tagged:
     tags: dict[str, str] = dataclasses.field(default_factory=lambda: {"team": "x"})
+    sizes: list[int] = dataclasses.field(default_factory=lambda: [1, 2])
     steps: int = 2
 
 
-def test_a_field_of_names_and_values_stays_as_the_file_has_it():
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("tags=y", "--config.tags=y: tags is a dict: set it in the file"),
+        ("tags.team=y", "--config.tags.team=y: tags is a dict: set it in the file"),
+        (
+            "sizes=3,4",
+            "--config.sizes=3,4: sizes is a list: declare it `tuple[int, ...]` to set it by a flag",
+        ),
+    ],
+)
+def test_a_field_that_is_a_list_or_a_dict_stays_as_the_file_has_it(given, said):
     assert override(Tagged(), ["--config.steps=3"]) == Tagged(steps=3)
-    with pytest.raises(UsageError, match=r"--config.tags=y: no such flag; known: steps"):
-        override(Tagged(), ["--config.tags=y"])
+    with pytest.raises(UsageError, match=f"^{re.escape(said)}$"):
+        override(Tagged(), [f"--config.{given}"])
+    assert "  tags={'team': 'x'} (in the file only)\n" in listed(Tagged())
 
 
 def test_a_live_bar_on_a_terminal(monkeypatch):
