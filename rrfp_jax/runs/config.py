@@ -124,6 +124,7 @@ class RunConfig(Settings, ABC):
             taken = inspect.signature(made).parameters
             if kwargs.keys() - taken and not any(own.kind is own.VAR_KEYWORD for own in taken.values()):
                 raise UsageError(misfit_of(cls.__name__, made, args, kwargs))
+        _check_declared(cls)
         if lacking := sorted(cls.__abstractmethods__):
             methods = " and ".join(f"{name}(self)" for name in lacking)
             raise UsageError(f"{cls.__name__}: define {methods}, which every rrfp.RunConfig needs")
@@ -239,6 +240,20 @@ class RunConfig(Settings, ABC):
             init=self.made("init"),
             settings=self.settings,
         )
+
+
+def _check_declared(kind: type) -> None:
+    """Refuse a class of a config that has a type for a name, as fields have, and is no dataclass."""
+    for own in kind.__mro__:
+        if issubclass(own, RunConfig) and "__dataclass_params__" not in vars(own):
+            types_of = inspect.get_annotations(own)
+            names = [name for name, hint in types_of.items() if "ClassVar" not in str(hint)]
+            if names:
+                verb = "are no fields" if names[1:] else "is no field"
+                decorator = "@dataclass(frozen=True, kw_only=True)"
+                raise UsageError(
+                    f"{own.__name__}: {' and '.join(names)} {verb}; put `{decorator}` above the class"
+                )
 
 
 def is_nested(value: Any) -> bool:
