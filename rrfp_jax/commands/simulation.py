@@ -26,7 +26,7 @@ from rrfp_jax.report.timeline import Panel, Timeline
 from rrfp_jax.sim.choice import Auto
 from rrfp_jax.sim.engine import Links
 from rrfp_jax.sim.planned import EVALUATIONS, Planned
-from rrfp_jax.studies.compare import Conditions, Outcome, compare, outcome_of
+from rrfp_jax.studies.compare import COLUMNS, Conditions, Outcome, compare, outcome_of
 from rrfp_jax.studies.disturbances import Jittered
 from rrfp_jax.studies.families import FAMILIES, Step
 from rrfp_jax.studies.families import by_name as family_by_name
@@ -149,10 +149,12 @@ class Comparison(dict[str, Outcome]):
     def __str__(self) -> str:
         from rrfp_jax.report.explanation import as_text  # as long to import as a small simulation takes
 
-        head = f"schedule|makespan|vs {BASELINE}|idle|stall|blocked|held|in flight|MiB|above bound"
-        rows = [head.split("|")]
+        shares = {name: _mean_shares(outcome) for name, outcome in self.items()}
+        kinds = [kind for kind in COLUMNS if kind in SHOWN or any(own[kind] for own in shares.values())]
+        rows = [["schedule", "makespan", f"vs {BASELINE}", "idle", *kinds, "in flight", "MiB", "above bound"]]
         for name, outcome in self.items():
-            rows.append([name, *_cells(outcome, self.speedup(name))])
+            idle = [shares[name][kind] for kind in kinds]
+            rows.append([name, *_cells(outcome, self.speedup(name), idle)])
             for chosen, times in Counter(outcome.chosen).most_common():
                 rows.append([f"  {chosen}" + (f", {times} x" if len(outcome.chosen) > 1 else "")])
         return as_text(120, rows)
@@ -169,8 +171,13 @@ def _panel(name: str, outcome: Outcome) -> Panel:
     return Panel(f"{name}{chosen}, simulated", outcome.recorded)
 
 
-def _cells(outcome: Outcome, speedup: float) -> list[str]:
-    shares = [fmean(step[kind] for step in outcome.idle) for kind in _SHOWN]
+def _mean_shares(outcome: Outcome) -> dict[str, float]:
+    """Of each kind of idleness, over the steps; parts that would be shown as zero are zero."""
+    means = {kind: fmean(step[kind] for step in outcome.idle) for kind in COLUMNS}
+    return {kind: share if share >= LEAST_SHOWN else 0.0 for kind, share in means.items()}
+
+
+def _cells(outcome: Outcome, speedup: float, shares: Sequence[float]) -> list[str]:
     return [
         f"{outcome.makespan:.4f} s",
         f"{speedup:.3f} x",
@@ -182,7 +189,11 @@ def _cells(outcome: Outcome, speedup: float) -> list[str]:
     ]
 
 
-_SHOWN = ("stall", "blocked", "held")
+SHOWN = ("stall", "blocked", "held")
+"""Columns that every table has. A step's host has a share in measured steps only."""
+
+LEAST_SHOWN = 0.0005
+"""Of a share: 0.1 % in a table."""
 
 
 def _figures(outcome: Outcome, speedup: float) -> dict[str, Any]:

@@ -110,9 +110,13 @@ Simulates one step of pipeline-parallel training under one or several schedules,
 also runs the training, and prints what each of them takes.""",
     notes=f"""\
 columns: stall = idle with nothing ready; blocked = a fixed order ignored what was ready; held = a limit or
-the order of accumulation held it back; in flight and MiB = most on any stage; above bound = beyond what no
-order with as many chunks can beat, injected delays apart. Over the seeds: medians of times and ratios, means
-of idle shares, maxima of what is in flight.
+the order of accumulation held it back; launch, of a run's steps = it waited for the host or its group, or an
+estimate was wrong; in flight and MiB = most on any stage; above bound = beyond what no order with as many
+chunks can beat, injected delays apart. Over the seeds: medians of times and ratios, means of idle shares,
+maxima of what is in flight.
+
+A microbatch is in flight while a stage holds any chunk of it: zb-v, whose stages have two chunks, may show 16
+and hold the memory of 8. MiB counts the chunks.
 
 rrfp.simulate() takes more: kinds of links, orders of accumulation, how long a planner may search.
 
@@ -159,7 +163,8 @@ examples:
         Flag(
             "--limit",
             "N",
-            "most microbatches in flight on a stage; 0 for none (default: as in training)",
+            "most microbatches in flight on a stage (under ranked: N times its chunks, in chunks of any); "
+            "0 for none (default: as in training)",
             number(int),
             group=RULES,
         ),
@@ -172,7 +177,13 @@ examples:
             1,
             group=RULES,
         ),
-        Flag("--out", "FILE.json", "step time, order and metrics", output_of, group=OUTPUTS),
+        Flag(
+            "--out",
+            "FILE.json",
+            "step time, order and metrics; of several schedules, by name",
+            output_of,
+            group=OUTPUTS,
+        ),
         Flag("--trace", "FILE.json", "for ui.perfetto.dev", output_of, group=OUTPUTS),
         Flag("--plot", "FILE", "a picture: .svg, .html, .png or .pdf", output_of, group=OUTPUTS),
     ),

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import rrfp_jax as rrfp
+from rrfp_jax.commands.simulation import Comparison
 from rrfp_jax.core.schedules import NAMED, by_name
 from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.report.store import write_steps
@@ -159,6 +160,15 @@ def test_seeds_are_paired_and_median(folder):
     jittered = out("--workload=w.json", "--schedule=bf", "--seeds=2", "--jitter=J3")
     assert jittered["makespans"][0] != jittered["makespans"][1]
     assert min(jittered["makespans"]) > out("--workload=w.json", "--schedule=bf")["makespan"]
+
+
+def test_what_steps_waited_for_their_host_is_a_column_where_there_is_any():
+    known = rrfp.simulate(STEP, ["bf"])
+    assert "launch" not in str(known)
+    for share, shown in ((0.0004, False), (0.031, True)):
+        waited = replace(known["bf"], idle=[known["bf"].idle[0] | {"launch": share}])
+        table = str(Comparison({"as it ran": waited} | known, known["bf"]))
+        assert ("launch" in table, "3.1%" in table) == (shown, shown)
 
 
 def test_a_limit_in_bytes(folder):
