@@ -182,6 +182,11 @@ def printable(text: str) -> str:
     return plain if len(plain) <= LONGEST_REASON else f"{plain[:LONGEST_REASON]}..."
 
 
+def counted(number: int, what: str) -> str:
+    """Such as "1 stage" and "2 stages"."""
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
 def shown(value: Any) -> str:
     """A value as messages have it; Python writes no number of more than 4,300 digits."""
     try:

@@ -26,6 +26,8 @@ def report(options: argparse.Namespace) -> int:
             except UsageError as error:
                 raise UsageError(f"{error} with --out=FILE.html") from None
         check_not_read("--out", file, [options.run, *(options.run / name for name in READ)])
+        if file.suffix.lower() not in (".html", ".htm"):
+            raise UsageError(f"{file}: the name of a page ends with .html or .htm")
     elif options.out is not None:
         raise UsageError("--out is for the page of one run: two are compared in words and tables")
     try:

@@ -101,7 +101,8 @@ def check_types(
     if init is not None and not callable(init):
         raise UsageError(f"init={shown(init)}: give a function init(path, spec) -> array, or leave it out")
     if on_step is not None and not (callable(on_step) and takes_one(on_step)):
-        raise UsageError(f"on_step={on_step!r}: give a function of a step's report, or leave it out")
+        remedy = "give a function of a step's report, such as logger.on_step, or leave it out"
+        raise UsageError(f"on_step={on_step!r}: {remedy}")
 
 
 def check_count(call: str, name: str, value: Any, least: int) -> None:

@@ -82,6 +82,7 @@ def test_a_folder_that_cannot_be_written_to(folder, monkeypatch, capsys):
         (["empty", "--out=nowhere/why.html"], "nowhere/why.html: there is no folder nowhere"),
         (["cut"], "cut/metrics.jsonl: line 1 is no step's: "),
         (["strange"], "strange/config.json: Expected `object`, got `array`"),
+        (["traced", "--out=why.txt"], "why.txt: the name of a page ends with .html or .htm"),
         (["traced", "empty", "--out=two.html"], "--out is for the page of one run: two are compared"),
         (["traced", "empty"], "empty has no steps.msgpack"),
     ],

@@ -12,7 +12,9 @@ from flax import nnx
 
 import rrfp_jax as rrfp
 from rrfp_jax.core.orders import GPipe
+from rrfp_jax.core.tasks import Placement
 from rrfp_jax.data.contract import InMemory
+from rrfp_jax.runtime.model.roles import layers_of_chunks
 from tests.support import toy
 from tests.support.refusals import BATCH, copied, make, refused, same
 
@@ -74,6 +76,12 @@ class TestSettings:
         pipe = rrfp.Pipeline(toy.layers()[::2], toy.loss)
         with refused("3 stages for 2 layers", "each stage needs at least one", "at most 2"):
             make(3, pipe=pipe)
+        with refused("2 stages for 1 layer: each stage needs at least one; use at most 1"):
+            layers_of_chunks(1, Placement(2), None)
+        with refused("2 chunks on each of 2 stages for 3 layers", "use at most 1 stage, or one chunk per"):
+            layers_of_chunks(3, Placement(2, 2, "v"), None)
+        with refused("2 chunks on each of 1 stage for 1 layer: each chunk", "use one chunk per stage, as"):
+            layers_of_chunks(1, Placement(1, 2, "v"), None)
 
     def test_stages_may_share_devices(self):
         rrfp.Trainer(toy.pipeline(), optax.sgd(0.1), data=BATCH, mesh=rrfp.Mesh(pp=5, share_devices=True))

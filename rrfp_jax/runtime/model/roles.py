@@ -23,6 +23,7 @@ import numpy as np
 
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.errors import UsageError
+from rrfp_jax.fields import counted
 from rrfp_jax.runtime.model.layers import Params
 
 _NAMES_SHOWN = 5
@@ -191,13 +192,13 @@ def _resolve_ties(specs: Mapping[str, Any], layers: int, tied: Sequence[tuple[st
 
 def layers_of_chunks(layers: int, placement: Placement, split: Sequence[int] | None) -> list[list[range]]:
     """By stage, the layers of each of its chunks; refuses too few, and a split that does not add up."""
-    virtual_stages, what, many = placement.last + 1, "stage", f"{placement.stages} stages"
-    remedy = f"use at most {layers}"
+    virtual_stages, what, many = placement.last + 1, "stage", counted(placement.stages, "stage")
+    fix = f"at most {layers}"
     if (chunks := placement.chunks) > 1:
-        what, many = "chunk", f"{chunks} chunks on each of {many}"
-        remedy = f"use at most {layers // chunks} stages, or a schedule with one chunk per stage, such as bf"
+        what, many, one = "chunk", f"{chunks} chunks on each of {many}", "one chunk per stage, as with bf"
+        fix = f"at most {counted(layers // chunks, 'stage')}, or {one}" if layers >= chunks else one
     if virtual_stages > layers:
-        raise UsageError(f"{many} for {layers} layers: each {what} needs at least one; {remedy}")
+        raise UsageError(f"{many} for {counted(layers, 'layer')}: each {what} needs at least one; use {fix}")
     if split is None:
         split = split_evenly(layers, virtual_stages)
     whole = all(isinstance(size, (int, np.integer)) for size in split)
@@ -207,8 +208,7 @@ def layers_of_chunks(layers: int, placement: Placement, split: Sequence[int] | N
             f"in the model's order, that add up to {layers}"
         )
     ranges = [range(end - size, end) for end, size in zip(accumulate(split), split, strict=True)]
-    own = placement.virtual_stage
-    return [[ranges[own(s, c)] for c in range(placement.chunks)] for s in range(placement.stages)]
+    return [[ranges[placement.virtual_stage(s, c)] for c in range(chunks)] for s in range(placement.stages)]
 
 
 def split_evenly(layers: int, stages: int) -> list[int]:
