@@ -7,6 +7,7 @@ from pathlib import Path
 
 import jax
 import pytest
+from hypothesis import settings
 
 from tests.support.kept import FAST_COMPILING, share_contexts, share_programs
 
@@ -23,6 +24,8 @@ share_contexts()
 share_programs()
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 4)
+settings.register_profile("untimed", deadline=None)  # machines are busy
+settings.load_profile("untimed")
 # Many programs are those of another test.
 KEPT = Path(__file__).parent.parent / ".pytest_cache"
 jax.config.update("jax_compilation_cache_dir", str(KEPT / "jax"))
