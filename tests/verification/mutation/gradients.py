@@ -26,12 +26,12 @@ def a_new_length_wipes_gradients(original: Any) -> Any:
 
 @changes("train.stepping:Stepper._update")
 def summed_and_not_averaged(original: Any) -> Any:
-    return lambda self, norm, unit: original(self, norm, unit / max(len(self._latest_plan), 1))
+    return lambda self, norm, unit, ran: original(self, norm, unit / max(len(ran.plan), 1), ran)
 
 
 @changes("train.stepping:Stepper._update")
 def inflated_by_tokens(original: Any) -> Any:
-    return lambda self, norm, unit: original(self, norm, self.standing.loss_scale.value)
+    return lambda self, norm, unit, ran: original(self, norm, self.standing.loss_scale.value, ran)
 
 
 @changes("runtime.stages.stage:Stage.scale_loss")
@@ -130,7 +130,7 @@ def a_norm_in_bfloat16(original: Any) -> Any:
 
 @changes("train.stepping:Stepper._update")
 def clipped_before_the_division(original: Any) -> Any:
-    return lambda self, norm, unit: original(self, norm * unit, unit)
+    return lambda self, norm, unit, ran: original(self, norm * unit, unit, ran)
 
 
 @changes("runtime.programs.gradients:added")
@@ -145,7 +145,7 @@ def clipped_before_the_sum(original: Any) -> Any:
 
 @changes("train.stepping:Stepper._update")
 def the_loss_scale_stays(original: Any) -> Any:
-    return lambda self, norm, unit: original(self, norm, unit / self.standing.loss_scale.value)
+    return lambda self, norm, unit, ran: original(self, norm, unit / self.standing.loss_scale.value, ran)
 
 
 @changes("train.stepping:is_finite")
