@@ -8,22 +8,27 @@ Devices run programs in order; one whose input is not there holds up those behin
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from math import inf
 from operator import attrgetter
+from statistics import mean
 from typing import Any
 
 from rrfp_jax.core.events import ROOM, Arrived, Dispatch, Room
 from rrfp_jax.core.foresight import (
     DEEPEST,
+    MARGIN,
     ROUND_TRIP_SECONDS,
+    SPREAD,
     Dispatching,
-    arrival_of,
     expected_end,
-    foreseen_from,
     ordered_from,
     room_from,
+    rooms,
+    spread_of,
 )
 from rrfp_jax.core.step_rules import MOST_QUEUED, StepRules
 from rrfp_jax.core.tasks import Input, Task
@@ -43,22 +48,28 @@ class Host:
         round_trip: from the end of a program to the start of the next.
         dispatch: "ready" or "foreseen"; see core/foresight.py.
         lead: if "ready", a second program is queued when the first may end within it.
+        varies: by which share durations are known to vary, in the mean.
         deepest: if "foreseen", most programs on a device.
     """
 
     round_trip: float = ROUND_TRIP_SECONDS
     dispatch: Dispatching = "ready"
     lead: float = 1e-3
+    varies: float = SPREAD
     deepest: int = DEEPEST
 
 
 class _Program:
     """A `Flight`."""
 
-    __slots__ = ("after", "copy", "dispatched", "end", "line", "ready", "task", "usual")
+    __slots__ = ("after", "copy", "dispatched", "end", "line", "ready", "task", "usual", "varies")
 
-    def __init__(self, line: _Line, task: Task, dispatched: float, ready: float, usual: float | None) -> None:
-        self.line, self.task, self.dispatched, self.ready, self.usual = line, task, dispatched, ready, usual
+    def __init__(
+        self, line: _Line, task: Task, dispatched: float, ready: float, usual: float, varies: float
+    ) -> None:
+        self.line, self.task, self.dispatched, self.ready = line, task, dispatched, ready
+        self.usual: float | None = usual
+        self.varies = varies
         self.end, self.copy = 0.0, 0.0
         self.after: _Program | None = None
 
@@ -66,7 +77,7 @@ class _Program:
 class _Line(Device):
     """A device, and what the host knows of it."""
 
-    __slots__ = ("coming", "flights", "here", "launched", "runs", "timer")
+    __slots__ = ("coming", "flights", "here", "late", "launched", "runs", "timer")
 
     def __init__(self, stage: int, rules: StepRules) -> None:
         super().__init__(stage, rules, None)
@@ -76,6 +87,7 @@ class _Line(Device):
         self.launched: deque[_Program] = deque()  # that are on the device and have not begun
         self.here = set[Input]()
         self.runs, self.timer = False, inf
+        self.late = 0.0
 
 
 class HostSimulation:
@@ -88,6 +100,9 @@ class HostSimulation:
         self._network = Parallel(self._costs, self._agenda, self._delivered, lambda now, device: None)
         self._lines = [_Line(stage, rules) for stage in range(rules.placement.stages)]
         connect(self._lines, rules)
+        for line in self._lines:
+            if late := [*self._lateness(line)]:
+                line.late = mean(late)
         self._woken: dict[_Line, None] = {}
         self._records: list[TaskRecord] = []
 
@@ -104,6 +119,13 @@ class HostSimulation:
         assert all(line.scheduler.finished for line in self._lines), waits
         return StepTrace(0, self._rules.placement, [Part.of(self._records)])
 
+    def _lateness(self, line: _Line) -> Iterator[float]:
+        """By how much tasks that send take longer than is allowed for, as known from earlier steps."""
+        for task in chain.from_iterable(tasks for tasks, *_ in self._rules.of_stage(line.stage).tasks.rows):
+            if line.routes[task.kind][task.chunk] is not None:
+                allowed = MARGIN * self._estimates.duration(line.stage, task)
+                yield max(0.0, self._costs.duration(line.stage, task) - allowed)
+
     def _wake(self, now: float, line: _Line, what: object = None) -> None:
         self._woken[line] = None
 
@@ -113,36 +135,29 @@ class HostSimulation:
             end = expected_end(line, now)
             if (room := self._room_at(now, line, end)) > now:
                 return self._alarm(now, line, room)
-            foreseen, soonest = self._foreseen(now, line, end)
-            dispatch = line.scheduler.handle(Room(foreseen=foreseen) if foreseen else ROOM)
-            if dispatch is None:
+            asked, soonest = self._asked(now, line, end)
+            if (dispatch := next(filter(None, map(line.scheduler.handle, asked)), None)) is None:
                 return self._alarm(now, line, soonest)
             self._dispatch(now, line, dispatch)
 
     def _room_at(self, now: float, line: _Line, end: float) -> float:
-        count = len(line.flights)
+        count, may_end = len(line.flights), end - spread_of(line.flights)
         if self._host.dispatch == "foreseen":
             if count >= self._host.deepest:
                 return inf
             if self._rules.hint is None:
                 return ordered_from(line.flights)
-            return room_from(count, end, self._host.round_trip)
-        return now if not count else end - self._host.lead if count < MOST_QUEUED else inf
+            return room_from(count, may_end, self._host.round_trip)
+        return now if not count else may_end - self._host.lead if count < MOST_QUEUED else inf
 
-    def _foreseen(self, now: float, line: _Line, end: float) -> tuple[frozenset[Input], float]:
-        """The inputs that count as here, and when the next one will."""
+    def _asked(self, now: float, line: _Line, end: float) -> tuple[list[Room], float]:
+        """See `rooms`."""
         if self._host.dispatch == "ready":
-            return frozenset(), inf
+            return [ROOM], inf
         if self._rules.hint is None:
-            return frozenset(line.coming), inf
-        found, soonest = [], inf
-        for one, (program, copy) in line.coming.items():
-            at = foreseen_from(arrival_of(program, copy, now), end, self._host.round_trip)
-            if at <= now:
-                found.append(one)
-            else:
-                soonest = min(soonest, at)
-        return frozenset(found), soonest
+            return [Room(foreseen=line.coming.keys())], inf
+        expected = ((one, program, copy) for one, (program, copy) in line.coming.items())
+        return rooms(expected, end, now, self._host.round_trip)
 
     def _alarm(self, now: float, line: _Line, at: float) -> None:
         if at < inf and (at < line.timer or line.timer <= now):
@@ -152,7 +167,9 @@ class HostSimulation:
     def _dispatch(self, now: float, line: _Line, dispatch: Dispatch) -> None:
         kind, chunk, microbatch = task = dispatch.task
         usual = self._estimates.duration(line.stage, task)
-        program = _Program(line, task, now, line.ready[kind][chunk][microbatch], usual)
+        program = _Program(
+            line, task, now, line.ready[kind][chunk][microbatch], usual, self._host.varies * usual
+        )
         if (on_its_way := line.coming.pop(task.input, None)) is not None:
             program.after, program.copy = on_its_way
         for later in dispatch.ready:

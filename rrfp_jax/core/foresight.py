@@ -8,11 +8,13 @@ that is expected before the device could run anything else:
 
 The later an input, the less is it worth to be right: what is far away is not foreseen. What is foreseen
 wrongly holds up the device, as programs run in order; hence the margin. Half a round trip is allowed for, as
-in a balanced pipeline the input comes one copy after the queue's end. A fixed order has no choice to lose:
-there, whatever is on its way is foreseen.
+in a balanced pipeline the input comes one copy after the queue's end. Where the programs of a device come
+later than the margin allows for, by more than that in the mean, there is more to lose than to gain: what it
+computes is foreseen only if nothing else can run. A fixed order has no choice to lose: there, whatever is on
+its way is foreseen.
 
-A device has room by time: for a second program when the first is expected to end within `SECOND` round
-trips, for more when all are within `FURTHER`. Under a fixed order it has room for `ORDERED_SECONDS` of work.
+A device has room by time: for a second program when the first may end within `SECOND` round trips, for more
+when all may within `FURTHER`. Under a fixed order it has room for `ORDERED_SECONDS` of work.
 """
 
 from __future__ import annotations
@@ -20,6 +22,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from math import inf
 from typing import Literal, Protocol, TypeAlias
+
+from rrfp_jax.core.events import ROOM, Room
+from rrfp_jax.core.tasks import Input
 
 Dispatching: TypeAlias = Literal["ready", "foreseen"]
 """Whether only tasks are dispatched whose inputs are here, or also those whose inputs are foreseen."""
@@ -32,6 +37,9 @@ MARGIN = 1.25
 
 OVERDUE = 0.1
 """A program that has taken longer than usual is expected to take so much more of what it has taken."""
+
+SPREAD = 0.1
+"""Durations vary; "may end" allows for twice their mean deviation, up to this share of their mean."""
 
 SECOND, FURTHER = 5, 2
 """See above."""
@@ -47,6 +55,7 @@ class Line(Protocol):
     """A device, as the host knows it; times in seconds, as below."""
 
     free: float  # when it had ended what was there before `flights`
+    late: float  # by how much its programs take longer than `MARGIN` allows for, in the mean
 
     @property
     def flights(self) -> Iterable[Flight]:
@@ -60,6 +69,7 @@ class Flight(Protocol):
     end: float  # 0 until it is noticed
     copy: float  # from the end of what computes its input to the arrival
     usual: float | None  # how long it usually takes; None if nobody knows
+    varies: float  # by how much, in the mean
 
     @property
     def after(self) -> Flight | None:
@@ -92,8 +102,13 @@ def arrival_of(flight: Flight, copy: float, now: float) -> float:
     return (flight.end or expected_end(flight.line, now, flight)) + copy
 
 
+def spread_of(flights: Iterable[Flight]) -> float:
+    """By how much programs of known durations may take less time together than is expected."""
+    return sum(min(2 * flight.varies, SPREAD * flight.usual) for flight in flights if flight.usual)
+
+
 def room_from(queued: int, end: float, round_trip: float = ROUND_TRIP_SECONDS) -> float:
-    """From when on a device with so many programs, expected to end then, takes one more; -inf for at once."""
+    """From when on a device with so many programs, that may end then, takes one more; -inf for at once."""
     if not queued:
         return -inf
     return end - (SECOND if queued == 1 else FURTHER) * round_trip if queued < DEEPEST else inf
@@ -111,3 +126,26 @@ def foreseen_from(arrival: float, end: float, round_trip: float = ROUND_TRIP_SEC
         return inf
     idle = arrival - round_trip / MARGIN
     return min(idle, (MARGIN * arrival - end - round_trip / 2) / (MARGIN - 1))
+
+
+def rooms(
+    coming: Iterable[tuple[Input, Flight, float]],
+    end: float,
+    now: float,
+    round_trip: float = ROUND_TRIP_SECONDS,
+) -> tuple[list[Room], float]:
+    """What a stage is asked in turn, until it chooses; from when on it will be asked more.
+
+    Args:
+        coming: inputs on their way, what computes them, and how long their copies take.
+        end: when the device is expected to have ended its queue.
+    """
+    sure, doubtful, soonest = list[Input](), list[Input](), inf
+    for one, flight, copy in coming:
+        at = foreseen_from(arrival_of(flight, copy, now), end, round_trip)
+        if at > now:
+            soonest = min(soonest, at)
+        else:
+            (sure if flight.end or flight.line.late <= round_trip / 2 else doubtful).append(one)
+    first = Room(foreseen=sure) if sure else ROOM
+    return [first, Room(foreseen=sure + doubtful)] if doubtful else [first], soonest

@@ -10,7 +10,18 @@ from hypothesis import strategies as st
 
 from benchmarks.foresight import KINDS, losses
 from benchmarks.hosted import Host, HostSimulation
-from rrfp_jax.core.foresight import DEEPEST, MARGIN, expected_end, foreseen_from, ordered_from, room_from
+from rrfp_jax.core.events import ROOM, Room
+from rrfp_jax.core.foresight import (
+    DEEPEST,
+    MARGIN,
+    SPREAD,
+    expected_end,
+    foreseen_from,
+    ordered_from,
+    room_from,
+    rooms,
+    spread_of,
+)
 from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.trace.costs import TableCosts
@@ -22,7 +33,9 @@ HOW = pytest.mark.parametrize("dispatch", ["ready", "foreseen"])
 
 
 def hosted(own, costs, **host):
-    return HostSimulation(own, costs, costs, Host(**{"round_trip": ROUND_TRIP, "lead": 0.0} | host)).run()
+    return HostSimulation(
+        own, costs, costs, Host(**{"round_trip": ROUND_TRIP, "lead": 0.0, "varies": 0.0} | host)
+    ).run()
 
 
 @given(steps())
@@ -93,6 +106,30 @@ def test_a_queue_is_filled_by_time():
     assert room_from(0, 9.0) == -inf and room_from(8, 9.0) == inf
     assert room_from(1, 9.0, ROUND_TRIP) == pytest.approx(9.0 - 5 * ROUND_TRIP)
     assert room_from(2, 9.0, ROUND_TRIP) == pytest.approx(9.0 - 2 * ROUND_TRIP)
+
+
+def test_programs_may_end_early():
+    flights = [SimpleNamespace(usual=usual, varies=varies) for usual, varies in ((2.0, 0.01), (1.0, 0.2))]
+    assert spread_of([*flights, SimpleNamespace(usual=None, varies=0.0)]) == pytest.approx(0.02 + SPREAD)
+
+
+def test_what_may_come_late_goes_ahead_of_nothing_that_is_here():
+    """Two producers are expected to end at 1 s; the device's queue ends then, too. The third has ended."""
+    flights = [
+        SimpleNamespace(
+            end=end, dispatched=0.0, usual=1.0, after=None, line=SimpleNamespace(late=late, free=0.0)
+        )
+        for late, end in ((ROUND_TRIP / 2, 0.0), (ROUND_TRIP, 0.0), (ROUND_TRIP, 0.9))
+    ]
+    for flight in flights:
+        flight.line.flights = [flight]
+    coming = list(zip((F(0).input, F(1).input, F(2).input), flights, (0.0, 0.0, 0.1), strict=True))
+    sure, doubtful, ended = coming
+    foreseen = [room.foreseen for room in rooms(coming, 1.0, 0.95, ROUND_TRIP)[0]]
+    assert foreseen == [[sure[0], ended[0]], [sure[0], ended[0], doubtful[0]]]
+    assert rooms([doubtful], 1.0, 0.95, ROUND_TRIP) == ([ROOM, Room(foreseen=[doubtful[0]])], inf)
+    again = foreseen_from(1.0, 1.0, ROUND_TRIP)
+    assert rooms([sure], 1.0, again - 0.01, ROUND_TRIP) == ([ROOM], again)
 
 
 @pytest.mark.parametrize(

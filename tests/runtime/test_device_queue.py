@@ -8,10 +8,11 @@ from types import SimpleNamespace
 import jax
 import pytest
 
+from rrfp_jax.core.foresight import MARGIN
 from rrfp_jax.core.hints import BF
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, Input, Placement, Task
-from rrfp_jax.runtime.engine.device import DeviceQueue, Running
+from rrfp_jax.runtime.engine.device import LATE_SHARE, DeviceQueue, Running
 from rrfp_jax.runtime.engine.loop import Driver, EventWakeup
 from rrfp_jax.runtime.run.mailbox import Mailbox
 from rrfp_jax.runtime.run.waits import SHORTEST_PAUSE
@@ -122,6 +123,17 @@ def test_room_is_worked_out_again_when_something_was_submitted_or_has_ended(watc
         assert (queue.room_at(4.0) > 4.0) == full
     queue.submit(program(2, Token()))
     assert queue.room_at(5.0) > 5.0
+
+
+def test_a_queue_knows_how_late_its_programs_are_in_the_mean(watched):
+    queue, _ = watched
+    took = [1.0] * 10 + [5.0]
+    for start, seconds in enumerate(took, 1):
+        running = program(start, None)
+        running.dispatched, running.end = 10.0 * start, 10.0 * start + seconds
+        queue.submit(running)
+        assert len(queue.ended()) == 1
+        assert queue.late == (0.0 if seconds == 1.0 else pytest.approx(LATE_SHARE * (5.0 - MARGIN)))
 
 
 def test_the_longer_a_copy_takes_the_longer_are_the_pauses_between_looks():

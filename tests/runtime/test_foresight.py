@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import rrfp_jax as rrfp
+from rrfp_jax.core import foresight
 from rrfp_jax.core.events import Room
 from rrfp_jax.core.footprint import MOST_EARLY
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.tasks import FORWARD, Task
-from rrfp_jax.runtime.engine import loop
 from rrfp_jax.runtime.engine.device import DeviceQueue, Running
 from rrfp_jax.runtime.engine.loop import StepExecution
 from rrfp_jax.runtime.stages.memory import memory_of_step
@@ -21,6 +21,11 @@ from rrfp_jax.runtime.transport.protocol import LocalTransport
 from tests.support import toy
 
 SCHEDULES = ["bf", "bfw", "1f1b", "zb-h1", "ranked:1f1b", "zb-v"]
+
+
+def always(arrival, end, round_trip):
+    """In place of `foreseen_from`."""
+    return -inf if arrival < inf else inf
 
 
 def trained(schedule, dispatch, steps=6, microbatches=8, **more):
@@ -40,7 +45,7 @@ def test_bits_and_records(schedule, monkeypatch):
 
     plain, expected = trained(schedule, "ready")
     monkeypatch.setattr(StepExecution, "_dispatch", dispatched)
-    monkeypatch.setattr(loop, "foreseen_from", lambda arrival, end: -inf if arrival < inf else inf)
+    monkeypatch.setattr(foresight, "foreseen_from", always)
     reports, params = trained(schedule, "foreseen")
     assert any(foreseen), "some tasks were dispatched before their input was there"
     assert [r.loss for r in reports] == [r.loss for r in plain]
@@ -96,7 +101,7 @@ def test_an_input_that_is_seen_to_come_after_its_task_has_ended_is_of_its_own_st
     monkeypatch.setattr(StepExecution, "run", ran)
     monkeypatch.setattr(LocalTransport, "poll", polled)
     monkeypatch.setattr(LocalTransport, "seconds_until_poll", lambda self: 1e-5)
-    monkeypatch.setattr(loop, "foreseen_from", lambda arrival, end: -inf if arrival < inf else inf)
+    monkeypatch.setattr(foresight, "foreseen_from", always)
     reports, _ = trained(schedule, "foreseen")
     assert left == [0] * len(reports)
     assert [r.loss for r in reports] == [r.loss for r in plain]
@@ -112,7 +117,7 @@ def test_a_budget_has_room_for_what_is_early(schedule, monkeypatch):
         early.append(sum(key.stage == stage for key in self._taken))
 
     monkeypatch.setattr(StepExecution, "_dispatch", dispatched)
-    monkeypatch.setattr(loop, "foreseen_from", lambda arrival, end: -inf if arrival < inf else inf)
+    monkeypatch.setattr(foresight, "foreseen_from", always)
     plain, _ = trained(schedule, "ready")
     least = least_with_early(schedule)
     for budget, most in ((least, MOST_EARLY), (least - 1, 0)):

@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Any, ClassVar
 
 from rrfp_jax.core.events import WaitCause
-from rrfp_jax.core.foresight import DEEPEST, expected_end, ordered_from, room_from
+from rrfp_jax.core.foresight import DEEPEST, MARGIN, expected_end, ordered_from, room_from, spread_of
 from rrfp_jax.core.step_rules import MOST_QUEUED
 from rrfp_jax.core.tasks import Task
 from rrfp_jax.trace.records import TaskRecord
@@ -58,8 +58,8 @@ LONGEST_JOIN_SECONDS = 1.0
 LEAD_SECONDS = 1e-3
 """See `DeviceQueue`; what is best on a GPU is not known yet (benchmarks/results/gpu.md)."""
 
-LEAD_SPREAD = 0.1
-"""Durations vary; "may end" allows for twice their mean deviation, up to this share of their mean."""
+LATE_SHARE = 0.03
+"""Of a program in the mean of how late they are: what is rare, and long, must not be forgotten between."""
 
 
 @dataclass(slots=True)
@@ -83,6 +83,7 @@ class Running:
     after: Running | None = None  # what computes its input, if that was foreseen
     copy: float = 0.0  # of the input, from there
     usual: float | None = None
+    varies: float = 0.0
     line: Any = None  # the queue that it was submitted to
     is_update: bool = False  # no task, but the last update
     computes: bool = True  # else it only waits for its input
@@ -130,6 +131,7 @@ class DeviceQueue:
         settled: ended, and not yet given by `ended`.
         is_ordered: whether what it runs next follows from a fixed order alone.
         free: when the device had ended what was there before those.
+        late: see core/foresight.py.
         room: when one more program may be queued, as it was last worked out; -inf once that may have changed.
         as_it_is: whether programs end when the device ends them; else nothing can be foreseen.
     """
@@ -144,7 +146,7 @@ class DeviceQueue:
         self._last_watched: Running | None = None
         self._usual: dict[Hashable, tuple[float, float]] = {}  # duration and its deviation, running means
         self.settled: list[Running] = []
-        self.free, self.room, self._foresees, self.is_ordered = 0.0, -inf, False, False
+        self.free, self.room, self.late, self._foresees, self.is_ordered = 0.0, -inf, 0.0, False, False
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> DeviceQueue:
@@ -168,7 +170,8 @@ class DeviceQueue:
 
     def submit(self, running: Running) -> None:
         """Note a program that has just been dispatched."""
-        running.line, running.usual = self, self._usual.get(running.cost, (None,))[0]
+        running.line = self
+        running.usual, running.varies = self._usual.get(running.cost, (None, 0.0))
         self.flights.append(running)
         self.room = -inf
 
@@ -211,6 +214,7 @@ class DeviceQueue:
                     later.dispatched = max(later.dispatched, self.free)
             seconds = running.end - running.start
             mean, deviation = self._usual.get(running.cost, (seconds, 0.0))
+            self.late += LATE_SHARE * (max(0.0, seconds - MARGIN * mean) - self.late)
             deviation = 0.9 * deviation + 0.1 * abs(seconds - mean)
             self._usual[running.cost] = 0.9 * mean + 0.1 * seconds, deviation
             self.settled.append(running)
@@ -230,13 +234,11 @@ class DeviceQueue:
             return inf
         if self.is_ordered:
             return ordered_from(flights)
+        spread = spread_of(flights)
         if self._foresees:
-            return room_from(count, expected_end(self, now))
-        end = max(flights[0].dispatched, self.free)
-        for running in flights:
-            mean, deviation = self._usual.get(running.cost, (inf, 0.0))
-            end += mean - min(2 * deviation, LEAD_SPREAD * mean)
-        return end - self._lead - self._ahead
+            return room_from(count, expected_end(self, now) - spread)
+        work = sum(inf if running.usual is None else running.usual for running in flights)
+        return max(flights[0].dispatched, self.free) + work - spread - self._lead - self._ahead
 
     def decide_ahead(self, seconds: float, most: int = DEEPEST) -> None:
         """Have room so much earlier than usual, in this step, for so many programs."""

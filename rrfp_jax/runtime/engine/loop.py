@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import jax
 
 from rrfp_jax.core.events import ROOM, Arrived, Dispatch, Room, WaitCause
-from rrfp_jax.core.foresight import DEEPEST, Dispatching, arrival_of, expected_end, foreseen_from
+from rrfp_jax.core.foresight import DEEPEST, Dispatching, expected_end, rooms
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.step_rules import MOST_QUEUED, Budget, StepRules
 from rrfp_jax.core.tasks import FORWARD, Direction, Input, Task
@@ -447,22 +447,18 @@ class StepExecution(TransferObserver):
                 self._ask_at[key.stage] = min(self._ask_at[key.stage], 0.0)
         return found
 
-    def _room(self, queue: DeviceQueue, stage: int, now: float) -> tuple[Room, float]:
-        """Room on a device, with the inputs that are expected in time; when the next one will be."""
+    def _rooms(self, queue: DeviceQueue, stage: int, now: float) -> tuple[list[Room], float]:
+        """Room on a device, with the inputs that are expected in time; see `rooms`."""
         if not (coming := self._coming[stage]) or self._has_most_early(stage):
-            return ROOM, inf
+            return [ROOM], inf
         if queue.is_ordered:
             following = {task.input for task in self._schedulers[stage].awaited().tasks}
-            return Room(foreseen=frozenset(following & coming.keys())), inf
-        end, found, soonest = expected_end(queue, now), [], inf
-        for one, (running, _) in coming.items():
-            copy = self._driver.copies.get((stage, one.direction), inf)
-            at = foreseen_from(arrival_of(running, copy, now), end)
-            if at <= now:
-                found.append(one)
-            else:
-                soonest = min(soonest, at)
-        return Room(foreseen=frozenset(found)) if found else ROOM, soonest
+            return [Room(foreseen=following & coming.keys())], inf
+        copies = self._driver.copies
+        expected = (
+            (one, running, copies.get((stage, one.direction), inf)) for one, (running, _) in coming.items()
+        )
+        return rooms(expected, expected_end(queue, now), now)
 
     def _has_most_early(self, stage: int) -> bool:
         """Whether the limit on bytes allows no more tasks that run ahead of their inputs."""
@@ -474,14 +470,16 @@ class StepExecution(TransferObserver):
         for queue, stages in zip(self._queues, self._driver._sharing, strict=True):
             for stage in stages:  # the first goes first as long as it has anything to run
                 while (at := self._ask_at[stage]) <= (now := perf_counter()) and queue.room_at(now) <= now:
-                    room, soonest = self._room(queue, stage, now)
-                    if at > -inf and not room.foreseen:  # nothing has come since it had nothing
-                        self._ask_at[stage] = soonest
-                    elif (dispatch := self._machines[stage].handle(room)) is not None:
+                    asked, soonest = self._rooms(queue, stage, now)
+                    # If nothing has come since it had nothing, only what is foreseen can change that.
+                    asked = [room for room in asked if at == -inf or room.foreseen]
+                    dispatches = map(self._machines[stage].handle, asked)
+                    if (dispatch := next(filter(None, dispatches), None)) is not None:
                         self._dispatch(queue, stage, dispatch, now)
                         moved, self._ask_at[stage] = True, -inf
-                    else:
-                        self._ask_at[stage] = soonest
+                        continue
+                    self._ask_at[stage] = soonest
+                    if asked:
                         self._held[stage] = self._machines[stage].awaited(named=False).cause
         return moved
 
