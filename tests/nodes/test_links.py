@@ -92,8 +92,10 @@ def test_an_outage_below_the_limit_ends_nothing_and_one_above_it_blames_the_node
     time.sleep(SILENCE + 0.3)
     meeting.nodes.heal("n1")  # now all can tell each other of whom they have lost
     zero, one, two = meeting.ended()
-    assert one == "lost all other processes at once: cut off, if they were not killed"
-    for said in (zero, two):  # who is first to give up is chance
+    told = "rank 1 (host n1) has not been heard from for 6 s: frozen or cut off"
+    # Who is first to give up is chance; on a busy machine the others may be, and tell it.
+    assert one in ("lost all other processes at once: cut off, if they were not killed", told)
+    for said in (zero, two):
         assert said.startswith("rank 1 (host n1)") and "cut off" in said
 
 
