@@ -233,7 +233,7 @@ class Stepper:
         recorded = replace(ran.sums.recorded, work=self._work)
         sums = replace(ran.sums, recorded=recorded)
         unit = sums.weight * scale  # the gradient sums over this are the gradient
-        norm, applied = math.sqrt(sums.norms.squared) / unit, is_finite(sums)
+        norm, applied = sums.norms.gradient / unit, is_finite(sums)
         if applied:
             self._update(norm, unit, ran)
         else:

@@ -13,6 +13,7 @@ from rrfp_jax.core.tasks import BACKWARD, FORWARD
 from rrfp_jax.runtime.engine.loop import Driver
 from rrfp_jax.runtime.model.roles import leaf_paths
 from rrfp_jax.runtime.run.world import World
+from rrfp_jax.runtime.stages import step
 from rrfp_jax.runtime.stages.stage import Stage
 from rrfp_jax.runtime.transport.protocol import LocalTransport
 from tests.support import toy
@@ -143,6 +144,25 @@ class TestBrokenVariantsAreCaught:
         scale = Stage.scale_loss
         monkeypatch.setattr(Stage, "scale_loss", lambda self, value: scale(self, 1.0))
         assert differs("clipped, scaled", FOUR)[0] > 1e-3
+
+
+@pytest.mark.parametrize("slope", [2.0, 1e37, 4e37, 2e38])
+def test_the_largest_gradients_are_clipped(slope):
+    """Inverses of the norm are not normal numbers, and XLA takes those for 0; a square is no float32."""
+    layers = [rrfp.layer(lambda p, x, mb: mb["x"] * p["w"], init=lambda key: {"w": jnp.ones(4)})]
+    pipe = rrfp.Pipeline(layers, lambda y, mb: rrfp.Loss(((y - 1) * slope).sum(), weight=y.size))
+    batch = [{"x": np.ones(4, np.float32)}]
+    trainer = toy.trainer(1, pipe=pipe, optimizer=optax.sgd(1.0), clip_norm=0.5, data=batch)
+    report = trainer.step(batch)
+    assert report.gradient_norm == pytest.approx(slope / 2)
+    assert np.allclose(trainer.stage_params["0"]["w"], 0.75)
+
+
+def test_squares_of_the_largest_numbers_do_not_overflow():
+    found = step._norms([(0, (1e-300, 1.0, 1.0)), (1, (3e300, 1.0, 1.0)), (2, (4e300, 1.0, 2.0))])
+    assert found.finite and found.gradient == pytest.approx(5e300) and found.squared_of_parameters == 4
+    assert not step._norms([(0, (1e300, 1.0, 1.0)), (1, (float("inf"), 1.0, 1.0))]).finite
+    assert not step._norms([(0, (1.7e308, 4.0, 1.0))]).finite
 
 
 @pytest.fixture(scope="module")

@@ -133,8 +133,10 @@ def _largest(sums: Sequence[Any], numbers: Any) -> Any:
 def _squares(params: Sequence[Any], sums: Sequence[Any], numbers: Any) -> Any:
     alone: Any = jax.lax.optimization_barrier  # what XLA fuses with others has other bits
     real = numbers.dtype
-    inverse = alone(1 / jnp.maximum(numbers[0], SMALLEST))
-    shares = [jnp.sum(jnp.square(_real(a, real) * inverse)) for a in sums]
+    # The inverse of a number above 2**126 is taken for 0, as it is not normal. Powers of two change no bits.
+    less = jnp.where(numbers[0] > 1, jnp.asarray(2.0**-8, real), 1)
+    inverse = alone(1 / jnp.maximum(numbers[0] * less, SMALLEST))
+    shares = [jnp.sum(jnp.square(_real(a, real) * less * inverse)) for a in sums]
     squares = [jnp.sum(jnp.square(_real(p.astype(wide_dtype(p.dtype)), real))) for p in params]
     shares, squares = alone((shares, squares))
     return jnp.stack([numbers[0], sum(shares, numbers[1]), sum(squares, numbers[2])])

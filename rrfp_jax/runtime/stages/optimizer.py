@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from typing import Any
 
@@ -504,6 +504,15 @@ def _over_replicas(spec: PartitionSpec, shape: Sequence[int], replicas: int) -> 
     return spec
 
 
+LESS = 2.0**-64
+
+
+@partial(jax.jit, donate_argnums=0)
+def _lessened(sums: Sequence[jax.Array]) -> Sequence[jax.Array]:
+    """Sums that are too large to be scaled at once."""
+    return [a * LESS for a in sums]
+
+
 class Optimizer:
     """The optimizer of one stage; `stages` are those of its replicas that are updated together here."""
 
@@ -548,6 +557,8 @@ class Optimizer:
     def update(self, scale: float) -> None:
         """One step with the gradient sums times `scale`; zeroes the sums."""
         owned, sums = self._owned()
+        if scale < np.finfo(self._programs.scale.dtype).tiny:  # it would be taken for 0, as it is not normal
+            sums, scale = _lessened(sums), scale / LESS
         (factor,) = self.stage_mesh.put_whole([np.asarray(scale, self._programs.scale.dtype)])
         new, self.state, zeroed = self._programs.update(owned, self.state, sums, factor)
         if self._alone:

@@ -241,7 +241,7 @@ class Norms(NamedTuple):
     """Norms of gradient sums over all stages, or zeros; tied ones count once, frozen ones not."""
 
     finite: bool  # whether all sums are
-    squared: float
+    gradient: float
     squared_of_parameters: float  # of the same parameters
 
 
@@ -290,20 +290,27 @@ def add_up(
         for name, kind in names:
             reduced = Reduced(kind, [*islice(rest, 1 + (kind == "mean"))])
             metrics[name] = metrics[name] + reduced if name in metrics else reduced
-    finite, squared, squared_of_parameters = True, 0.0, 0.0
-    for _, (largest, share, squares) in sorted(found["norms"]):
-        finite &= math.isfinite(largest)
-        squared += largest**2 * share
-        squared_of_parameters += squares
+    norms = _norms(sorted(found["norms"]))
     peaks, least = [0] * stages, list[int | None]([None] * stages)
     for number, peak in found["peaks"]:
         peaks[number % stages] = max(peaks[number % stages], peak)
     for number, budget in enumerate(budgets):
         known = least[number % stages]
         least[number % stages] = budget if known is None or budget is None else min(known, budget)
-    norms = Norms(finite, squared, squared_of_parameters)
     total = float(np.sum(np.asarray(totals, np.float64)))
     return Sums(total, totals, weight, metrics, hyperparams, norms, recorded, peaks, least, seconds)
+
+
+def _norms(found: Sequence[Any]) -> Norms:
+    largest_of_all = max((n for _, (n, *_) in found if math.isfinite(n)), default=0.0)
+    _, exponent = math.frexp(largest_of_all)  # squares of multiples of this power of two do not overflow
+    finite, squared, squared_of_parameters = True, 0.0, 0.0
+    for _, (largest, share, squares) in found:
+        finite &= math.isfinite(largest)
+        squared += math.ldexp(largest, -exponent) ** 2 * share
+        squared_of_parameters += squares
+    gradient = math.sqrt(squared) * 2.0 ** (exponent - 1) * 2.0
+    return Norms(finite and math.isfinite(gradient), gradient, squared_of_parameters)
 
 
 def figures(metrics: Mapping[str, Reduced], weight: float) -> dict[str, float]:
