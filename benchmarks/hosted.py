@@ -141,14 +141,16 @@ class HostSimulation:
             self._dispatch(now, line, dispatch)
 
     def _room_at(self, now: float, line: _Line, end: float) -> float:
-        count, may_end = len(line.flights), end - spread_of(line.flights)
+        count = len(line.flights)
         if self._host.dispatch == "foreseen":
             if count >= self._host.deepest:
                 return inf
             if self._rules.hint is None:
                 return ordered_from(line.flights)
-            return room_from(count, may_end, self._host.round_trip)
-        return now if not count else may_end - self._host.lead if count < MOST_QUEUED else inf
+            return room_from(line.flights, end, self._host.round_trip)
+        if not count:
+            return now
+        return end - spread_of(line.flights) - self._host.lead if count < MOST_QUEUED else inf
 
     def _asked(self, now: float, line: _Line, end: float) -> tuple[list[Room], float]:
         """See `rooms`."""

@@ -8,13 +8,13 @@ that is expected before the device could run anything else:
 
 The later an input, the less is it worth to be right: what is far away is not foreseen. What is foreseen
 wrongly holds up the device, as programs run in order; hence the margin. Half a round trip is allowed for, as
-in a balanced pipeline the input comes one copy after the queue's end. Where the programs of a device come
-later than the margin allows for, by more than that in the mean, there is more to lose than to gain: what it
-computes is foreseen only if nothing else can run. A fixed order has no choice to lose: there, whatever is on
-its way is foreseen.
+in a balanced pipeline the input comes one copy after the queue's end. Where the programs of a device end
+later than the margin allows for, by more than that in the mean, what they compute is foreseen only if nothing
+that is here can run, as then a whole round trip can be gained; by more than a whole one, it is not foreseen.
+A fixed order has no choice to lose: there, whatever is on its way is foreseen.
 
 A device has room by time: for a second program when the first may end within `SECOND` round trips, for more
-when all may within `FURTHER`. Under a fixed order it has room for `ORDERED_SECONDS` of work.
+when all are expected to within `FURTHER`. Under a fixed order it has room for `ORDERED_SECONDS` of work.
 """
 
 from __future__ import annotations
@@ -107,11 +107,13 @@ def spread_of(flights: Iterable[Flight]) -> float:
     return sum(min(2 * flight.varies, SPREAD * flight.usual) for flight in flights if flight.usual)
 
 
-def room_from(queued: int, end: float, round_trip: float = ROUND_TRIP_SECONDS) -> float:
-    """From when on a device with so many programs, that may end then, takes one more; -inf for at once."""
-    if not queued:
+def room_from(flights: Collection[Flight], end: float, round_trip: float = ROUND_TRIP_SECONDS) -> float:
+    """From when on a device with such programs, expected to end then, takes one more; -inf for at once."""
+    if not flights:
         return -inf
-    return end - (SECOND if queued == 1 else FURTHER) * round_trip if queued < DEEPEST else inf
+    if len(flights) == 1:
+        return end - spread_of(flights) - SECOND * round_trip
+    return end - FURTHER * round_trip if len(flights) < DEEPEST else inf
 
 
 def ordered_from(flights: Collection[Flight]) -> float:
@@ -143,9 +145,12 @@ def rooms(
     sure, doubtful, soonest = list[Input](), list[Input](), inf
     for one, flight, copy in coming:
         at = foreseen_from(arrival_of(flight, copy, now), end, round_trip)
+        late = 0.0 if flight.end else flight.line.late
         if at > now:
             soonest = min(soonest, at)
-        else:
-            (sure if flight.end or flight.line.late <= round_trip / 2 else doubtful).append(one)
+        elif late <= round_trip / 2:
+            sure.append(one)
+        elif late <= round_trip:
+            doubtful.append(one)
     first = Room(foreseen=sure) if sure else ROOM
     return [first, Room(foreseen=sure + doubtful)] if doubtful else [first], soonest

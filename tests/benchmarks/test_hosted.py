@@ -103,9 +103,10 @@ def test_what_is_unknown_is_never_foreseen():
 
 
 def test_a_queue_is_filled_by_time():
-    assert room_from(0, 9.0) == -inf and room_from(8, 9.0) == inf
-    assert room_from(1, 9.0, ROUND_TRIP) == pytest.approx(9.0 - 5 * ROUND_TRIP)
-    assert room_from(2, 9.0, ROUND_TRIP) == pytest.approx(9.0 - 2 * ROUND_TRIP)
+    flights = [SimpleNamespace(usual=1.0, varies=0.02)] * 8
+    assert room_from([], 9.0) == -inf and room_from(flights, 9.0) == inf
+    assert room_from(flights[:1], 9.0, ROUND_TRIP) == pytest.approx(9.0 - 0.04 - 5 * ROUND_TRIP)
+    assert room_from(flights[:2], 9.0, ROUND_TRIP) == pytest.approx(9.0 - 2 * ROUND_TRIP)
 
 
 def test_programs_may_end_early():
@@ -114,17 +115,17 @@ def test_programs_may_end_early():
 
 
 def test_what_may_come_late_goes_ahead_of_nothing_that_is_here():
-    """Two producers are expected to end at 1 s; the device's queue ends then, too. The third has ended."""
+    """Three producers are expected to end at 1 s, when the device's queue ends, too. The last has ended."""
     flights = [
         SimpleNamespace(
             end=end, dispatched=0.0, usual=1.0, after=None, line=SimpleNamespace(late=late, free=0.0)
         )
-        for late, end in ((ROUND_TRIP / 2, 0.0), (ROUND_TRIP, 0.0), (ROUND_TRIP, 0.9))
+        for late, end in ((ROUND_TRIP / 2, 0.0), (ROUND_TRIP, 0.0), (1.0, 0.0), (1.0, 0.9))
     ]
     for flight in flights:
         flight.line.flights = [flight]
-    coming = list(zip((F(0).input, F(1).input, F(2).input), flights, (0.0, 0.0, 0.1), strict=True))
-    sure, doubtful, ended = coming
+    coming = list(zip([F(j).input for j in range(4)], flights, (0.0, 0.0, 0.0, 0.1), strict=True))
+    sure, doubtful, _, ended = coming
     foreseen = [room.foreseen for room in rooms(coming, 1.0, 0.95, ROUND_TRIP)[0]]
     assert foreseen == [[sure[0], ended[0]], [sure[0], ended[0], doubtful[0]]]
     assert rooms([doubtful], 1.0, 0.95, ROUND_TRIP) == ([ROOM, Room(foreseen=[doubtful[0]])], inf)

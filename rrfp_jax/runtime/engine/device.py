@@ -234,11 +234,10 @@ class DeviceQueue:
             return inf
         if self.is_ordered:
             return ordered_from(flights)
-        spread = spread_of(flights)
         if self._foresees:
-            return room_from(count, expected_end(self, now) - spread)
+            return room_from(flights, expected_end(self, now))
         work = sum(inf if running.usual is None else running.usual for running in flights)
-        return max(flights[0].dispatched, self.free) + work - spread - self._lead - self._ahead
+        return max(flights[0].dispatched, self.free) + work - spread_of(flights) - self._lead - self._ahead
 
     def decide_ahead(self, seconds: float, most: int = DEEPEST) -> None:
         """Have room so much earlier than usual, in this step, for so many programs."""
