@@ -77,6 +77,11 @@ class Flag(NamedTuple):
         return self.read(self.name, text)
 
 
+def grouped(heading: str, *flags: Flag) -> tuple[Flag, ...]:
+    """Flags under a heading of their own in the help."""
+    return tuple(flag._replace(group=heading) for flag in flags)
+
+
 def number(
     kind: type[int] | type[float],
     wants: str = "",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rrfp_jax.commands.flags import Flag, Verb, folder_of, number
+from rrfp_jax.commands.flags import Flag, Verb, folder_of, grouped, number
 from rrfp_jax.fields import output_of, path_of
 
 MEMORY_SHARE = 0.75
@@ -21,6 +21,10 @@ RUN = Flag("RUN", "RUN", "the run's folder, such as runs/quickstart", path_of, n
 FIGURES = Flag("--json", "FILE.json", "write all numbers here", output_of)
 DIRECTORY = Flag("--directory", "DIR", "where runs are kept", path_of, default=Path("runs"))
 SHARE = number(float, "a share", above=0, most=1)
+RESTARTS = number(int, "a number of restarts", 0, most=10**9)
+GROUP = number(int, "the ranks of a tensor-parallel group", 1)
+PROCESSES = number(int, "a number of processes", 1, most=4096)
+"""On one machine: each takes a gigabyte or so."""
 
 TRAIN = Verb(
     name="train",
@@ -70,22 +74,10 @@ examples:
   rrfp launch --config=my_run.py --config.steps=100
   rrfp launch -n 2 --name=trial -m mylib.train""",
     flags=(
-        # On one machine; each process takes a gigabyte or so.
-        Flag(
-            "-n",
-            "N",
-            "processes (of a config: what its mesh asks for)",
-            number(int, "a number of processes", 1, most=4096),
-        ),
+        Flag("-n", "N", "processes (of a config: what its mesh asks for)", PROCESSES),
         Flag("--name", "NAME", "of a script's run (default: the script's name)"),
         Flag("--directory", "DIR", "where runs of scripts are kept (default: runs)", path_of),
-        Flag(
-            "--max-restarts",
-            "N",
-            "how often a failed run is started again",
-            number(int, "a number of restarts", 0, most=10**9),
-            0,
-        ),
+        Flag("--max-restarts", "N", "how often a failed run is started again", RESTARTS, 0),
         Flag(
             "--replace-after",
             "SECONDS",
@@ -98,9 +90,50 @@ examples:
     at_once=True,
 )
 
-STEP, RULES, OUTPUTS = "the step", "the schedules", "besides the table"
+FAMILIES = "constant log-normal length-imbalanced multimodal slow-link straggler"
 SCHEDULE_NAMES = """
 bf bfw fb b-priority f-priority gpipe 1f1b interleaved-1f1b zb-h1 zb-h2 zb-v v-half v-min v-zb dualpipe-v"""
+
+STEP = grouped(
+    "the step",
+    Flag(
+        "--workload",
+        "FILE.json|RUN",
+        "seconds of every task and transfer; or what a run left: RUN, RUN/costs.json",
+        path_of,
+    ),
+    Flag("--family", "NAME", "or steps drawn at random", choices=FAMILIES.split()),
+    Flag("--stages", "N", "of a family's steps (default: 8)", number(int)),
+    Flag("--microbatches", "N", "of a family, or with a costs.json (default: 32)", number(int)),
+    Flag("--seeds", "N", "steps to draw, or the latest of a run", number(int), 1),
+    Flag("--jitter", "J", "injected delays", default="J0", choices=["J0", "J1", "J2", "J3"]),
+)
+RULES = grouped(
+    "the schedules",
+    Flag(
+        "--schedule",
+        "NAME",
+        "give it again for each (default: 1f1b and bf); ranked:ORDER, auto, planned, csv:FILE, or",
+        choices=SCHEDULE_NAMES.split(),
+        open_ended=True,
+        many=True,
+    ),
+    Flag(
+        "--limit",
+        "N",
+        "most microbatches in flight on a stage (under ranked: N times its chunks, in chunks of any); "
+        "0 for none (default: as in training)",
+        number(int),
+    ),
+    Flag("--byte-limit", "N", "most bytes in flight on a stage", number(int)),
+    Flag("--chunks", "N", "virtual stages of one, where a schedule takes several", number(int), 1),
+)
+OUTPUTS = grouped(
+    "besides the table",
+    Flag("--out", "FILE.json", "step time, order and metrics; of several schedules, by name", output_of),
+    Flag("--trace", "FILE.json", "for ui.perfetto.dev", output_of),
+    Flag("--plot", "FILE", "a picture: .svg, .html, .png or .pdf", output_of),
+)
 
 SIM = Verb(
     name="sim",
@@ -126,67 +159,7 @@ examples:
   rrfp sim --family=log-normal --schedule=1f1b --schedule=bf --schedule=planned --seeds=20
   rrfp sim --workload=runs/quickstart --schedule=bf --schedule=bfw
   rrfp sim --workload=W.json --schedule=zb-h1 --limit=8 --out=result.json --plot=picture.svg""",
-    flags=(
-        Flag(
-            "--workload",
-            "FILE.json|RUN",
-            "seconds of every task and transfer; or what a run left: RUN, RUN/costs.json",
-            path_of,
-            group=STEP,
-        ),
-        Flag(
-            "--family",
-            "NAME",
-            "or steps drawn at random",
-            choices=["constant", "log-normal", "length-imbalanced", "multimodal", "slow-link", "straggler"],
-            group=STEP,
-        ),
-        Flag("--stages", "N", "of a family's steps (default: 8)", number(int), group=STEP),
-        Flag(
-            "--microbatches",
-            "N",
-            "of a family, or with a costs.json (default: 32)",
-            number(int),
-            group=STEP,
-        ),
-        Flag("--seeds", "N", "steps to draw, or the latest of a run", number(int), 1, group=STEP),
-        Flag("--jitter", "J", "injected delays", default="J0", choices=["J0", "J1", "J2", "J3"], group=STEP),
-        Flag(
-            "--schedule",
-            "NAME",
-            "give it again for each (default: 1f1b and bf); ranked:ORDER, auto, planned, csv:FILE, or",
-            choices=SCHEDULE_NAMES.split(),
-            open_ended=True,
-            many=True,
-            group=RULES,
-        ),
-        Flag(
-            "--limit",
-            "N",
-            "most microbatches in flight on a stage (under ranked: N times its chunks, in chunks of any); "
-            "0 for none (default: as in training)",
-            number(int),
-            group=RULES,
-        ),
-        Flag("--byte-limit", "N", "most bytes in flight on a stage", number(int), group=RULES),
-        Flag(
-            "--chunks",
-            "N",
-            "virtual stages of one, where a schedule takes several",
-            number(int),
-            1,
-            group=RULES,
-        ),
-        Flag(
-            "--out",
-            "FILE.json",
-            "step time, order and metrics; of several schedules, by name",
-            output_of,
-            group=OUTPUTS,
-        ),
-        Flag("--trace", "FILE.json", "for ui.perfetto.dev", output_of, group=OUTPUTS),
-        Flag("--plot", "FILE", "a picture: .svg, .html, .png or .pdf", output_of, group=OUTPUTS),
-    ),
+    flags=STEP + RULES + OUTPUTS,
 )
 
 CARD = "every stage's device"
@@ -285,13 +258,7 @@ examples:
   rrfp doctor
   srun --ntasks=8 --nodes=2 --gpus-per-task=1 rrfp doctor --tp=2""",
     flags=(
-        Flag(
-            "--tp",
-            "N",
-            "ranks in a tensor-parallel group",
-            number(int, "the ranks of a tensor-parallel group", 1),
-            1,
-        ),
+        Flag("--tp", "N", "ranks in a tensor-parallel group", GROUP, 1),
         DIRECTORY,
         Flag(
             "--limit", "SECONDS", "for all tasks to call", number(float, "a number of seconds", above=0), 60.0
