@@ -11,8 +11,8 @@ from rrfp_jax.commands.command_line import print_whole
 from rrfp_jax.errors import DONE, FAILED, UsageError
 from rrfp_jax.files import read_whole, staged
 from rrfp_jax.launcher.hang import judge, render_report
-from rrfp_jax.launcher.snapshot import Look, recorded, recorder_in
-from rrfp_jax.runtime.run.recorder import host_name
+from rrfp_jax.launcher.snapshot import Look
+from rrfp_jax.runtime.run.recorder import host_name, recorded, recorder_in
 
 POLL_SECONDS = 0.05
 LONGEST_DIAGNOSIS = 2**20

@@ -20,6 +20,7 @@ from rrfp_jax.runtime.run.recorder import (
     counters_of,
     is_stopped,
     read,
+    recorder_in,
 )
 from rrfp_jax.runtime.run.stacks import LOADER, StackFrame, Thread, dumped_threads
 from rrfp_jax.runtime.run.status_report import StatusReport, read_report
@@ -160,17 +161,3 @@ class Look:
                 text = read_whole(self._folder / f"stacks-{rank}.txt", LARGEST_DUMP)
                 return dumped_threads(text.decode("utf-8", "replace").splitlines())
         return ()
-
-
-def recorder_in(folder: Path, rank: int) -> Path:
-    """Where a rank's flight recorder is."""
-    return folder / f"flight-{rank}"
-
-
-def recorded(folder: Path) -> dict[int, Recording]:
-    """The flight recorders in a folder by rank, without those that are being made just now."""
-    found = {}
-    for path in folder.glob("flight-*"):
-        with suppress(OSError, ValueError):
-            found[int(path.name.removeprefix("flight-"))] = read(path)
-    return found

@@ -16,13 +16,13 @@ from rrfp_jax.files import shown_path
 from rrfp_jax.launcher.end import RunEnd, diagnose, render_end
 from rrfp_jax.launcher.folders import RunFolder, remove_answers, set_attempt_aside
 from rrfp_jax.launcher.restarts import NO_STEP, Elastic, after_attempt
-from rrfp_jax.launcher.snapshot import recorded
 from rrfp_jax.launcher.supervisor import ASKS_WHY, PASSED_ON, Patience, Supervisor
 from rrfp_jax.printing import warn
 from rrfp_jax.runtime.run import token
 from rrfp_jax.runtime.run.coordinator import Coordinator, reserved_port
 from rrfp_jax.runtime.run.exits import read_all
 from rrfp_jax.runtime.run.place import gpu_environment
+from rrfp_jax.runtime.run.recorder import recorded
 from rrfp_jax.runtime.run.signals import Signals, collected_signals
 from rrfp_jax.typed import NAME, typed_command
 

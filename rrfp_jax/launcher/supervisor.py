@@ -24,7 +24,7 @@ from rrfp_jax.launcher.folders import RunFolder
 from rrfp_jax.launcher.hang import HangReport, judge, render_report
 from rrfp_jax.launcher.rank_process import RankProcess
 from rrfp_jax.launcher.restarts import BACK_OFF_SECONDS
-from rrfp_jax.launcher.snapshot import Look, recorded, recorder_in
+from rrfp_jax.launcher.snapshot import Look
 from rrfp_jax.printing import is_terminal, write_bytes
 from rrfp_jax.progress import LIVE, MARK
 from rrfp_jax.runtime.run.place import SILENCE_SECONDS, silence_seconds
@@ -37,6 +37,8 @@ from rrfp_jax.runtime.run.recorder import (
     is_stopped,
     last_beat,
     read,
+    recorded,
+    recorder_in,
 )
 from rrfp_jax.runtime.run.signals import SAVE_SECONDS, Signals, save_seconds
 

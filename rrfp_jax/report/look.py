@@ -20,8 +20,7 @@ from rrfp_jax.json_files import Count, Unreadable, read_json
 from rrfp_jax.name_lock import hold_on
 from rrfp_jax.report.run_folder import shared_by
 from rrfp_jax.report.store import LATEST, METRICS, StepLine, read_lines, read_steps
-from rrfp_jax.runtime.run import recorder as flight_recorder
-from rrfp_jax.runtime.run.recorder import Recording
+from rrfp_jax.runtime.run.recorder import ENDED, Recording, recorded
 from rrfp_jax.trace.idleness import StageTime, stage_times
 from rrfp_jax.trace.records import RecordedStep, StepTrace
 
@@ -172,19 +171,14 @@ def recorders_of(folder: Path) -> list[Recording]:
 
     Where the latest sign of life is: a launcher that was killed leaves what it had prepared.
     """
-    found: list[list[Recording]] = []
-    for place in (folder, *staged(folder)):
-        found.append([])
-        for path in place.glob("flight-*"):
-            with suppress(OSError, ValueError):  # being made, or of another version
-                found[-1].append(flight_recorder.read(path))
+    found = [recorded(place).values() for place in (folder, *staged(folder))]
     latest = max(found, key=lambda own: max((one.beat for one in own), default=0.0))
     return sorted(latest, key=lambda one: one.rank)
 
 
 def _state(folder: Path, began: float | None, recorders: Sequence[Recording], now: float) -> State:
     """By the lock on the run's name; by processes' signs of life where it says nothing."""
-    alive = any(now - one.beat < ALIVE_SECONDS and one.phase != flight_recorder.ENDED for one in recorders)
+    alive = any(now - one.beat < ALIVE_SECONDS and one.phase != ENDED for one in recorders)
     hold = hold_on(folder)
     if hold is not None and (hold.certain or alive):
         return State.RUNNING if began is not None and began >= hold.since else State.STARTING

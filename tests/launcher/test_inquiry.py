@@ -47,7 +47,7 @@ def until_asked():
 
 
 def phase_in(folder, rank):
-    found = snapshot.recorded(folder).get(rank)
+    found = flight_recorder.recorded(folder).get(rank)
     return found and str(found.phase)
 
 
@@ -96,7 +96,7 @@ def test_a_rank_whose_wait_is_at_its_limit_pleads_before_it_ends(launch):
         "    until_asked()\n"
         "if rank == 0: user()\n"
         "else:\n"
-        "    from rrfp_jax.launcher.snapshot import recorded\n"
+        "    from rrfp_jax.runtime.run.recorder import recorded\n"
         "    while 0 not in recorded(here): time.sleep(0.02)\n"
         "    with world.waits_for(ForGather(number=1, what='the names', ranks=(0,)), 1.0) as wait:\n"
         "        try:\n"

@@ -33,8 +33,8 @@ from typing import Any
 from benchmarks.harness import Aim, finish, parse
 from rrfp_jax.checkpoint.folder import CheckpointFolder
 from rrfp_jax.errors import DONE, FAILED
-from rrfp_jax.launcher.snapshot import recorded
 from rrfp_jax.runs.lent_folder import PLACE
+from rrfp_jax.runtime.run.recorder import recorded
 from tests.verification.failures import ROOT, processes_with
 from tests.verification.restarts import LIMIT_SECONDS, NAME, Run, differ, ended, wait_for
 

@@ -40,7 +40,7 @@ from rrfp_jax.runtime.run.place import (
     silence_seconds,
     step_gpus,
 )
-from rrfp_jax.runtime.run.recorder import FlightRecorder
+from rrfp_jax.runtime.run.recorder import FlightRecorder, recorder_in
 from rrfp_jax.runtime.run.roll_call import RollCall
 from rrfp_jax.runtime.run.stacks import first_used
 from rrfp_jax.runtime.run.status_report import StatusResponder, dump_on_signal
@@ -193,7 +193,7 @@ def _joined() -> World:
 
 def _recorder(folder: Path, rank: int) -> FlightRecorder:
     try:
-        recorder = FlightRecorder(folder / f"flight-{rank}", rank, "")
+        recorder = FlightRecorder(recorder_in(folder, rank), rank, "")
         dump_on_signal(folder / f"stacks-{rank}.txt", recorder)
         return recorder
     except OSError as error:

@@ -395,6 +395,20 @@ def read(path: Path) -> Recording:
     )
 
 
+def recorder_in(folder: Path, rank: int) -> Path:
+    """Where a rank's flight recorder is."""
+    return folder / f"flight-{rank}"
+
+
+def recorded(folder: Path) -> dict[int, Recording]:
+    """The flight recorders in a folder by rank, without those that are being made, or of other versions."""
+    found = {}
+    for path in folder.glob("flight-*"):
+        with suppress(OSError, ValueError):
+            found[int(path.name.removeprefix("flight-"))] = read(path)
+    return found
+
+
 def last_beat(path: Path) -> float:
     """When the process was last known alive, in the seconds of `time.time()`; without reading the rest."""
     with opened(path) as descriptor:
