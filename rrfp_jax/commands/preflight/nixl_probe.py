@@ -44,38 +44,42 @@ def _receive(line: Connection) -> None:
     line.send(buffer.raw == b"x" * SIZE)
 
 
-def main() -> int:
-    """Write once; the exit status."""
-    try:
-        agent = Agent(False, True)
-    except NixlAbsent as absent:
-        print(absent)
-        return 1
+def _write() -> None:
+    """Write once to another process.
+
+    Raises:
+        NixlAbsent: NIXL cannot be used.
+        WriteFailed: that did not work.
+    """
+    agent = Agent(False, True)
     spawn = multiprocessing.get_context("spawn")
     mine, its = spawn.Pipe()
-    receiver = spawn.Process(target=_receive, args=(its,), daemon=True)
-    receiver.start()
+    spawn.Process(target=_receive, args=(its,), daemon=True).start()
     if not mine.poll(LIMIT_SECONDS):
-        print(f"the other process has made no agent in {LIMIT_SECONDS:.0f} s")
-        return 1
-    metadata, there = mine.recv()
+        raise WriteFailed(f"the other process has made no agent in {LIMIT_SECONDS:.0f} s")
+    agent.peers[1], there = mine.recv()
     buffer = ctypes.create_string_buffer(b"x" * SIZE, SIZE)
     agent.register([_memory(buffer)])
+    writing = agent.write(1, [_memory(buffer)], [there])
+    deadline = monotonic() + LIMIT_SECONDS
+    while not writing.has_ended():
+        if monotonic() > deadline:
+            raise WriteFailed(f"a write has not ended in {LIMIT_SECONDS:.0f} s")
+        sleep(1e-3)
+    mine.send(None)
+    if not mine.recv():
+        raise WriteFailed("what was written is not there")
+
+
+def main() -> int:
+    """Try it; the exit status."""
     try:
-        agent.peers[1] = metadata
-        writing = agent.write(1, [_memory(buffer)], [there])
-        deadline = monotonic() + LIMIT_SECONDS
-        while not writing.has_ended():
-            if monotonic() > deadline:
-                raise WriteFailed(f"a write has not ended in {LIMIT_SECONDS:.0f} s")
-            sleep(1e-3)
-    except WriteFailed as error:
+        _write()
+    except (NixlAbsent, WriteFailed) as error:
         print(error)
         return 1
-    mine.send(None)
-    right = mine.recv()
-    print("what was written is there" if right else "what was written is not there")
-    return 0 if right else 1
+    print("what was written is there")
+    return 0
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
+from subprocess import PIPE, STDOUT
 
 from rrfp_jax.commands.preflight import nixl_probe
 from rrfp_jax.errors import UsageError
@@ -165,16 +166,11 @@ def found_gpus() -> tuple[int, int]:
 
 def found_devices(environment: Mapping[str, str], step: SlurmStep | None) -> tuple[str, int, str]:
     """Platform and number of the devices that JAX finds, in a process of its own, or else why none."""
-    own = {} if step is None else step_gpus(environment, step)
-    calm = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    command, own = [sys.executable, "-c", PROBE], {} if step is None else step_gpus(environment, step)
+    env = {**environment, **own, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     try:
         done = subprocess.run(
-            [sys.executable, "-c", PROBE],
-            env={**environment, **own, **calm},
-            capture_output=True,
-            text=True,
-            timeout=PROBE_SECONDS,
-            check=True,
+            command, env=env, capture_output=True, text=True, timeout=PROBE_SECONDS, check=True
         )
         platform, devices = json.loads(done.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired:
@@ -190,15 +186,10 @@ def found_nixl(environment: Mapping[str, str]) -> Nixl:
     if not found:
         return Nixl()
     installed = " ".join(next(iter(found.items())))
+    command, env = [sys.executable, "-m", nixl_probe.__name__], {**environment, "UCX_PROTO_INFO": "y"}
     try:
         done = subprocess.run(
-            [sys.executable, "-m", nixl_probe.__name__],
-            env={**environment, "UCX_PROTO_INFO": "y"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=PROBE_SECONDS,
-            check=False,
+            command, env=env, stdout=PIPE, stderr=STDOUT, text=True, timeout=PROBE_SECONDS, check=False
         )
     except subprocess.TimeoutExpired:
         return Nixl(installed, (), f"a trial has not ended in {PROBE_SECONDS:g} s")
