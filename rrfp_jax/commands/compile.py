@@ -46,7 +46,7 @@ def compile_for_card(options: argparse.Namespace) -> int:
     card = ACCELERATORS[options.card]
     memory = int((card.memory or 0) * options.memory_share)
     try:
-        found = compile_run(config, card, target_text(card), memory, options.processes, stages, options.out)
+        found = compile_run(config, card, memory, options.processes, stages, options.out)
     except JaxRuntimeError as error:
         reason = str(error).partition("\n")[0][:MOST_SAID]  # of what may go on for pages
         warn(f"{COMPILE.command}: XLA gives up: {reason}; {REMEDY}")
@@ -119,20 +119,16 @@ class RunCompiled:
         return "\n".join([table, *(f"bucket {i}: {name}" for i, name in enumerate(names))])
 
     def _row(self, own: CompiledStage, number: int, bucket: str) -> list[str]:
-        ledger, known = own.ledger, self.predicted.get(own.number)
-        before = None if known is None else known.buckets[bucket]
-        found = ledger.buckets[bucket]
+        ledgers = [*filter(None, [self.predicted.get(own.number)]), own.ledger]
+        buckets = [ledger.buckets[bucket] for ledger in ledgers]
+        temporaries = {row.letter: [_temporary(one, row.letter) for one in buckets] for row in KINDS}
         return [
             str(own.number),
-            " ".join(f"{first}-{end - 1}" for first, end in ledger.layers),
+            " ".join(f"{first}-{end - 1}" for first, end in own.ledger.layers),
             str(number),
-            _pair(None if known is None else known.fixed_bytes, ledger.fixed_bytes, GIB),
-            _pair(None if before is None else before.held_bytes, found.held_bytes, MIB),
-            " ".join(
-                f"{letter} {_pair(_temporary(before, letter), size, MIB)}"
-                for letter in (row.letter for row in KINDS)
-                if (size := _temporary(found, letter)) is not None
-            ),
+            _both([ledger.fixed_bytes for ledger in ledgers], GIB),
+            _both([one.held_bytes for one in buckets], MIB),
+            " ".join(f"{k} {_both(sizes, MIB)}" for k, sizes in temporaries.items() if sizes[-1] is not None),
             f"{own.lasting_temporary_bytes['update'] / MIB:,.1f}",
         ]
 
@@ -140,7 +136,6 @@ class RunCompiled:
 def compile_run(
     config: RunConfig,
     card: Accelerator,
-    target: str,
     memory: int,
     processes: int | None,
     stages: Sequence[int] | None,
@@ -155,8 +150,6 @@ def compile_run(
     from rrfp_jax.train.compile_ahead import MadeFor, compile_ahead
 
     count = config.mesh.devices if processes is None else processes
-    if count < 1:
-        raise UsageError(f"--processes={count}: give a whole number above 0")
     chosen = range(config.mesh.pp) if stages is None else stages
     if strange := [number for number in chosen if not 0 <= number < config.mesh.pp]:
         raise UsageError(
@@ -171,23 +164,18 @@ def compile_run(
         )
     kept = Path(found_at)
     jax.config.update("jax_compilation_cache_dir", None)  # programs from it could not be stored
-    of_rank = absent_gpus(target, count, config.mesh.devices_of_process(count))
+    of_rank = absent_gpus(target_text(card), count, config.mesh.devices_of_process(count))
     run, predicted = chosen_run(config, card, memory, count)
     store = Executables(kept, here=False)
     found = compile_ahead(run, of_rank, chosen, memory, store, shown_progress())
     made_for = MadeFor.of(of_rank[0][0], count)
     made_for.write(kept, config.name)
-    return RunCompiled(
-        headline=(
-            f"{config.name} for {of_rank[0][0].device_kind}: {config.mesh.devices} devices of {count} "
-            f"processes, schedule {config.schedule}, remat {config.remat}, "
-            f"{found.rules.microbatches} microbatches a step; {memory / GIB:.1f} GiB a device"
-        ),
-        run=found,
-        predicted=predicted,
-        folder=kept,
-        made_for=made_for,
+    headline = (
+        f"{config.name} for {of_rank[0][0].device_kind}: {config.mesh.devices} devices of {count} "
+        f"processes, schedule {config.schedule}, remat {config.remat}, "
+        f"{found.rules.microbatches} microbatches a step; {memory / GIB:.1f} GiB a device"
     )
+    return RunCompiled(headline=headline, run=found, predicted=predicted, folder=kept, made_for=made_for)
 
 
 def chosen_run(
@@ -199,12 +187,9 @@ def chosen_run(
     from rrfp_jax.sim.choice import Auto
 
     run, mesh = config.spec(), config.mesh
+    link, transport = LINKS[card.link], None if processes == 1 else run.settings.transport
     devices = Devices(
-        accelerator=card,
-        link=LINKS[card.link],
-        memory=memory,
-        setting=run.settings.budget,
-        transport=None if processes == 1 else run.settings.transport,
+        accelerator=card, link=link, memory=memory, setting=run.settings.budget, transport=transport
     )
     validation = config.made("validation_data")
     run = replace(run, evaluate=None if validation is None else as_data(validation))
@@ -216,14 +201,12 @@ def chosen_run(
     return replace(run, schedule=found.schedule, split=found.split), dict(enumerate(ledgers))
 
 
-def _temporary(of: BucketLedger | None, letter: str) -> int | None:
-    """Of the largest program of this kind; None if there is none, or nothing is known."""
-    chunks = [] if of is None else of.chunks
-    sizes = [chunk.temporary_bytes[letter] for chunk in chunks if letter in chunk.temporary_bytes]
+def _temporary(of: BucketLedger, letter: str) -> int | None:
+    """Of the largest program of this kind; None if there is none."""
+    sizes = [chunk.temporary_bytes[letter] for chunk in of.chunks if letter in chunk.temporary_bytes]
     return max(sizes, default=None)
 
 
-def _pair(predicted: int | None, found: int | None, unit: int) -> str:
-    """Both in a unit."""
-    told = [predicted, found] if predicted is not None else [found]
-    return " / ".join("-" if size is None else f"{size / unit:,.2f}" for size in told)
+def _both(sizes: Sequence[int | None], unit: int) -> str:
+    """What was predicted, if it was, and what was found, in a unit."""
+    return " / ".join(f"{size / unit:,.2f}" for size in sizes if size is not None)

@@ -194,13 +194,8 @@ def plan_run(config: RunConfig, accelerator: Accelerator, link: Link, memory: in
         suggested = estimate.suggested()
     except TooLarge as error:
         suggested, none_fits = estimate.forecast(error.split), f"{error}; {REMEDY}"
-    return RunPlan(
-        headline=_headline(config, name, estimate),
-        estimate=estimate,
-        own=own,
-        suggested=suggested,
-        none_fits=none_fits,
-    )
+    headline = _headline(config, name, estimate)
+    return RunPlan(headline=headline, estimate=estimate, own=own, suggested=suggested, none_fits=none_fits)
 
 
 def _headline(config: RunConfig, schedule: str, estimate: Estimate) -> str:
