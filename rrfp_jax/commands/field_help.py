@@ -17,7 +17,7 @@ import tokenize
 from collections.abc import Iterator
 from typing import Any
 
-from rrfp_jax.runs.config import has_flag
+from rrfp_jax.runs.config import has_flag, is_nested
 
 WIDTH, INDENT = 100, " " * 8
 """Of the lines of a sentence, and before each of them."""
@@ -77,7 +77,7 @@ def _fields(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
     sentences = sentences_of(type(config))
     for item in dataclasses.fields(config):
         value = getattr(config, item.name)
-        if dataclasses.is_dataclass(value):
+        if is_nested(value):
             yield from _fields(value, f"{prefix}{item.name}.")
         else:
             shown = value.__name__ if isinstance(value, type) else value
