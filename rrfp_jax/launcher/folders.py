@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import glob
 import itertools
 import os
 import shutil
@@ -11,7 +10,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from rrfp_jax.errors import UsageError
-from rrfp_jax.files import is_used, move_away
+from rrfp_jax.files import is_used, move_away, staged
 from rrfp_jax.name_lock import is_held, used_folder
 
 ATTEMPT = (
@@ -54,7 +53,7 @@ class RunFolder:
             self._made = [parent for parent in (directory, *directory.parents) if not parent.exists()]
             directory.mkdir(parents=True, exist_ok=True)
             with used_folder(directory, fcntl.LOCK_EX):  # no other launcher makes or removes folders there
-                for left in directory.glob(f"{glob.escape(f'.{name}.starting-')}*"):
+                for left in staged(self.final):
                     if is_used(left) is False:
                         shutil.rmtree(left, ignore_errors=True)
                 self.staging = _made_anew(directory, f".{name}.starting-{os.getpid()}")

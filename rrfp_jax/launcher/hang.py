@@ -38,7 +38,6 @@ from rrfp_jax.runtime.run.recorder import (
     RecordedRound,
     Recording,
 )
-from rrfp_jax.runtime.run.stacks import Thread
 from rrfp_jax.runtime.run.waits import ForAnswer, ForDevices, ForGather, ForProgram, ForTask, words
 
 Snapshots: TypeAlias = Mapping[int, RankSnapshot]
@@ -130,11 +129,8 @@ def judge(seen: Sequence[RankSnapshot], *, absent: Sequence[int] = (), stalls: b
     """Say why a run does not move, or that it moves; it `stalls` if a wait has come to its limit."""
     ranks = {one.rank: one for one in sorted(seen, key=lambda one: one.rank)}
     if not stalls and not any(map(_is_out, seen)):
-        recordings = [one.recording for one in seen]
-        times = [[entry.at for entry in recording.last] for recording in recordings]
-        latest = max(
-            *(recording.phase_since for recording in recordings), *(own[-1] for own in times if own), 0.0
-        )
+        times = [[entry.at for entry in one.recording.last] for one in seen]
+        latest = max(*(one.recording.phase_since for one in seen), *(own[-1] for own in times if own), 0.0)
         quiet = min(one.now for one in seen) - latest
         paused = max((after - at for own in times for at, after in pairwise(own)), default=0.0)
         known = quiet > -STILL_SECONDS  # else the clock has been set back
@@ -333,10 +329,8 @@ def _lacks(round: RecordedRound, stage_replica: int, wanted: Input) -> bool:
 
 def _lacked_for(round: RecordedRound, stage_replica: int, output: Output) -> Input | None:
     """What the task of an output lacks at its own stage; None if it could run."""
-    wanted = [
-        Input(direction, output.chunk, output.microbatch)
-        for direction in dict.fromkeys((output.direction, Direction.FORWARD))
-    ]
+    directions = dict.fromkeys((output.direction, Direction.FORWARD))
+    wanted = (Input(direction, output.chunk, output.microbatch) for direction in directions)
     return next((one for one in wanted if _lacks(round, stage_replica, one)), None)
 
 
@@ -471,10 +465,9 @@ def name_of(report: HangReport, rank: int) -> str:
 def _stacks(one: RankSnapshot) -> Sequence[str]:
     if not one.threads:
         return [f"  none: {'it stands still' if one.state == 'stopped' else 'it does not answer'}"]
-    return [line for thread in one.threads for line in _lines(thread)]
-
-
-def _lines(thread: Thread) -> Sequence[str]:
-    frames = [frame for frame in thread.frames if frame.function not in BOOTSTRAP]
-    name = f"{thread.name} (main)" if thread.is_main else thread.name
-    return [f"  thread {name}", *(f"    {frame.file}:{frame.line} {frame.function}" for frame in frames)]
+    lines = []
+    for thread in one.threads:
+        frames = (frame for frame in thread.frames if frame.function not in BOOTSTRAP)
+        lines.append(f"  thread {thread.name}{' (main)' * thread.is_main}")
+        lines += [f"    {frame.file}:{frame.line} {frame.function}" for frame in frames]
+    return lines

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections import deque
@@ -13,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from math import inf
 from pathlib import Path
+from subprocess import DEVNULL, PIPE, STDOUT, Popen
 
 from rrfp_jax.launcher.end import RankEnd
 from rrfp_jax.progress import MARK
@@ -52,14 +52,8 @@ class RankProcess:
         self._log = log.open("wb", buffering=0)
         if sys.platform == "linux":
             argv = [sys.executable, "-I", "-S", "-c", TIED, str(os.getpid()), *argv]
-        self._process = subprocess.Popen(
-            argv,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            bufsize=0,
+        self._process = Popen(
+            argv, env=env, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, start_new_session=True, bufsize=0
         )
         assert self._process.stdout is not None
         self.output = self._process.stdout

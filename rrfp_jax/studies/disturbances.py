@@ -7,6 +7,7 @@ under one seed meet the same disturbances.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from rrfp_jax.core.tasks import Task
 from rrfp_jax.trace.costs import StepCosts
@@ -40,11 +41,11 @@ class Jittered(Disturbed):
     seed: int
     step: int = 0
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_jitter", Jitter(self.level, self.seed))
+    @cached_property
+    def _jitter(self) -> Jitter:
+        return Jitter(self.level, self.seed)
 
     def duration(self, stage: int, task: Task) -> float:
         """See `StepCosts.duration`; depends on the running mean of what was asked before."""
         own = self.inner.duration(stage, task)
-        jitter: Jitter = self._jitter  # type: ignore[attr-defined]
-        return own + jitter.delay(self.step, stage, task, own)
+        return own + self._jitter.delay(self.step, stage, task, own)
