@@ -9,6 +9,7 @@ import argparse
 import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
@@ -51,7 +52,7 @@ def run_verb(verb: Verb, arguments: Sequence[str]) -> int:
         if {"--help", "-h"} & {*own}:
             return _help(verb, own)
         options = parse(verb, own, script)
-        with ending_at_once(verb.command if verb.at_once else None):
+        with ending_at_once(verb.command) if verb.at_once else nullcontext():
             module = import_module(f"rrfp_jax.commands.{verb.name}")
             run: Callable[[argparse.Namespace], int] = getattr(module, verb.body or verb.name)
             return run(options)
@@ -117,19 +118,16 @@ class Parser(argparse.ArgumentParser):
 
 def _add(parser: argparse._ActionsContainer, flag: Flag) -> None:
     """A flag's row as argparse has it."""
+    text = flag.help_text()
     if not flag.metavar:
-        parser.add_argument(flag.name, action="store_true", help=flag.help_text())
+        parser.add_argument(flag.name, action="store_true", help=text)
     elif flag.is_positional:
         nargs = None if flag.needed else "?"
-        parser.add_argument(flag.dest, metavar=flag.metavar, nargs=nargs, help=flag.help_text())
+        parser.add_argument(flag.dest, metavar=flag.metavar, nargs=nargs, help=text)
     else:
+        action = "append" if flag.many else "store"
         parser.add_argument(
-            flag.name,
-            dest=flag.dest,
-            metavar=flag.metavar,
-            action="append" if flag.many else "store",
-            required=flag.needed,
-            help=flag.help_text(),
+            flag.name, dest=flag.dest, metavar=flag.metavar, action=action, required=flag.needed, help=text
         )
 
 

@@ -61,11 +61,8 @@ def _require_working_directory() -> None:
 
 
 @contextmanager
-def ending_at_once(command: str | None) -> Iterator[None]:
-    """Inside, Ctrl-C ends the command at once, until it listens itself; None: as before."""
-    if command is None:
-        yield
-        return
+def ending_at_once(command: str) -> Iterator[None]:
+    """Inside, Ctrl-C ends the command at once, until it listens itself."""
     from rrfp_jax.runtime.run.signals import ends_at_once, heard_signals  # which --help does without
 
     with heard_signals(signal.SIGINT, answer=ends_at_once(command)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -43,7 +42,9 @@ def export_run(options: argparse.Namespace) -> int:
     total, count = sum(own.nbytes for own in content.sources), "one file" if files == 1 else f"{files} files"
     told = [f"{checkpoint.folder}: {tensors} tensors, {total:,} bytes, in {options.to}/ ({count})"]
     if content.left_out:
-        told.append(f"left out, as no part of {options.as_}: {_layers(content.left_out)}")
+        layers = sorted({int(path.partition(".")[0]) for path in content.left_out})
+        parameters = f"{len(content.left_out)} parameters of the layers {', '.join(map(str, layers))}"
+        told.append(f"left out, as no part of {options.as_}: {parameters}")
     print_whole("\n".join(told))
     return DONE
 
@@ -52,9 +53,3 @@ def _checkpoints(run: Path) -> Path:
     """The checkpoints of a run, which lie beside its folder; or what was given, if they do not."""
     beside = Path(f"{run if run.name not in ('', '..') else run.resolve()}.checkpoints")
     return beside if beside.is_dir() else run
-
-
-def _layers(paths: Sequence[str]) -> str:
-    """How many parameters of which layers."""
-    layers = sorted({int(path.partition(".")[0]) for path in paths})
-    return f"{len(paths)} parameters of the layers {', '.join(map(str, layers))}"

@@ -9,11 +9,11 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import sys
-import types
 import typing
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from os import PathLike
+from types import NoneType, UnionType
 from typing import Any, TypeVar
 
 from absl import flags
@@ -105,7 +105,8 @@ def _parsed_as(value: Any, hint: Any) -> Any:
     """A field's value as the type that texts for it are parsed as; by the declared one, not by its own."""
     value, choices = plain(value), typing.get_args(hint) or (hint,)
     if value is None:
-        return config_dict.placeholder(_optional(hint))
+        kinds = choices if _is_union(hint) else (object,)
+        return config_dict.placeholder(next(kind for kind in kinds if kind is not NoneType))
     if isinstance(value, bool) or not isinstance(value, (int, float, PathLike)):
         return value
     if any(typing.get_origin(choice) is tuple for choice in choices):
@@ -128,15 +129,8 @@ def _as_before(new: Any, old: Any, choices: Sequence[Any]) -> Any:
     return new
 
 
-def _optional(hint: Any) -> type:
-    """`int` of `int | None`."""
-    if _is_union(hint):
-        return next(t for t in typing.get_args(hint) if t is not type(None))  # type: ignore[no-any-return]
-    return object
-
-
 def _is_union(hint: Any) -> bool:
-    return typing.get_origin(hint) in (types.UnionType, typing.Union)
+    return typing.get_origin(hint) in (UnionType, typing.Union)
 
 
 def _field_type(config: Any, name: str) -> Any:

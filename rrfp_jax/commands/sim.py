@@ -32,16 +32,16 @@ def sim(options: argparse.Namespace) -> int:
         read.append(options.workload / STEPS)
     for file in outputs:
         check_not_read("output", file, read)
+    stages = STAGES if options.stages is None else options.stages
     if options.plot is not None:
-        stages = options.stages or STAGES
+        drawn = stages
         if options.workload is not None:
-            given = simulation_inputs(source, stages, options.microbatches, 1, 1)
-            stages = given[0].actual.stages
-        check_picture(options.plot, stages * len(schedules))
+            drawn = simulation_inputs(source, stages, options.microbatches, 1, 1)[0].actual.stages
+        check_picture(options.plot, drawn * len(schedules))
     comparison = simulate(
         source,
         schedules,
-        stages=STAGES if options.stages is None else options.stages,
+        stages=stages,
         microbatches=options.microbatches,
         seeds=options.seeds,
         limit=options.limit,

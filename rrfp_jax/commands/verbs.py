@@ -233,7 +233,7 @@ exit status: 0 done and it fits, 1 it does not fit or failed, 2 invalid argument
     usage="rrfp compile --config=FILE.py --card=NAME [--stages=N,...] [--config.FIELD=VALUE ...]",
     flags=(
         Flag("--card", "NAME", CARD, choices=CARDS, needed=True),
-        Flag("--processes", "N", "that the run will have (one for each device)", number(int)),
+        Flag("--processes", "N", "that the run will have (one for each device)", number(int, above=0)),
         Flag("--stages", "N,...", "compile only these (all)"),
         Flag("--out", "FOLDER", "for programs (where the run looks)", folder_of),
         Flag("--memory-share", "X", "part of the card's memory that JAX takes", SHARE, MEMORY_SHARE),
