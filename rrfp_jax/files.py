@@ -12,6 +12,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from io import BufferedReader
+from itertools import count
 from pathlib import Path
 
 OTHERS_WRITE, OTHERS_READ = 0o022, 0o044
@@ -20,10 +21,13 @@ OTHERS_WRITE, OTHERS_READ = 0o022, 0o044
 
 def move_away(folder: Path) -> Path:
     """Rename a folder, or a file, to the first free `<name>.<number>`, which is returned."""
-    number = 1
-    while (new := folder.with_name(f"{folder.name}.{number}")).exists():
-        number += 1
-    return folder.rename(new)
+    return folder.rename(first_free(folder, "."))
+
+
+def first_free(path: Path, mark: str) -> Path:
+    """The first `<path><mark><number>` that is not there."""
+    numbered = (path.with_name(f"{path.name}{mark}{number}") for number in count(1))
+    return next(new for new in numbered if not new.exists())
 
 
 def named(folder: Path, name: str, ending: str) -> list[Path]:

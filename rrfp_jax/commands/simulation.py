@@ -255,10 +255,8 @@ def simulate(
     """
     count = MICROBATCHES if microbatches is None else microbatches
     _check_counts(1, stages=stages, microbatches=count, seeds=seeds, chunks=chunks, evaluations=evaluations)
-    if byte_limit is not None:
-        _check_counts(1, byte_limit=byte_limit)
-    counts = {"spare_gradients": spare_gradients, "limit": limit}
-    _check_counts(0, **{name: value for name, value in counts.items() if value is not None})
+    _check_counts(1, or_none=True, byte_limit=byte_limit)
+    _check_counts(0, or_none=True, spare_gradients=spare_gradients, limit=limit)
     if stages * count * chunks > MOST_FORWARDS:
         sizes = f"stages={shown(stages)}, microbatches={shown(count)}, chunks={shown(chunks)}"
         raise UsageError(f"{sizes}: a simulated step has at most {MOST_FORWARDS:,} forwards")
@@ -298,9 +296,9 @@ def _schedules(schedules: Any) -> Sequence[str | Schedule | Auto]:
     return schedules
 
 
-def _check_counts(least: int, **counts: int) -> None:
+def _check_counts(least: int, or_none: bool = False, **counts: int | None) -> None:
     for name, value in counts.items():
-        if type(value) is not int or value < least:
+        if not (or_none and value is None) and (type(value) is not int or value < least):
             raise UsageError(f"{name}={shown(value)}: give a whole number, at least {least}")
 
 

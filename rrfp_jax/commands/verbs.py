@@ -17,9 +17,7 @@ MEMORY_SHARE = 0.75
 
 STATUS = "exit status: 0 done, 1 failed, 2 invalid arguments, 130 interrupted"
 
-RUN = Flag("RUN", "RUN", "the run's folder, such as runs/quickstart", path_of, needed=True)
 FIGURES = Flag("--json", "FILE.json", "write all numbers here", output_of)
-DIRECTORY = Flag("--directory", "DIR", "where runs are kept", path_of, default=Path("runs"))
 SHARE = number(float, "a share", above=0, most=1)
 RESTARTS = number(int, "a number of restarts", 0, most=10**9)
 GROUP = number(int, "the ranks of a tensor-parallel group", 1)
@@ -259,7 +257,7 @@ examples:
   srun --ntasks=8 --nodes=2 --gpus-per-task=1 rrfp doctor --tp=2""",
     flags=(
         Flag("--tp", "N", "ranks in a tensor-parallel group", GROUP, 1),
-        DIRECTORY,
+        Flag("--directory", "DIR", "where runs are kept", path_of, default=Path("runs")),
         Flag(
             "--limit", "SECONDS", "for all tasks to call", number(float, "a number of seconds", above=0), 60.0
         ),
@@ -385,7 +383,7 @@ exit status: 0 the run moves, 1 it does not, 2 invalid arguments, 130 interrupte
 examples:
   rrfp why runs/quickstart
   watch -n 10 'rrfp why runs/quickstart | head -5'""",
-    flags=(RUN,),
+    flags=(Flag("RUN", "RUN", "the run's folder, such as runs/quickstart", path_of, needed=True),),
     at_once=True,
 )
 

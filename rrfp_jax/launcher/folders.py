@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import fcntl
-import itertools
 import os
 import shutil
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from rrfp_jax.errors import UsageError
-from rrfp_jax.files import is_used, move_away, staged
+from rrfp_jax.files import first_free, is_used, move_away, staged
 from rrfp_jax.name_lock import is_held, used_folder
 
 ATTEMPT = (
@@ -22,8 +21,7 @@ ATTEMPT = (
 
 def set_attempt_aside(folder: Path) -> Path:
     """Move what an attempt has left to the first free `attempt-<number>` in the run's folder, the result."""
-    places = (folder / f"attempt-{number}" for number in itertools.count(1))
-    aside = next(place for place in places if not place.exists())
+    aside = first_free(folder / "attempt", "-")
     aside.mkdir()
     for pattern in ATTEMPT:
         for path in folder.glob(pattern):
@@ -56,7 +54,10 @@ class RunFolder:
                 for left in staged(self.final):
                     if is_used(left) is False:
                         shutil.rmtree(left, ignore_errors=True)
-                self.staging = _made_anew(directory, f".{name}.starting-{os.getpid()}")
+                staging = directory / f".{name}.starting-{os.getpid()}"
+                # A killed launcher leaves its own, and process ids recur.
+                self.staging = first_free(staging, ".") if staging.exists() else staging
+                self.staging.mkdir()
                 self._use.enter_context(used_folder(self.staging))
         except OSError as error:
             raise UsageError(
@@ -94,16 +95,6 @@ class RunFolder:
         for directory in self._made:
             with suppress(OSError):
                 directory.rmdir()
-
-
-def _made_anew(directory: Path, name: str) -> Path:
-    """Make a folder of a free name: a killed launcher leaves its own, and process ids recur."""
-    for number in itertools.count():
-        folder = directory / (f"{name}.{number}" if number else name)
-        with suppress(FileExistsError):
-            folder.mkdir()
-            return folder
-    raise AssertionError
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
