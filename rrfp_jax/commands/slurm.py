@@ -104,17 +104,12 @@ class LeadFolder:
         """Say something as the leader; Superseded if there is a later one, or the run has ended."""
         self.require(lead)
         try:
-            self._leave(lead)
-        except FileNotFoundError:
-            raise Superseded from None
-
-    def _leave(self, lead: Lead) -> None:
-        try:
             leave_file(self.path, self._name(lead), lead)
-        except FileNotFoundError:
-            raise
         except OSError:  # such as a full disk: the file's time, too, tells that this node leads
-            os.utime(self.path / self._name(lead))
+            try:
+                os.utime(self.path / self._name(lead))
+            except FileNotFoundError:
+                raise Superseded from None
 
     def _written(self, lead: Lead | None) -> float:
         """When a leader's file was written, or touched."""
