@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
@@ -53,9 +53,8 @@ def run_verb(verb: Verb, arguments: Sequence[str]) -> int:
             return _help(verb, own)
         options = parse(verb, own, script)
         with ending_at_once(verb.command) if verb.at_once else nullcontext():
-            module = import_module(f"rrfp_jax.commands.{verb.name}")
-            run: Callable[[argparse.Namespace], int] = getattr(module, verb.body or verb.name)
-            return run(options)
+            status: int = import_module(f"rrfp_jax.commands.{verb.name}").main(options)
+            return status
 
     return exit_status(verb.command, body)
 

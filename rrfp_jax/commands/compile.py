@@ -31,7 +31,7 @@ MOST_SAID = 400
 """Characters of a reason."""
 
 
-def compile_for_card(options: argparse.Namespace) -> int:
+def main(options: argparse.Namespace) -> int:
     """Run the command; its exit status."""
     stages = None if options.stages is None else _numbers(options.stages)
     from rrfp_jax.runtime.programs import compiler  # these import JAX

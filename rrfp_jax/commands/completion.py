@@ -27,7 +27,7 @@ complete -o default -F _rrfp rrfp"""
 FOR_ZSH = "autoload -U +X bashcompinit && bashcompinit"
 
 
-def completion(options: argparse.Namespace) -> int:
+def main(options: argparse.Namespace) -> int:
     """Print the functions of a shell."""
     cases = []
     for verb in VERBS.values():

@@ -14,7 +14,7 @@ from rrfp_jax.errors import DONE, FAILED
 from rrfp_jax.json_files import write_json
 
 
-def doctor(options: argparse.Namespace) -> int:
+def main(options: argparse.Namespace) -> int:
     """Run the command; its exit status."""
     found = look(ENVIRONMENT, folder=str(options.directory), tp=options.tp)
     place = found.place

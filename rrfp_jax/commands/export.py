@@ -15,7 +15,7 @@ from rrfp_jax.weights.published_models import Parameters, as_family, fields_at, 
 from rrfp_jax.weights.tensors import check_absent, write_tensors
 
 
-def export_run(options: argparse.Namespace) -> int:
+def main(options: argparse.Namespace) -> int:
     """Run the command; its exit status."""
     if options.as_ is None and options.first is not None:
         raise UsageError("--first= without --as=: without a family's names all parameters are written")

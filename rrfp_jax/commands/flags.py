@@ -120,7 +120,7 @@ def given(name: str, text: str) -> str:
 
 
 class Verb(NamedTuple):
-    """A command.
+    """A command; `main` in `commands/NAME.py` runs it with its options, and returns the exit status.
 
     Attributes:
         name: after `rrfp`.
@@ -132,8 +132,6 @@ class Verb(NamedTuple):
         script: whether it runs a script, too, which may follow its flags.
         usage: of its help, if it is not the list of the flags.
         at_once: Ctrl-C ends it at once, whatever it imports, until it listens itself.
-        body: the function of its options in `commands/NAME.py` that it calls, if its name is another one;
-            returns the exit status.
     """
 
     name: str
@@ -145,7 +143,6 @@ class Verb(NamedTuple):
     script: bool = False
     usage: str = ""
     at_once: bool = False
-    body: str = ""
 
     @property
     def command(self) -> str:

@@ -30,7 +30,7 @@ LARGEST_SCRIPT = 2**24
 """Bytes of a script that is looked at."""
 
 
-def launch(options: argparse.Namespace) -> int:
+def main(options: argparse.Namespace) -> int:
     """Start the processes and wait for them; the exit status.
 
     Raises:

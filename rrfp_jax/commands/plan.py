@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 GIB, MIB = 2**30, 2**20
 
 
-def plan(options: argparse.Namespace) -> int:
+def main(options: argparse.Namespace) -> int:
     """Run the command; its exit status."""
     link = None if options.link is None else _link(options.link)
     from rrfp_jax.commands.overrides import config_of  # which imports JAX

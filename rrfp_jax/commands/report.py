@@ -13,7 +13,7 @@ from rrfp_jax.report.run_folder import READ, TwoRuns, absent, read_run
 from rrfp_jax.report.timeline import MISSING, can_draw
 
 
-def report(options: argparse.Namespace) -> int:
+def main(options: argparse.Namespace) -> int:
     """Run the command; its exit status."""
     folder = options.run if options.run.is_dir() else options.run.parent
     file = folder / "report.html" if options.out is None else options.out

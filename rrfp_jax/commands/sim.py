@@ -18,7 +18,7 @@ from rrfp_jax.train.named import CSV
 STAGES = 8
 
 
-def sim(options: argparse.Namespace) -> int:
+def main(options: argparse.Namespace) -> int:
     """Run the command; its exit status."""
     if (options.workload is None) == (options.family is None):
         raise UsageError("give one of --workload=FILE.json and --family=NAME (see --help)")

@@ -12,7 +12,7 @@ from rrfp_jax.report.look import Looker, State
 from rrfp_jax.report.watch import shown, watch
 
 
-def top(options: argparse.Namespace) -> int:
+def main(options: argparse.Namespace) -> int:
     """Run the command; its exit status."""
     folder = options.run if options.run.name not in ("", "..") else options.run.resolve()
     if folder.exists() and not folder.is_dir():

@@ -14,7 +14,7 @@ from rrfp_jax.fields import printable
 from rrfp_jax.runtime.run.signals import ends_at_once, heard_signals
 
 
-def train_run(options: argparse.Namespace) -> int:
+def main(options: argparse.Namespace) -> int:
     """Train it; the exit status."""
     line: ConfigLine = options.line
     with heard_signals(signal.SIGINT, answer=ends_at_once(TRAIN.command)) as signals:

@@ -1,4 +1,4 @@
-"""The commands of `rrfp`, one table: what each says of itself, its flags, and the function that it calls.
+"""The commands of `rrfp`, one table: what each says of itself, and its flags.
 
 The parser, `--help`, the completion of shells and the checks of the documentation read it. Choices are
 written out, so that help imports nothing that takes time; `tests/commands/test_verbs.py` holds them against
@@ -37,7 +37,6 @@ one ends it at once.
 
 {STATUS}""",
     config=True,
-    body="train_run",
 )
 
 LAUNCH = Verb(
@@ -239,7 +238,6 @@ exit status: 0 done and it fits, 1 it does not fit or failed, 2 invalid argument
         FIGURES,
     ),
     config=True,
-    body="compile_for_card",
 )
 
 DOCTOR = Verb(
@@ -315,7 +313,6 @@ examples:
         Flag("--shard-gb", "GB", "10^9 bytes of a file at most", number(float, "a size", above=0), 5.0),
         Flag("--replace", "", "rename what is at FOLDER to FOLDER.1, or the next free number"),
     ),
-    body="export_run",
     at_once=True,
 )
 

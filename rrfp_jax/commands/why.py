@@ -19,7 +19,7 @@ LONGEST_DIAGNOSIS = 2**20
 """Bytes of a diagnosis of which the first line is shown."""
 
 
-def why(options: argparse.Namespace) -> int:
+def main(options: argparse.Namespace) -> int:
     """Run the command; its exit status."""
     run: Path = options.run
     folder, ranks = _living(run)
