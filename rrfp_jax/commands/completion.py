@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 
 from rrfp_jax.commands.command_line import print_whole
 from rrfp_jax.commands.verbs import VERBS
@@ -29,18 +30,17 @@ FOR_ZSH = "autoload -U +X bashcompinit && bashcompinit"
 
 def main(options: argparse.Namespace) -> int:
     """Print the functions of a shell."""
-    cases = []
+    cases: dict[str, Sequence[str]] = {}  # words, by what stands before them
     for verb in VERBS.values():
-        cases += [
-            f'    "{verb.name} {flag.name}") words="{" ".join(flag.choices)}";;'
-            for flag in verb.flags
-            if flag.metavar and flag.name.startswith("-")
-        ]
-        flags = [f"{flag.name}{'=' * bool(flag.metavar and flag.name != '-n')}" for flag in verb.flags]
-        own = ["--config="] * verb.config + [flag for flag in flags if flag.startswith("-")] + ["--help"]
-        cases.append(f'    "{verb.name} --config") ;;' * verb.config)
-        shown = next((" ".join(flag.choices) for flag in verb.flags if not flag.name.startswith("-")), "")
-        cases.append(f'    "{verb.name} "*) words="{" ".join(own)} {shown}";;')
-    text = SCRIPT.format(verbs=" ".join(VERBS), cases="\n".join(case for case in cases if case))
+        named = [flag for flag in verb.flags if not flag.is_positional]
+        cases |= {f'"{verb.name} {flag.name}"': flag.choices for flag in named if flag.metavar}
+        own = [f"{flag.name}{'=' * bool(flag.metavar and flag.name != '-n')}" for flag in named]
+        if verb.config:
+            cases[f'"{verb.name} --config"'] = ()
+            own = ["--config=", *own]
+        places = [word for flag in verb.flags if flag.is_positional for word in flag.choices]
+        cases[f'"{verb.name} "*'] = [*own, "--help", *places]
+    lines = (f'    {before}) words="{" ".join(words)}";;' for before, words in cases.items())
+    text = SCRIPT.format(verbs=" ".join(VERBS), cases="\n".join(lines))
     print_whole(f"{FOR_ZSH}\n{text}" if options.shell == "zsh" else text)
     return DONE
