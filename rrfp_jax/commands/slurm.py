@@ -196,10 +196,6 @@ class Job:
     def log(self) -> Path:
         return Path(f"{self.environment['SLURM_JOB_NAME']}-{self.id}.log")
 
-    @property
-    def tasks(self) -> int:
-        return int(self.environment["SLURM_NTASKS"]) * (len(self.nodes) - self.spare) // len(self.nodes)
-
     def srun(self, *arguments: str, whole: bool = False, **streams: Any) -> subprocess.Popen[bytes]:
         """Start a step, beside others; with the options of the whole job, or with its own only."""
         own = {k: v for k, v in self.environment.items() if whole or k in ("SLURM_JOB_ID", "SLURM_CONF")}
@@ -212,7 +208,9 @@ class Job:
         """Start the step that trains; what `srun` says is on its `stderr`."""
         options = ["--kill-on-bad-exit=1", "--label", f"--output={self.log}", "--open-mode=append"]
         if self.spare:
-            options += [f"--nodes={len(self.nodes) - self.spare}", f"--ntasks={self.tasks}"]
+            needed = len(self.nodes) - self.spare
+            tasks = int(self.environment["SLURM_NTASKS"]) * needed // len(self.nodes)
+            options += [f"--nodes={needed}", f"--ntasks={tasks}"]
         options += [f"--exclude={','.join(lost)}"] if lost else []
         command = ["python", "-m", "rrfp_jax", "train", *self.arguments]
         return self.srun(*options, f"--job-name={STEP}", *command, whole=True, stderr=subprocess.PIPE)

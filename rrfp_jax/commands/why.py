@@ -46,12 +46,11 @@ def _living(run: Path) -> tuple[Path, Sequence[int]]:
     found, elsewhere = list[Sequence[int] | None](), list[UsageError]()
     for folder in folders:
         try:
-            found.append(ranks := _living_ranks(folder))
+            if ranks := _living_ranks(folder):
+                return folder, ranks
+            found.append(ranks)
         except UsageError as error:  # perhaps of an earlier run of this name
             elsewhere.append(error)
-        else:
-            if ranks:
-                return folder, ranks
     if elsewhere:
         raise elsewhere[0]
     if None in found:
