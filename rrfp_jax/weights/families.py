@@ -253,6 +253,9 @@ _DEFAULTS = {
 }
 """Of both families in `transformers`, the last two in its processors; SigLIP leaves out what is so."""
 
+COMPUTED_PIXELS = {"do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True}
+"""The only values that these keys of `preprocessor_config.json` may have, if they are there."""
+
 _LEAST = 1e-6
 """Of what pixels are divided by."""
 
@@ -296,9 +299,7 @@ def _processing(kind: str, config: Json) -> dict[str, Any]:
         "do_resize": True,
         "size": {"height": _side(config), "width": _side(config)},
         "resample": _BICUBIC,
-        "do_rescale": True,
-        "rescale_factor": 1 / 255,
-        "do_normalize": True,
+        **COMPUTED_PIXELS,
         "image_mean": list(config["image_mean"]),
         "image_std": list(config["image_std"]),
     }

@@ -20,12 +20,16 @@ from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.fields import path_of, shown
 from rrfp_jax.json_files import Unreadable, read_json
 from rrfp_jax.runtime.programs.initial import InitFunction, ModelCheckedInit, SourcedInit
-from rrfp_jax.weights.families import CONFIG, PIXELS, TIED, Family, differences, family_of
+from rrfp_jax.weights.families import COMPUTED_PIXELS, CONFIG, PIXELS, TIED, Family, differences, family_of
 from rrfp_jax.weights.tables import HEAD, TensorNames
-from rrfp_jax.weights.tensors import FromFiles, Tensor, TensorFiles, TensorSource, converted, first_few
-
-_PIXELS = {"do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True}
-"""The only values that these keys of `preprocessor_config.json` may have, if they are there."""
+from rrfp_jax.weights.tensors import (
+    FromFiles,
+    Tensor,
+    TensorSource,
+    converted,
+    files_of_tensors,
+    first_few,
+)
 
 
 def architecture(folder: str | PathLike[str]) -> dict[str, Any]:
@@ -63,23 +67,25 @@ def published(folder: str | PathLike[str], config: Any, *, first: int = 0) -> In
             the model, or it ties what the model does not.
     """
     path = path_of("weights.published: folder", folder)
-    model, files = Model.of(path), TensorFiles.of(path)
+    model, where = Model.of(path), files_of_tensors(path)
     given = {name: getattr(config, name) for name in model.fields if hasattr(config, name)}
     if wrong := differences(model.fields, given):
         raise UsageError(f"the config does not fit {path / CONFIG}: {'; '.join(wrong)}")
     family, blocks = model.family, model.fields["n_layers"]
     firsts = [own.names[0] for own in family.table.first.values()]
-    begins = (one for one in family.prefixes if any(one + name in files.where for name in firsts))
+    begins = (one for one in family.prefixes if any(one + name in where for name in firsts))
     prefix = next(begins, "")
     stored = family.stored(model.fields, first, prefix, model.tied)
     wanted = {name for own in stored.values() for name in own.names}
-    missing = sorted(wanted - files.where.keys())
-    others = files.where.keys() - wanted - family.table.computed_names(blocks)
+    missing = sorted(wanted - where.keys())
+    others = where.keys() - wanted - family.table.computed_names(blocks)
     left = sorted(name for name in others if not name.startswith(model.not_needed))
     for names, what in ((missing, "lacks"), (left, "has, besides those of the model,")):
         if names:
             raise UsageError(f"{path}: {what} {len(names)} tensors: {first_few(names)}")
-    return Published(files, stored, range(first, first + blocks + 2), family.layers.elsewhere)
+    tensors = {own: Tensor(of.names, of.arrangement.ours) for own, of in stored.items()}
+    layers = range(first, first + blocks + 2)
+    return Published.of(where, tensors.get, tensors, layers, family.layers.elsewhere)
 
 
 def together(*inits: InitFunction) -> InitFunction:
@@ -120,53 +126,35 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Published:
-    """An init function that knows its model."""
+class Published(FromFiles):
+    """An init function that knows its model: it gives the model's parameters, and None for others."""
 
-    files: TensorFiles
-    stored: Mapping[str, TensorNames]  # of each parameter
+    stored: Mapping[str, Tensor]  # of each parameter
     layers: range  # those of the model
     elsewhere: tuple[str, ...]  # beginnings of parameters of the last layer that keep their own values
-
-    def __call__(self, path: str, spec: jax.ShapeDtypeStruct) -> Any:
-        """A parameter of the model; None for others. Raises as `FromTensors` does."""
-        return self._of_files(path, spec)
-
-    def source_of(self, path: str) -> str | None:
-        """The files, of a parameter of the model; see `SourcedInit`."""
-        return self._of_files.source_of(path)
 
     def check_model(self, params: Collection[str], owners: Mapping[str, str]) -> None:
         """Refuse other parameters than the model's, and ties that it does not have (`ModelCheckedInit`)."""
         kept = tuple(f"{self.layers[-1]}.{beginning}" for beginning in self.elsewhere)
-        mine = {path for path in params if int(path.partition(".")[0]) in self.layers}
+        mine = {path for path in params if _layer(path) in self.layers}
         others = sorted(path for path in mine - self.stored.keys() if not path.startswith(kept))
         if lacking := sorted(self.stored.keys() - mine):
             raise UsageError(
-                f"{self.files}: the pipeline lacks {len(lacking)} parameters of the published model: "
-                f"{first_few(lacking)}; its layers are "
-                f"{self.layers[0]} to {self.layers[-1]}"
+                f"{self.where}: the pipeline lacks {len(lacking)} parameters of the published model: "
+                f"{first_few(lacking)}; its layers are {self.layers[0]} to {self.layers[-1]}"
             )
         if others:
             raise UsageError(
-                f"{self.files}: the published model lacks {len(others)} parameters of the pipeline's layers: "
+                f"{self.where}: the published model lacks {len(others)} parameters of the pipeline's layers: "
                 f"{first_few(others)}"
             )
         for alias, owner in owners.items():
             one, other = self.stored.get(owner), self.stored.get(alias)
             if one and other and one.names != other.names:
                 raise UsageError(
-                    f"{self.files}: the pipeline ties {owner} and {alias}, the published model has "
+                    f"{self.where}: the pipeline ties {owner} and {alias}, the published model has "
                     f"{one.names[0]!r} and {other.names[0]!r}; leave the tie out"
                 )
-
-    @cached_property
-    def _of_files(self) -> FromFiles:
-        return self.files.init(self._tensor)
-
-    def _tensor(self, path: str) -> Tensor | None:
-        own = self.stored.get(path)
-        return None if own is None else Tensor(own.names, own.arrangement.ours)
 
 
 @dataclass(frozen=True)
@@ -200,7 +188,7 @@ def _pixels(folder: Path) -> dict[str, Any]:
     if not (folder / PIXELS).exists():
         return {}
     found = read_json(folder / PIXELS, dict)
-    for key, value in _PIXELS.items():
+    for key, value in COMPUTED_PIXELS.items():
         if found.get(key, value) != value:
             raise UsageError(f"{PIXELS}: {key}={shown(found[key])}: only {key}={value!r} is computed here")
     return {key: found[key] for key in ("image_mean", "image_std") if key in found}

@@ -92,9 +92,7 @@ class FamilyTable:
     last: Part
     computed: tuple[str, ...] = ()  # that old files have besides, although they follow from `config.json`
 
-    def of_layers(
-        self, blocks: int, first: int, prefix: str = "", experts: int = 0
-    ) -> dict[str, TensorNames]:
+    def of_layers(self, blocks: int, first: int, prefix: str, experts: int) -> dict[str, TensorNames]:
         """The tensors of every parameter by its path, such as "3.attention.query.kernel"."""
         layers = [self.first, *[self.block] * blocks, self.last]
         return {

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import jax
 import msgspec
@@ -84,11 +84,9 @@ class FromTensors:
 
     def check_model(self, params: Collection[str], owners: Mapping[str, str]) -> None:
         """Refuse parameters whose tensors are not there; see `ModelCheckedInit`."""
-        asked = {path: self._tensor(path) for path in params if path not in owners}
-        named = {path: self._absent(tensor) for path, tensor in asked.items() if tensor is not None}
-        absent = {path: name for path, name in named.items() if name is not None}
-        if absent:
-            wrong = [self._why_absent(path, name) for path, name in [*absent.items()][:MOST_TOLD]]
+        asked = [(path, self._tensor(path)) for path in params if path not in owners]
+        if absent := [(path, name) for path, own in asked if own and (name := self._absent(own)) is not None]:
+            wrong = [self._why_absent(path, name) for path, name in absent[:MOST_TOLD]]
             raise UsageError(f"{first_few(wrong, len(absent))}; correct the map of names")
 
     def _tensor(self, path: str) -> Tensor | None:
@@ -115,6 +113,13 @@ class FromTensors:
 
 class FromFiles(FromTensors):
     """Of tensors in files of others, which are there when a run resumes, unlike those of another run."""
+
+    @classmethod
+    def of(cls, where: Mapping[str, Path], names: NameMap, *more: Any) -> Self:
+        """Of the tensors that `files_of_tensors` has found; with `more` fields of a subclass."""
+        files = sorted({str(path) for path in where.values()})
+        told = files[0] if len(files) == 1 else f"{files[0]} and {len(files) - 1} more files"
+        return cls(names, where, told, lambda name: _read(where[name], name), *more)
 
     def source_of(self, path: str) -> str | None:
         """See `SourcedInit`."""
@@ -190,35 +195,20 @@ def pretrained(files: str | PathLike[str] | Sequence[str | PathLike[str]], names
             not there or does not fit.
     """
     check_names(names)
-    return TensorFiles.of(files).init(names)
+    return FromFiles.of(files_of_tensors(files), names)
 
 
-@dataclass(frozen=True)
-class TensorFiles:
-    """Safetensors files, of which nothing but the names of their tensors has been read."""
-
-    where: Mapping[str, Path]  # the file of each tensor
-
-    @classmethod
-    def of(cls, files: str | PathLike[str] | Sequence[str | PathLike[str]]) -> TensorFiles:
-        """See `pretrained`; also for what is raised."""
-        where: dict[str, Path] = {}
-        for path in _listed(files):
-            for name in _names(path):
-                if name in where:
-                    raise UsageError(
-                        f"tensor {name!r} is in {where[name]} and in {path}; give files of one model"
-                    )
-                where[name] = path
-        return cls(where)
-
-    def __str__(self) -> str:
-        files = sorted({str(path) for path in self.where.values()})
-        return files[0] if len(files) == 1 else f"{files[0]} and {len(files) - 1} more files"
-
-    def init(self, names: NameMap) -> FromFiles:
-        """Parameters from these tensors."""
-        return FromFiles(names, self.where, str(self), lambda name: _read(self.where[name], name))
+def files_of_tensors(files: str | PathLike[str] | Sequence[str | PathLike[str]]) -> dict[str, Path]:
+    """The file of each tensor, of which only the name is read; see `pretrained`, also for what is raised."""
+    where: dict[str, Path] = {}
+    for path in _listed(files):
+        for name in _names(path):
+            if name in where:
+                raise UsageError(
+                    f"tensor {name!r} is in {where[name]} and in {path}; give files of one model"
+                )
+            where[name] = path
+    return where
 
 
 def _listed(files: str | PathLike[str] | Sequence[str | PathLike[str]]) -> list[Path]:
