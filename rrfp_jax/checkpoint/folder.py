@@ -182,7 +182,7 @@ class CheckpointFolder:
             content = content_of(sealed)
         stored = read_file(metadata, content.files.metadata)
         with _damaged_if_wrong(metadata):
-            state = as_kind(parse_json(bytes(stored)), Metadata).custom_metadata
+            state = as_kind(parse_json(stored), Metadata).custom_metadata
         if unknown := sorted(state.keys() - {item.name for item in fields(RunState)}):
             raise UsageError(
                 f"{self.final(step)} has {printable(', '.join(unknown))}, which this version of rrfp_jax "

@@ -91,12 +91,11 @@ def write_file(path: Path, content: bytes) -> Written:
     return len(content), zlib.crc32(content)
 
 
-def read_file(path: Path, written: Written) -> bytearray:
+def read_file(path: Path, written: Written) -> bytes:
     """A file of known size and checksum, or `Damaged`; memory is taken once its size is seen to be right."""
     size, checksum = written
     with of_size(path, size) as file:
-        content = bytearray(size)
-        file.readinto(content)
+        content = file.read(size)
     if zlib.crc32(content) != checksum:
         raise Damaged(f"{path} has other bytes than were written")
     return content

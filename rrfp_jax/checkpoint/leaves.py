@@ -38,6 +38,11 @@ def name_of(key: Key) -> str:
     return ".".join(key)
 
 
+def forms_of(leaves: Iterable[tuple[Key, Any]]) -> dict[str, str]:
+    """Dtype and shape of arrays or specs by name, such as "float32[2, 3]"."""
+    return {name_of(key): f"{spec.dtype.name}{list(spec.shape)}" for key, spec in leaves}
+
+
 def folder_name(name: str) -> str:
     """The name of a leaf's folder, in which a slash is "%2F" and a percent sign "%25"."""
     return name.replace("%", "%25").replace("/", "%2F")

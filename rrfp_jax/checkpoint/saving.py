@@ -31,7 +31,16 @@ from rrfp_jax.checkpoint.format import (
     read_leaf,
     write_leaf,
 )
-from rrfp_jax.checkpoint.leaves import PARAMETERS, Key, Parts, Place, name_of, places_here, shards_to_write
+from rrfp_jax.checkpoint.leaves import (
+    PARAMETERS,
+    Key,
+    Parts,
+    Place,
+    forms_of,
+    name_of,
+    places_here,
+    shards_to_write,
+)
 from rrfp_jax.errors import TrainingError, UsageError, caused_by
 from rrfp_jax.runtime.run.waits import LONGEST_SLEEP_SECONDS, ForOther
 from rrfp_jax.runtime.run.world import START_SECONDS, World
@@ -302,9 +311,8 @@ class Checkpoints:
         if step is not None and step not in steps:
             known = ", ".join(map(str, steps)) or "none"
             raise UsageError(f"{self._folder.path}: no checkpoint of step {step}; there are: {known}")
-        own = {name_of(key): [list(spec.shape), spec.dtype.name] for key, spec in wanted.items()}
-        parts = self._world.gather("the leaves to restore", own, START_SECONDS)
-        everything = {name: spec for part in parts for name, spec in part.items()}
+        parts = self._world.gather("the leaves to restore", forms_of(wanted.items()), START_SECONDS)
+        everything = {name: form for part in parts for name, form in part.items()}
         for candidate in sorted(steps if step is None else [step], reverse=True):
             found = self._read(candidate, wanted, everything, check, only)
             if found is not None:
@@ -317,7 +325,7 @@ class Checkpoints:
         self,
         step: int,
         wanted: Mapping[Key, Any],
-        everything: Mapping[str, Any],
+        everything: Mapping[str, str],
         check: Callable[[RunState], object],
         only: LeafSelection,
     ) -> Restored | None:
@@ -381,10 +389,9 @@ def left_out(run: RunState) -> frozenset[str]:
     return run.base.names if run.base is not None else frozenset()
 
 
-def leaf_differences(leaves: Mapping[str, LeafRecord], everything: Mapping[str, Any]) -> list[str]:
-    """How the leaves of a checkpoint differ from those wanted, as sentences."""
+def leaf_differences(leaves: Mapping[str, LeafRecord], here: Mapping[str, str]) -> list[str]:
+    """How the leaves of a checkpoint differ from those wanted (see `forms_of`), as sentences."""
     there = {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in leaves.items()}
-    here = {name: f"{dtype}{shape}" for name, (shape, dtype) in everything.items()}
     found = [f"it lacks {name}" for name in here if name not in there]
     found += [f"its {name} is not in the model" for name in there if name not in here]
     other = [name for name in here if name in there and here[name] != there[name]]
@@ -395,18 +402,18 @@ def mismatch_reason(
     folder: Path,
     run: RunState,
     leaves: Mapping[str, LeafRecord],
-    everything: Mapping[str, Any],
+    everything: Mapping[str, str],
     only: LeafSelection,
 ) -> str:
-    """Why a checkpoint has other leaves than those wanted, of which there are shape and dtype; "" if not."""
+    """Why a checkpoint has other leaves than those wanted, whose `forms_of` are given; "" if not."""
     absent = left_out(run)
     if unknown := sorted(absent - everything.keys()):
         return f"{folder} is of another model: it leaves out {unknown[0]}, which is not in the model"
-    everything = {name: spec for name, spec in everything.items() if name not in absent}
+    everything = {name: form for name, form in everything.items() if name not in absent}
     misfits = leaf_differences(only.of(leaves), everything)
     if not misfits:
         return ""
-    params = {name: spec for name, spec in everything.items() if name.partition(".")[0] == PARAMETERS}
+    params = {name: form for name, form in everything.items() if name.partition(".")[0] == PARAMETERS}
     of_params = leaf_differences(LeafSelection(root=PARAMETERS).of(leaves), params)
     what, cause, remedy = "model", "the parameters differ", ""
     if not of_params:

@@ -18,6 +18,7 @@ from rrfp_jax.checkpoint.leaves import (
     Key,
     Place,
     filled,
+    forms_of,
     keyed,
     name_of,
     shards_to_write,
@@ -229,8 +230,7 @@ def _of_pipe(pipe: Pipeline, stored: CheckpointView, arrays: Mapping[Key, Any]) 
             if id(layer) not in known:
                 known[id(layer)] = jax.eval_shape(layer.init, key, None, None)
             specs[str(index)] = known[id(layer)]
-    wanted = {name_of(of): (list(spec.shape), spec.dtype.name) for of, spec in keyed(specs, PARAMETERS)}
     there = {name_of(leaf.key): leaf for leaf in stored.leaves.values() if leaf.key[0] == PARAMETERS}
-    if misfits := leaf_differences(there, wanted):
+    if misfits := leaf_differences(there, forms_of(keyed(specs, PARAMETERS))):
         raise UsageError(f"{stored.folder} is of another model than pipe: {'; '.join(misfits[:8])}")
     return filled(specs, arrays, PARAMETERS)

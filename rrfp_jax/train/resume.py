@@ -12,7 +12,16 @@ import jax
 
 from rrfp_jax.checkpoint.folder import MANIFEST, CheckpointFolder
 from rrfp_jax.checkpoint.format import Damaged, RunState, StoredBase, StoredLayer
-from rrfp_jax.checkpoint.leaves import OPTIMIZER, PARAMETERS, Key, filled, keyed, name_of, plain_key
+from rrfp_jax.checkpoint.leaves import (
+    OPTIMIZER,
+    PARAMETERS,
+    Key,
+    filled,
+    forms_of,
+    keyed,
+    name_of,
+    plain_key,
+)
 from rrfp_jax.checkpoint.saving import (
     BaseRefusal,
     Checkpoints,
@@ -99,16 +108,12 @@ class CheckpointWriter:
     def __init__(
         self, engine: Callable[[], Engine], world: World, seed: int, base: FrozenBase | None = None
     ) -> None:
-        self._present, self._world, self._seed = engine, world, seed
+        self._engine, self._world, self._seed = engine, world, seed
         self._base, self._told = base, False
         self._shared = set[Path]()  # folders that all processes have seen
         self._tidy = set[Path]()  # where nothing is left of saves that were broken off
         self.latest: Checkpoints | None = None  # the folder that was last written to
         self._held: Checkpoints | None = None  # in the host's memory
-
-    @property
-    def _engine(self) -> Engine:
-        return self._present()
 
     def save(self, folder: Path, keep: int, on_error: OnError, run: RunState) -> None:
         """Begin to write a checkpoint, once an earlier one is complete."""
@@ -158,10 +163,11 @@ class CheckpointWriter:
 
     def _leaves(self) -> list[tuple[Key, jax.Array]]:
         """What this process writes: of replicas that are alike, the first one's."""
-        first = self._engine.layout.stages  # from here on are those of other replicas
-        stages = [stage for stage_replica, stage in self._engine.stages.items() if stage_replica < first]
-        shared = [own for own in self._engine.optimizers if own.stage_mesh.replicas > 1]
-        own = [own for own in self._engine.optimizers if own not in shared and own.stages[0].index < first]
+        engine = self._engine()
+        first = engine.layout.stages  # from here on are those of other replicas
+        stages = [stage for stage_replica, stage in engine.stages.items() if stage_replica < first]
+        shared = [own for own in engine.optimizers if own.stage_mesh.replicas > 1]
+        own = [own for own in engine.optimizers if own not in shared and own.stages[0].index < first]
         return leaves_of(stages, [*shared, *own])
 
     def finish(self) -> bool:
@@ -173,9 +179,10 @@ class CheckpointWriter:
 
     def restore(self, folder: Path, step: int | None) -> tuple[RunState, TrainingState] | None:
         """Put back the latest intact checkpoint, or that of a step; None if there is none."""
-        stages, optimizers = list(self._engine.stages.values()), self._engine.optimizers
+        engine = self._engine()
+        stages, optimizers = list(engine.stages.values()), engine.optimizers
         leaves = leaves_of(stages, optimizers)
-        everything = LeafSelection(layers=len(self._engine.library.params), base=self._base_refusal(leaves))
+        everything = LeafSelection(layers=len(engine.library.params), base=self._base_refusal(leaves))
         found = Checkpoints(folder, self._world).restore(_wanted(leaves), step, state_of, everything)
         if found is None:
             return None
@@ -191,8 +198,9 @@ class CheckpointWriter:
         Optimizers begin anew with them. Aliases of tied parameters take their owners' values: they may not
         have been tied when it was saved.
         """
-        stages = list(self._engine.stages.values())
-        specs, owners = self._engine.library.params, self._engine.library.roles.owners
+        engine = self._engine()
+        stages = list(engine.stages.values())
+        specs, owners = engine.library.params, engine.library.roles.owners
         keys = dict(zip(leaf_paths(specs), (key for key, _ in keyed(specs, PARAMETERS)), strict=True))
         sources = {keys[alias]: keys[owner] for alias, owner in owners.items()}
         leaves = leaves_of(stages, [])
@@ -203,7 +211,7 @@ class CheckpointWriter:
             raise UsageError(f"{folder}: no checkpoint is there to take parameters from")
         del leaves, refusal, only  # as above
         self._put_back(stages, [], found)
-        for optimizer in self._engine.optimizers:
+        for optimizer in engine.optimizers:
             optimizer.begin()
 
     def _put_back(self, stages: Sequence[Stage], optimizers: Sequence[Optimizer], found: Restored) -> None:
@@ -229,8 +237,7 @@ def _by_path(leaves: Iterable[tuple[Key, jax.Array]]) -> dict[str, jax.Array]:
 
 
 def _wanted(leaves: Sequence[tuple[Key, jax.Array]]) -> dict[Key, jax.ShapeDtypeStruct]:
-    specs = [(key, jax.ShapeDtypeStruct(own.shape, own.dtype, sharding=own.sharding)) for key, own in leaves]
-    return dict(specs)
+    return {key: jax.ShapeDtypeStruct(own.shape, own.dtype, sharding=own.sharding) for key, own in leaves}
 
 
 def given_hyperparameters(engine: Engine) -> Mapping[str, float]:
@@ -296,7 +303,8 @@ def _seen(engine: Engine, seed: int, folder: CheckpointFolder, step: int | None)
             return Found(refusal=str(error))
         there, everything = folder.final(candidate), LeafSelection(layers=len(engine.library.params))
         refusal = _other_seed(run, seed)
-        refusal = refusal or mismatch_reason(there, run, leaves, _all_leaves(engine), everything)
+        own = keyed(engine.library.params, PARAMETERS) + keyed(engine.staging.optimizer_state, OPTIMIZER)
+        refusal = refusal or mismatch_reason(there, run, leaves, forms_of(own), everything)
         if run.base is not None and not _reads(engine, run.base):
             refusal = refusal or needs_base(there, run.base)
         return Found(run.config, refusal, candidate)
@@ -333,9 +341,3 @@ def _other_folder(folder: Path) -> str:
     beside = Path(f"{folder}.checkpoints")
     remedy = f"did you mean {beside}?" if beside.is_dir() else "give a folder of checkpoints, or a new one"
     return f"{folder} has no checkpoint, but {printable(', '.join(names[:3]))}: {remedy}"
-
-
-def _all_leaves(engine: Engine) -> dict[str, tuple[list[int], str]]:
-    """Shape and dtype of all leaves that an update changes, of the whole model, by name."""
-    leaves = keyed(engine.library.params, PARAMETERS) + keyed(engine.staging.optimizer_state, OPTIMIZER)
-    return {name_of(key): (list(spec.shape), spec.dtype.name) for key, spec in leaves}
