@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from dataclasses import fields as fields_of
 from functools import partial
 from typing import Any
@@ -233,11 +232,11 @@ def check_loss_is_a_sum(
 
     Not done where two rows take more than `LARGEST_LOSS_CHECK` bytes, nor for `Pipeline(additive=False)`.
     """
-    program = rows_program(pipe, carry, fields)
+    program = rows_program(pipe, carry, fields, compiler)
     if program is None:
         return
-    pair = compiler.stage_mesh.put(program.pair)
-    values = np.asarray(program.compiled(compiler)(pair))
+    losses, pair = program
+    values = np.asarray(losses(compiler.stage_mesh.put(pair)))
     for name, (first, second, whole) in zip(("total", "weight"), values.T.tolist(), strict=True):
         parts, size = first + second, max(abs(whole), abs(first) + abs(second), 1e-6)
         if np.isfinite(whole) and abs(whole - parts) > SUM_TOLERANCE * size:
@@ -249,36 +248,28 @@ def check_loss_is_a_sum(
             )
 
 
-@dataclass(frozen=True)
-class RowsProgram:
-    """Total and weight of a loss for row 0, row 1, and both.
-
-    Attributes:
-        losses: float32[3, 2] of `pair`.
-        pair: two rows of carry and fields, a flat list; if there is but one row, that twice.
-    """
-
-    losses: Callable[..., Any]
-    pair: Sequence[Any]
-
-    def compiled(self, compiler: Compiler) -> Compiled:
-        """Takes `pair`."""
-        return compiler(self.losses, self.pair, effort="roughly")
-
-
-def rows_program(pipe: Pipeline, carry: Any, fields: Mapping[str, Any]) -> RowsProgram | None:
-    """What `check_loss_is_a_sum` runs; None if it runs nothing."""
+def rows_program(
+    pipe: Pipeline, carry: Any, fields: Mapping[str, Any], compiler: Compiler
+) -> tuple[Compiled, Sequence[Any]] | None:
+    """The program that `check_loss_is_a_sum` runs, and what it takes; None if that runs nothing."""
     leaves = [leaf for leaf in jax.tree.leaves((carry, dict(fields))) if math.prod(leaf.shape) and leaf.shape]
     if not pipe.additive or not leaves:
         return None
     rows = Counter(leaf.shape[0] for leaf in leaves).most_common(1)[0][0]  # of the first, if none prevails
     if sum(2 * nbytes(leaf) // leaf.shape[0] for leaf in leaves) > LARGEST_LOSS_CHECK:
         return None
-    return _losses_of_rows(pipe, carry, fields, rows)
+    losses, pair = _losses_of_rows(pipe, carry, fields, rows)
+    return compiler(losses, pair, effort="roughly"), pair
 
 
-def _losses_of_rows(pipe: Pipeline, carry: Any, fields: Mapping[str, Any], rows: int) -> RowsProgram:
-    """At random values of the carry. Arrays without any element are left as they are."""
+def _losses_of_rows(
+    pipe: Pipeline, carry: Any, fields: Mapping[str, Any], rows: int
+) -> tuple[Callable[..., Any], Sequence[Any]]:
+    """Total and weight of a loss for row 0, row 1, and both, float32[3, 2]; and two rows, a flat list.
+
+    If there is but one row, that twice; with random values of the carry. Arrays without any element are left
+    as they are.
+    """
     random = np.random.default_rng(0)
     chosen = [0, min(1, rows - 1)]
 
@@ -304,7 +295,7 @@ def _losses_of_rows(pipe: Pipeline, carry: Any, fields: Mapping[str, Any], rows:
         return jnp.array([loss(pair, part) for part in (slice(0, 1), slice(1, 2), slice(0, 2))])
 
     values = jax.tree.leaves((jax.tree.map(of_carry, carry), {k: of_field(v) for k, v in fields.items()}))
-    return RowsProgram(losses, [as_sent(value) for value in values])
+    return losses, [as_sent(value) for value in values]
 
 
 GUARDED = ("", "_host_to_device", "_device_to_device", "_device_to_host")

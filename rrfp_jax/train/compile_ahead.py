@@ -147,10 +147,9 @@ def _compile_rest(run: RunSpec, engine: Engine) -> None:
     plan = plan_step(run.data, 0)
     last = len(plan) - 1
     carry = engine.library.examine(buckets_of(plan)[last])[-1].carry_out
-    check = rows_program(run.pipe, carry, load_repeatedly(run.data, 0, last, plan[last]))
-    if check is not None:
-        first = next(iter(engine.layout.stage_meshes.values())).devices[0]
-        check.compiled(engine.staging.compiler(StageMesh((first,))))
+    first = next(iter(engine.layout.stage_meshes.values())).devices[0]
+    compiler = engine.staging.compiler(StageMesh((first,)))
+    rows_program(run.pipe, carry, load_repeatedly(run.data, 0, last, plan[last]), compiler)
     if run.evaluate is not None:
         plan = plan_step(run.evaluate, 0)
         count = engine.layout.count_of(len(plan))
