@@ -12,6 +12,7 @@ up with empty rows.
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -143,11 +144,8 @@ class Draw:
         drawn = []
         first = step % self.validation_steps * self.microbatches
         for number in range(first, first + self.microbatches):
-            if number >= ends[-1]:
-                bucket = next(b for b, rows in enumerate(self.rows) if rows)
-                drawn.append((bucket, np.full(self.taken[bucket], EMPTY)))
-                continue
-            bucket = int(np.searchsorted(ends, number, side="right"))
+            of = number if number < ends[-1] else 0  # beyond the last one all rows are empty
+            bucket = int(np.searchsorted(ends, of, side="right"))
             turn = number - int(ends[bucket]) + self._in_a_pass[bucket]
             position = turn * self.taken[bucket] + np.arange(self.taken[bucket])
             drawn.append((bucket, np.where(position < self.rows[bucket], position, EMPTY)))
@@ -178,13 +176,9 @@ class Draw:
 
     def _epoch(self, number: int) -> int:
         """The epoch in which a microbatch of the endless sequence is completed."""
-        low, high = 0, 1
-        while self._before(high) <= number:
-            low, high = high, 2 * high
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self._before(middle) <= number else (low, middle)
-        return low
+        fastest = max(rows / taken for rows, taken in zip(self.rows, self.taken, strict=True))
+        beyond = int((number + 1) / fastest) + 2  # before it that bucket alone has completed as many
+        return bisect.bisect_right(range(beyond), number, key=self._before) - 1
 
     def _seed(self, stream: int) -> int:
         """A seed of the order of microbatches (0) or of a bucket's rows (1 and up): all different."""
