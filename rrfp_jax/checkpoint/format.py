@@ -32,7 +32,6 @@ import msgspec
 import numpy as np
 
 from rrfp_jax.checkpoint.leaves import (
-    PARAMETERS,
     Key,
     Parts,
     Place,
@@ -43,7 +42,7 @@ from rrfp_jax.checkpoint.leaves import (
     why_unstorable,
 )
 from rrfp_jax.fields import printable
-from rrfp_jax.files import opened_binary
+from rrfp_jax.files import opened_binary, sync
 from rrfp_jax.json_files import Count, as_kind
 
 if TYPE_CHECKING:  # it takes a moment to import
@@ -82,10 +81,8 @@ class Damaged(Exception):
 def write_file(path: Path, content: bytes) -> Written:
     """Write a file so that it is on the disk on return; `OSError` names it if it cannot be written."""
     try:
-        with path.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())  # a network file system may tell only now that it is full
+        path.write_bytes(content)
+        sync(path)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None  # write() names no file
     return len(content), zlib.crc32(content)
@@ -205,11 +202,6 @@ class StoredBase:
     files: tuple[str, ...]  # as they were named then
     sha256: Mapping[str, str]  # of each one's values, by its path such as "3.query.base.kernel"
 
-    @property
-    def names(self) -> frozenset[str]:
-        """Those that their leaves would have."""
-        return frozenset(f"{PARAMETERS}.{path}" for path in self.sha256)
-
     def __str__(self) -> str:
         count = f"{len(self.sha256)} frozen parameters, such as {min(self.sha256, default='none')}"
         return f"{count}, which were read from {' and '.join(self.files)}"
@@ -291,10 +283,8 @@ def _why_wrong(name: str, leaf: LeafRecord) -> str:
     dtype, part = dtype_of(leaf.dtype), leaf.stored_part
     if dtype is None:
         return f"has the dtype {leaf.dtype!r}"
-    for what, whole, cut in (
-        ("parts", leaf.shape, part),
-        ("pieces", part, part if leaf.piece is None else leaf.piece),
-    ):
+    piece = part if leaf.piece is None else leaf.piece
+    for what, whole, cut in (("parts", leaf.shape, part), ("pieces", part, piece)):
         fits = (n % m == 0 if m > 0 and n else n == m == 0 for n, m in zip(whole, cut, strict=False))
         if len(whole) != len(cut) or not all(fits):
             return f"has {what} {list(cut)} of {list(whole)}"

@@ -77,7 +77,6 @@ class NoneIntact(TrainingError):
 class Restored:
     """A checkpoint, as far as this process has asked for it."""
 
-    folder: Path
     run: RunState
     leaves: Mapping[Key, Parts]
 
@@ -338,7 +337,7 @@ class Checkpoints:
             if not refusal:
                 absent = left_out(run)
                 stored = {key: own for key, own in wanted.items() if name_of(only.of_key(key)) not in absent}
-                found = Restored(folder=folder, run=run, leaves=_read_all(folder, leaves, stored, only))
+                found = Restored(run=run, leaves=_read_all(folder, leaves, stored, only))
         except Damaged as error:
             damage = str(error)
         told = self._world.gather(f"the checkpoint of step {step} as read", [damage, refusal], START_SECONDS)
@@ -386,7 +385,7 @@ def _read_all(
 
 def left_out(run: RunState) -> frozenset[str]:
     """The names of parameters that a checkpoint has in files of others."""
-    return run.base.names if run.base is not None else frozenset()
+    return frozenset(f"{PARAMETERS}.{path}" for path in run.base.sha256) if run.base else frozenset()
 
 
 def leaf_differences(leaves: Mapping[str, LeafRecord], here: Mapping[str, str]) -> list[str]:

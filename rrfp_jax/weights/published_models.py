@@ -73,13 +73,13 @@ def published(folder: str | PathLike[str], config: Any, *, first: int = 0) -> In
         raise UsageError(f"the config does not fit {path / CONFIG}: {'; '.join(wrong)}")
     family, blocks = model.family, model.fields["n_layers"]
     firsts = [own.names[0] for own in family.table.first.values()]
-    begins = (one for one in family.prefixes if any(one + name in where for name in firsts))
-    prefix = next(begins, "")
+    prefix = next((one for one in family.prefixes if any(one + name in where for name in firsts)), "")
     stored = family.stored(model.fields, first, prefix, model.tied)
     wanted = {name for own in stored.values() for name in own.names}
     missing = sorted(wanted - where.keys())
     others = where.keys() - wanted - family.table.computed_names(blocks)
-    left = sorted(name for name in others if not name.startswith(model.not_needed))
+    not_needed = (*family.extra, HEAD) if model.tied else family.extra
+    left = sorted(name for name in others if not name.startswith(not_needed))
     for names, what in ((missing, "lacks"), (left, "has, besides those of the model,")):
         if names:
             raise UsageError(f"{path}: {what} {len(names)} tensors: {first_few(names)}")
@@ -118,11 +118,6 @@ class Model:
             raise UsageError(f"{error}; give the folder of a published model, as downloaded") from None
         except UsageError as error:
             raise UsageError(f"{folder / CONFIG}: {error}") from None
-
-    @property
-    def not_needed(self) -> tuple[str, ...]:
-        """Beginnings of the names of tensors that may be there, too."""
-        return (*self.family.extra, HEAD) if self.tied else self.family.extra
 
 
 @dataclass(frozen=True)
