@@ -197,24 +197,22 @@ class Fit:
 
         Rows are int64[N], whose padding is counted in tokens whatever they cost, or int64[N, 2].
         """
-        most, own, multiple = self.padding or 0.0, float(cost(rows).sum()), np.array(self.multiple)
-        fits: Iterable[tuple[tuple[Any, ...], float, bool]]
+        own, multiple = float(cost(rows).sum()), np.array(self.multiple)
+        fits: Iterable[tuple[tuple[Any, ...], float]]
         if rows.ndim == 1:
             tokens = int(rows.sum())
-            fits = (
-                (found, padding / (padding + tokens), padding <= most * (padding + tokens))
-                for found, padding in best_buckets(rows, int(multiple))
-            )
+            exact = best_buckets(rows, int(multiple))
+            fits = ((found, padding / (padding + tokens)) for found, padding in exact)
         else:
             pairs = [*best_pairs(np.maximum(-(-rows // multiple), 1) * multiple, cost)]
-            fits = ((found, 1 - own / total, 1 - own / total <= most) for found, total in reversed(pairs))
+            fits = ((found, 1 - own / total) for found, total in reversed(pairs))
         remedy = "smaller multiples" if rows.ndim > 1 else f"multiple < {self.multiple}"
-        for found, share, enough in fits:
+        for found, share in fits:
             if self.buckets is not None and len(found) > self.buckets:
                 remedy = "more buckets"
                 break
             best, least = found, share
-            if self.padding is not None and enough:
+            if self.padding is not None and share <= self.padding:
                 return best
         if self.padding is not None:
             raise UsageError(f"{self}: {len(best)} buckets still pad {least:.3f}; give {remedy}")

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from rrfp_jax.data.buckets import Pieces, cut
 from rrfp_jax.data.images import BadDocument, Image, Patches
-from rrfp_jax.data.sources import Raw, Source, offsets_path
+from rrfp_jax.data.sources import Raw, Source, decoded, offsets_path
 from rrfp_jax.data.tokenizers import Bytes, Tokenizer, check_vocabulary
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import check_fields, check_not_read, path_of, printable, says_its_arguments, shown
@@ -281,7 +281,7 @@ class Corpus:
         if isinstance(raw, bytes) and isinstance(self.tokenizer, Bytes):
             return np.frombuffer(raw, np.uint8)
         try:
-            return self.tokenizer.encode(_decoded(raw) if isinstance(raw, bytes) else raw)
+            return self.tokenizer.encode(decoded(raw) if isinstance(raw, bytes) else raw)
         except UnicodeEncodeError as error:  # half of a pair, which JSON may hold
             raise BadDocument("undecodable") from error
 
@@ -292,14 +292,14 @@ class Corpus:
         """A document, read and tokenized; its images are opened unless their grids are known."""
         raw = self.source.read(document)
         if self.patches:
-            plain = _decoded(raw) if isinstance(raw, bytes) else raw
+            plain = decoded(raw) if isinstance(raw, bytes) else raw
             parts = plain if isinstance(plain, (list, tuple)) else [plain]
             found = self._with_images(document, parts, self.patches, known)
         elif isinstance(raw, (list, tuple)):
             raise UsageError(f"patches=None: {shown(self.source)} holds images; give Patches()")
         else:
             strict = self._strict and isinstance(raw, bytes)
-            found = TokenizedDocument(self._ended(self._encoded(_decoded(raw) if strict else raw)))
+            found = TokenizedDocument(self._ended(self._encoded(decoded(raw) if strict else raw)))
         if found.lengths[2] < 1:
             raise BadDocument("too short")
         return found
@@ -399,10 +399,3 @@ def write_tokens(corpus: Corpus, path: str | PathLike[str]) -> None:
                 np.save(file, offsets)
     except OSError as error:
         raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
-
-
-def _decoded(raw: bytes) -> str:
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise BadDocument("undecodable") from error

@@ -247,13 +247,11 @@ class ImageFolder:
         if path.suffix.lower() not in IMAGE_SUFFIXES:
             raise BadDocument("without an image")
         try:
-            text = read_whole(path.with_suffix(self.suffix), LONGEST_TEXT).decode("utf-8")
+            text = decoded(read_whole(path.with_suffix(self.suffix), LONGEST_TEXT))
         except FileNotFoundError:
             raise BadDocument("without text") from None
         except OSError as error:
             raise BadDocument("with an unreadable text") from error
-        except UnicodeDecodeError as error:
-            raise BadDocument("undecodable") from error
         return parts_of(text, [path])
 
     @functools.cached_property
@@ -428,6 +426,14 @@ def _raw(example: Any, field: str) -> Raw:
     if array is None or array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise BadDocument("neither text nor tokens")
     return array
+
+
+def decoded(raw: bytes) -> str:
+    """Text in UTF-8; `BadDocument` if it is not."""
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise BadDocument("undecodable") from error
 
 
 def parts_of(text: str, images: Sequence[Image], marker: str = MARKER) -> Parts:
