@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 
 from rrfp_jax.core.step_rules import StepRules
-from rrfp_jax.runtime._jax import Settings, adopt, settings_here
+from rrfp_jax.runtime._jax import adopt, settings_here
 from rrfp_jax.runtime.engine.engine import Engine
 from rrfp_jax.runtime.engine.resplit import Ready, compiled_for_split
 from rrfp_jax.runtime.programs.compiler import IS_DROPPED
@@ -22,17 +22,22 @@ class Compiling:
     """
 
     def __init__(self, engine: Engine, split: Sequence[int], rules: Sequence[StepRules]) -> None:
-        self._end: Future[Ready | str] = Future()
-        dropped = threading.Event()
+        self._end = end = Future[Ready | str]()
+        dropped, settings = threading.Event(), settings_here()
         # Nobody wants it any more: it ends with what it is at.
         self.drop = weakref.finalize(self, dropped.set)
         # Before it waits for the threads of pools, which would do all that they have been given.
         threading._register_atexit(dropped.set)  # type: ignore[attr-defined]  # nothing public comes as early
-        threading.Thread(
-            name="compiles for another split",
-            target=_compile_all,
-            args=(self._end, dropped.is_set, settings_here(), engine, split, rules),
-        ).start()
+
+        def compile_all() -> None:  # without `self`, which is to be dropped meanwhile
+            adopt(settings)  # JAX has some by thread
+            IS_DROPPED.set(dropped.is_set)
+            try:
+                end.set_result(compiled_for_split(engine, split, rules, quiet=True))
+            except Exception as error:  # whatever it is, training goes on without
+                end.set_result(f"{type(error).__name__}: {error}")  # its traceback would keep the engine
+
+        threading.Thread(name="compiles for another split", target=compile_all).start()
 
     @property
     def told(self) -> tuple[bool, str]:
@@ -46,20 +51,3 @@ class Compiling:
         found = self._end.result()
         assert isinstance(found, Ready), "it is over, and there was no error"
         return found
-
-
-def _compile_all(
-    end: Future[Ready | str],
-    is_dropped: Callable[[], bool],
-    settings: Settings,
-    engine: Engine,
-    split: Sequence[int],
-    rules: Sequence[StepRules],
-) -> None:
-    """Run a thread that compiles; only its text is kept of an error, as its traceback has the engine."""
-    adopt(settings)  # JAX has some by thread
-    IS_DROPPED.set(is_dropped)
-    try:
-        end.set_result(compiled_for_split(engine, split, rules, quiet=True))
-    except Exception as error:  # whatever it is, training goes on without
-        end.set_result(f"{type(error).__name__}: {error}")
