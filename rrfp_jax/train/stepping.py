@@ -30,8 +30,8 @@ from rrfp_jax.loss_scale import loss_scale_of
 from rrfp_jax.printing import say
 from rrfp_jax.report.store import TRACED_STEPS
 from rrfp_jax.runtime.engine.engine import Engine
-from rrfp_jax.runtime.engine.resplit import Ready
-from rrfp_jax.runtime.engine.settings import OnNonfinite, Settings, check_order
+from rrfp_jax.runtime.engine.resplit import Ready, compiled_for_split, recut
+from rrfp_jax.runtime.engine.settings import Settings, check_order
 from rrfp_jax.runtime.programs.library import Phase
 from rrfp_jax.runtime.run.alike import check_programs
 from rrfp_jax.runtime.run.recorder import RunPhase
@@ -49,7 +49,7 @@ from rrfp_jax.train.checks import check_evaluation, examined, loss_trouble
 from rrfp_jax.train.loading import Loader
 from rrfp_jax.train.report import Report
 from rrfp_jax.train.resume import CheckpointWriter, TrainingState, stored_layers
-from rrfp_jax.train.tuning import HintExchange, Rebalancing, check_whole, repartition
+from rrfp_jax.train.tuning import HintExchange, Rebalancing
 
 
 @dataclass(frozen=True)
@@ -77,42 +77,19 @@ class StepOutcome:
     ahead: PlannedStep | None
 
 
-def plan_ahead(
-    planned: Planned,
-    step: int,
-    rules: StepRules,
-    buckets: Sequence[Bucket],
-    earlier: Iterable[RecordedStep],
-    engine: Engine,
-) -> PlannedStep | None:
-    """The order for a step; None if there are no costs yet for one of its buckets.
-
-    Nothing here depends on the process: records of earlier steps were gathered by all of them. They compare
-    what they find.
-    """
-    began = perf_counter()
-    names = [bucket_name(bucket) for bucket in buckets]
-    table = planned.costs
-    if not isinstance(table, CostTable):
-        assert table is None, "files have been read"
-        table = measured(earlier)
-        if table is None or not table.buckets.keys() >= set(names):
-            return None
-    engine.prepare(buckets, rules)  # the budgets follow from the programs
-    budgets = engine.memory.of_step(replace(rules, schedule=planned.hint), buckets).budgets
-    with refusing("planned orders: "):
-        costs = WorkloadCosts(table.workload(names), rules.placement)
-        found = planned.plan(rules, costs, budgets)
-    order = replace(rules, schedule=found.order)
-    engine.world.agree(f"the planned order of step {step}", str(order.schedule))
-    return PlannedStep(order, found.makespan, perf_counter() - began)
-
-
 def check_costs(planned: Planned, placement: Placement, buckets: Iterable[Bucket]) -> None:
     """Refuse given costs that lack one of these buckets, or are for another number of stages."""
     if isinstance(planned.costs, CostTable):
         with refusing("planned orders: "):
             WorkloadCosts(planned.costs.workload([bucket_name(bucket) for bucket in buckets]), placement)
+
+
+def check_whole(engine: Engine) -> None:
+    """Refuse to begin anew without a word."""
+    if engine.given_up:
+        raise TrainingError(
+            "layers were lost on their way to other stages: begin again, from a checkpoint if there is one"
+        )
 
 
 MOST_IN_VAIN = 20
@@ -122,17 +99,6 @@ MOST_IN_VAIN = 20
 def is_finite(sums: Sums) -> bool:
     """Whether a step can be applied."""
     return sums.norms.finite and all(map(math.isfinite, [*sums.totals, sums.weight]))
-
-
-def skip_or_stop(
-    standing: TrainingState, policy: OnNonfinite, step: int, sums: Sums, where: Callable[[], str]
-) -> TrainingState:
-    """How training stands after a step that cannot be applied."""
-    after = standing.after(finite=False)
-    if after.in_vain == 0 or (policy == "skip" and after.in_vain < MOST_IN_VAIN):
-        return after
-    many = "" if policy == "stop" else f" It is the {after.in_vain}th step in a row that is left out."
-    raise TrainingError(f"step {step}: {_not_finite(sums, where)}{many}")
 
 
 def _not_finite(sums: Sums, where: Callable[[], str]) -> str:
@@ -237,10 +203,8 @@ class Stepper:
         if applied:
             self._update(norm, unit, ran)
         else:
-            policy, engine = self._settings.on_nonfinite, self.engine
-            where = partial(not_finite, engine.stages, engine.layout)
             with interrupts_held():
-                self.standing = skip_or_stop(self.standing, policy, step, sums, where)
+                self.standing = self._skip_or_stop(step, sums)
                 self._count(ran)
         self.recorded.append(recorded)
         return Report.of(
@@ -272,7 +236,7 @@ class Stepper:
             self._meet(phase, step, buckets, data)
         rules, ahead = self.rules(len(plan), phase), None
         if trains and isinstance(self.schedule, Planned):
-            ahead = plan_ahead(self.schedule, step, rules, buckets, self.recorded, engine)
+            ahead = self._plan_ahead(self.schedule, step, rules, buckets)
             rules = rules if ahead is None else self._known(phase, ahead.rules)
 
         def load(fields: Sequence[frozenset[str]]) -> Sequence[Mapping[str, Any]]:
@@ -288,6 +252,31 @@ class Stepper:
                 f"is every token masked, or does the loss function leave out Loss(..., weight=...)?"
             )
         return StepOutcome(plan, planned, sums, ahead)
+
+    def _plan_ahead(
+        self, planned: Planned, step: int, rules: StepRules, buckets: Sequence[Bucket]
+    ) -> PlannedStep | None:
+        """The order for a step; None if there are no costs yet for one of its buckets.
+
+        Nothing here depends on the process: records of earlier steps were gathered by all of them. They
+        compare what they find.
+        """
+        began, engine = perf_counter(), self.engine
+        names = [bucket_name(bucket) for bucket in buckets]
+        table = planned.costs
+        if not isinstance(table, CostTable):
+            assert table is None, "files have been read"
+            table = measured(self.recorded)
+            if table is None or not table.buckets.keys() >= set(names):
+                return None
+        engine.prepare(buckets, rules)  # the budgets follow from the programs
+        budgets = engine.memory.of_step(replace(rules, schedule=planned.hint), buckets).budgets
+        with refusing("planned orders: "):
+            costs = WorkloadCosts(table.workload(names), rules.placement)
+            found = planned.plan(rules, costs, budgets)
+        order = replace(rules, schedule=found.order)
+        engine.world.agree(f"the planned order of step {step}", str(order.schedule))
+        return PlannedStep(order, found.makespan, perf_counter() - began)
 
     def _meet(self, phase: Phase, step: int, buckets: Sequence[Bucket], data: Data) -> None:
         """Take in shapes that were not there before; refuses what the model does not take."""
@@ -317,9 +306,7 @@ class Stepper:
 
         def work() -> Work | None:
             own = myself()
-            if own is None:
-                return None
-            return layer_work(own.engine, split, buckets_of(own._latest_plan), remat)
+            return None if own is None else layer_work(own.engine, split, buckets_of(own._latest_plan), remat)
 
         return cache(work)
 
@@ -348,9 +335,20 @@ class Stepper:
         self.loader.settle()  # which asks what is read here
         if self.saves.latest is not None:
             self.saves.latest.copied()  # what is being saved, as this donates it
-        before = self.engine
-        repartition(before, split, [*self._rules.values()], self._take_engine, ready)
-        if self.engine is not before and self._latest_plan:
+        engine, rules = self.engine, [*self._rules.values()]
+        check_whole(engine)
+        engine.world.agree("the split", str(split))
+        if list(split) == engine.split:
+            return
+        if engine.stages:
+            ready = ready or compiled_for_split(engine, split, rules)
+            with interrupts_held():  # all of it, or none
+                self._take_engine(recut(engine, ready, rules))
+        else:
+            new = Engine(engine.spec, split, engine.executables)
+            new.library.know(engine.library)
+            self._take_engine(new)
+        if self._latest_plan:
             self.engine.memory.of_step(self._rules["train"], buckets_of(self._latest_plan))
 
     def _take_engine(self, engine: Engine) -> None:
@@ -369,9 +367,7 @@ class Stepper:
 
     def rules(self, microbatches: int, phase: Phase) -> StepRules:
         """The rules of a step by the present schedule, or by its base if orders are planned."""
-        layout, base = self.engine.layout, self.schedule
-        if isinstance(base, Planned):
-            base = base.base
+        layout, base = self.engine.layout, base_of(self.schedule)
         share, known = layout.count_of(microbatches), self._rules.get(phase)
         if known is not None and known.schedule is base and known.microbatches == share:
             return known
@@ -413,6 +409,15 @@ class Stepper:
     def is_data_of_last_step(self, data: Data) -> bool:
         """Whether the step before the next one had this data, as far as it is known."""
         return not self.last_plan or plan_hash(self.loader.plan(data, self.steps_done - 1)) == self.last_plan
+
+    def _skip_or_stop(self, step: int, sums: Sums) -> TrainingState:
+        """How training stands after a step that cannot be applied."""
+        after, policy = self.standing.after(finite=False), self._settings.on_nonfinite
+        if after.in_vain == 0 or (policy == "skip" and after.in_vain < MOST_IN_VAIN):
+            return after
+        many = "" if policy == "stop" else f" It is the {after.in_vain}th step in a row that is left out."
+        where = partial(not_finite, self.engine.stages, self.engine.layout)
+        raise TrainingError(f"step {step}: {_not_finite(sums, where)}{many}")
 
     def _count(self, ran: StepOutcome) -> None:
         self.steps_done += 1

@@ -13,19 +13,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeAlias
 
 from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.core.step_rules import Bucket, StepRules, bucket_name
-from rrfp_jax.errors import TrainingError, UsageError
+from rrfp_jax.errors import UsageError
 from rrfp_jax.forecast.devices import CPU, LINKS, accelerator_of_kind
 from rrfp_jax.forecast.forecast import Devices, RunSpec, forecast
 from rrfp_jax.printing import say
 from rrfp_jax.runtime.engine.engine import Engine
-from rrfp_jax.runtime.engine.resplit import Ready, compiled_for_split, recut
+from rrfp_jax.runtime.engine.resplit import Ready
 from rrfp_jax.runtime.engine.settings import Rebalance, Settings
 from rrfp_jax.runtime.mesh.topology import Layout, Mesh
-from rrfp_jax.runtime.run.signals import interrupts_held
 from rrfp_jax.runtime.run.world import START_SECONDS
 from rrfp_jax.runtime.sizes import memory_limit
 from rrfp_jax.sim.choice import Auto, Candidate, choose
@@ -54,10 +53,9 @@ def predicted(run: RunSpec, layout: Layout) -> RunSpec:
     def find() -> tuple[str | None, Sequence[int] | None]:
         began = perf_counter()
         found = forecast(run, devices)
-        split, choice = found.split, found.choice
-        if choice is not None:
-            say(f"schedule auto: {choice}; predicted in {perf_counter() - began:.1f} s")
-        return None if choice is None else choice.name, split
+        if found.choice is not None:
+            say(f"schedule auto: {found.choice}; predicted in {perf_counter() - began:.1f} s")
+        return None if found.choice is None else found.choice.name, found.split
 
     name, split = layout.world.decide(f"the choice of {what}", find, START_SECONDS)
     return replace(run, schedule=run.schedule if auto is None else auto.hints[name], split=split)
@@ -136,11 +134,7 @@ class HintExchange:
         return rules.schedule if name == present else self._auto.hints[name]
 
     def _candidates(
-        self,
-        rules: StepRules,
-        buckets: Sequence[Bucket],
-        earlier: Iterable[RecordedStep],
-        engine: Engine,
+        self, rules: StepRules, buckets: Sequence[Bucket], earlier: Iterable[RecordedStep], engine: Engine
     ) -> dict[str, Candidate | str]:
         """The present hint and those that could take its place; of the others why not.
 
@@ -176,6 +170,10 @@ def rebalancing(mode: Rebalance, widths: Sequence[int]) -> Rebalancing | None:
     return Rebalancing(mode)
 
 
+Recut: TypeAlias = Callable[[Sequence[int], Ready | None], None]
+"""Goes on with a split, for which all may be ready; see `Stepper.recut`."""
+
+
 class Rebalancing:
     """When layers move, and what is said of it.
 
@@ -204,7 +202,7 @@ class Rebalancing:
         engine: Engine,
         rules: Sequence[StepRules],
         recorded: Sequence[RecordedStep],
-        recut: Callable[[Sequence[int], Ready | None], None],
+        recut: Recut,
     ) -> None:
         """Look at what was measured, if it is time, and move layers, if all processes are ready for that."""
         began = perf_counter()
@@ -214,12 +212,10 @@ class Rebalancing:
         if self._compiling is not None:
             self._beside += 1
             self._slowed += recorded[-1].trace.makespan - self._move.seconds if self._move else 0.0
-            if not self._all_ready(engine, self._compiling):
-                self.watched_seconds += perf_counter() - began
+            if self._all_ready(engine, self._compiling):
+                self._go(step, engine, self._compiling.ready(), recut)
                 return
-            self._go(step, engine, self._compiling.ready(), recut)
-            return
-        if self._steps >= self._due and len(recorded) >= FIRST:  # fewer after a move that was taken back
+        elif self._steps >= self._due and len(recorded) >= FIRST:  # fewer after a move that was taken back
             split = self._look(step, left, engine, recorded)
             if split is not None:
                 self._compiling, self._began = Compiling(engine, split, rules), began
@@ -276,13 +272,7 @@ class Rebalancing:
             self._compiling.drop()
         self._compiling = None
 
-    def _go(
-        self,
-        step: int,
-        engine: Engine,
-        ready: Ready,
-        recut: Callable[[Sequence[int], Ready | None], None],
-    ) -> None:
+    def _go(self, step: int, engine: Engine, ready: Ready, recut: Recut) -> None:
         began, move, before = perf_counter(), self._move, engine.split
         try:
             recut(ready.engine.split, ready)
@@ -345,33 +335,3 @@ def _text(split: Sequence[int]) -> str:
 
 def _print(text: str) -> None:
     say(f"rebalance: {text}")
-
-
-def repartition(
-    engine: Engine,
-    split: Sequence[int],
-    rules: Sequence[StepRules],
-    take: Callable[[Engine], None],
-    ready: Ready | None = None,
-) -> None:
-    """Go on with another split, unless the engine has it; all processes together."""
-    check_whole(engine)
-    engine.world.agree("the split", str(split))
-    if list(split) == engine.split:
-        return
-    if not engine.stages:
-        new = Engine(engine.spec, split, engine.executables)
-        new.library.know(engine.library)
-        take(new)
-        return
-    ready = ready or compiled_for_split(engine, split, rules)
-    with interrupts_held():  # all of it, or none
-        take(recut(engine, ready, rules))
-
-
-def check_whole(engine: Engine) -> None:
-    """Refuse to begin anew without a word."""
-    if engine.given_up:
-        raise TrainingError(
-            "layers were lost on their way to other stages: begin again, from a checkpoint if there is one"
-        )
