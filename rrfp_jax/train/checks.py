@@ -12,7 +12,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from rrfp_jax.checkpoint.leaves import keyed
 from rrfp_jax.core.step_rules import Bucket
@@ -110,15 +109,9 @@ def check_count(call: str, name: str, value: Any, least: int) -> None:
         raise UsageError(f"Trainer.{call}({name}={shown(value)}): give a whole number, at least {least}")
 
 
-def check_model(
-    pipe: Pipeline,
-    engine: Engine,
-    optimizer: optax.GradientTransformation | None,
-    data: Data,
-    plan: Sequence[Microbatch],
-) -> None:
+def check_model(engine: Engine, data: Data, plan: Sequence[Microbatch]) -> None:
     """Refuse a model, its loss, or an optimizer that does not work for the microbatches of a first step."""
-    buckets = buckets_of(plan)
+    buckets, pipe, optimizer = buckets_of(plan), engine.pipe, engine.spec.optimizer
     library, flows = engine.library, []
     for bucket in dict.fromkeys(buckets):
         shapes = examined(library, 0, bucket, buckets)

@@ -281,24 +281,12 @@ def in_units(size: int) -> str:
     return f"{size / 2**20:.1f} MiB" if size >= 2**20 / 20 else f"{size / 2**10:.1f} KiB"
 
 
-def compare(
-    pipe: Pipeline,
-    params: Params,
-    microbatches: Sequence[Mapping[str, Any]],
-    numbers: tuple[int, int],
-    loss: float,
-    gradient: Params,
-    stages: Sequence[StageLedger],
-) -> CheckReport:
-    """Hold a pipelined loss and gradient against unpipelined ones; `numbers` are seed and step.
-
-    The gradient may be that of some layers only.
-    """
-    step = PlainStep(pipe, params, microbatches, numbers)
+def compare(step: PlainStep, loss: float, gradient: Params, stages: Sequence[StageLedger]) -> CheckReport:
+    """Hold a pipelined loss and gradient, which may be that of some layers only, against unpipelined ones."""
     expected_loss, expected = step.value_and_grad()
     others = [step.in_pieces(), step.nearby()]
     spreads = [leaf_errors({layer: other[layer] for layer in gradient}, expected) for _, other in others]
-    leaves = dict(zip(leaf_paths(params), jax.tree.leaves(params), strict=True))
+    leaves = dict(zip(leaf_paths(step.params), jax.tree.leaves(step.params), strict=True))
     errors = leaf_errors(gradient, expected)
     return CheckReport(
         loss=loss,

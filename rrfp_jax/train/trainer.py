@@ -54,7 +54,7 @@ from rrfp_jax.train.checks import (
 )
 from rrfp_jax.train.exporting import flax_states, whole_params
 from rrfp_jax.train.named import read_schedule
-from rrfp_jax.train.reference import CheckReport, compare
+from rrfp_jax.train.reference import CheckReport, PlainStep, compare
 from rrfp_jax.train.report import Evaluation, Report
 from rrfp_jax.train.resume import (
     Found,
@@ -355,7 +355,8 @@ class Trainer:
             params = whole_params(self._engine) if self._world.size > 1 else self.stage_params
             ids = self._stepper.seed, self.steps_done
             with jax.transfer_guard("allow"):
-                report = compare(self._engine.pipe, params, microbatches, ids, loss, gradient, table)
+                plain = PlainStep(self._engine.pipe, params, microbatches, ids)
+                report = compare(plain, loss, gradient, table)
         told = self._world.gather("the check", [report.leaf_errors, report.leaf_limits])
         errors, limits = ({k: v for own in each for k, v in own.items()} for each in zip(*told, strict=True))
         lost = self._engine.library.lost_gradients
@@ -566,7 +567,7 @@ class Trainer:
     def _check_model(self, data: Data, plan: Sequence[Microbatch]) -> None:
         if not self._checked:
             self._stepper.rules(len(plan), "train")  # which refuse an order that cannot end
-            check_model(self._engine.pipe, self._engine, self._optimizer, data, plan)
+            check_model(self._engine, data, plan)
             self._checked = True
 
     def _steps(self, data: Data, count: int) -> Iterator[Report]:
