@@ -53,11 +53,9 @@ def read_schedule(given: Schedule | Planned | Auto | str) -> Schedule | Planned 
                 f"schedule={given!r}: no file of costs is named; leave out the colon for measured ones"
             )
         given = Planned(costs=file or None)
-    if isinstance(given, Planned):
-        if not isinstance(given.costs, str):
-            return given
+    if isinstance(given, Planned) and isinstance(given.costs, str):
         return replace(given, costs=read_costs(given.costs, f"costs={given.costs}"))
-    return given if isinstance(given, Auto) else schedule_of(given)
+    return given if isinstance(given, (Planned, Auto)) else schedule_of(given)
 
 
 def schedule_of(given: Schedule | str, others: Sequence[str] = ()) -> Schedule:

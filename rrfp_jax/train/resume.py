@@ -62,9 +62,7 @@ class TrainingState:
 
     def after(self, finite: bool) -> TrainingState:
         """After one more step."""
-        scale = self.loss_scale
-        if scale.dynamic:
-            scale = scale.after(finite)
+        scale = self.loss_scale.after(finite) if self.loss_scale.dynamic else self.loss_scale
         if finite:
             return replace(self, loss_scale=scale, in_vain=0)
         in_vain = self.in_vain + 1 if scale.value == self.loss_scale.value else 0
