@@ -141,7 +141,7 @@ class Patches:
             BadDocument: the image is missing, broken, too large, of a kind that has no colours, or has not
                 the known grid.
         """
-        pillow = _pillow("Image")
+        pillow = _pillow()
         with _opened(image) as picture:
             coloured = _coloured(_upright(picture))
             rows, columns = self.grid(*coloured.size)
@@ -153,9 +153,9 @@ class Patches:
             return self.cut(np.asarray(coloured, np.uint8))
 
 
-def _pillow(module: str) -> Any:
-    """A module of Pillow, which is only imported where there are images."""
-    return imported(f"PIL.{module}", "data with images", "pillow")
+def _pillow() -> Any:
+    """Pillow, which is only imported where there are images."""
+    return imported("PIL.Image", "data with images", "pillow")
 
 
 def name_of(image: Image) -> str:
@@ -169,7 +169,7 @@ def _opened(image: Image) -> Iterator[Any]:
 
     What Pillow's decoders raise inside is a `BadDocument`; there are many kinds, of which none is documented.
     """
-    pillow = _pillow("Image")
+    pillow = _pillow()
     try:
         if isinstance(image, pillow.Image):
             _check(image)
@@ -225,7 +225,7 @@ def _check(picture: Any, name: str = "") -> None:
 
 def _orientation(picture: Any) -> int:
     """As EXIF has it; that of PNG decodes the whole image."""
-    return int(_pillow("Image").Image.getexif(picture).get(_ORIENTATION, 1))
+    return int(_pillow().Image.getexif(picture).get(_ORIENTATION, 1))
 
 
 def _upright(picture: Any) -> Any:
@@ -237,7 +237,7 @@ def _upright(picture: Any) -> Any:
 
 def _coloured(picture: Any) -> Any:
     """Any kind of picture as red, green and blue; what is transparent lies on white."""
-    pillow = _pillow("Image")
+    pillow = _pillow()
     if picture.mode in ("I", "I;16", "I;16B", "I;16L"):  # 16 bits of grey, which Pillow would clip at 255
         grey = np.clip(np.asarray(picture).astype(np.int64), 0, 2**16 - 1)
         picture = pillow.fromarray((grey // 257).astype(np.uint8))
