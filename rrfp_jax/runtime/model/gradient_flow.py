@@ -92,13 +92,12 @@ def gradient_flow(pipe: Pipeline, shapes: Sequence[LayerShapes], fields: Specs, 
         kind = id(step.closed), tuple(moves), tuple(map(bool, flags))
         if kind not in known:
             known[kind] = _sources(step, moves, flags)
-        sources.insert(0, known[kind])
-        if step.sums and any(len(step.leaves) + 1 in reached_by for reached_by in known[kind].values()):
+        of = known[kind]
+        sources.insert(0, of)
+        if step.sums and any(len(step.leaves) + 1 in reached_by for reached_by in of.values()):
             origin = step.name
         first = len(step.paths)
-        inputs = [
-            reduce(or_, (flags[k] for k in known[kind].get(i, ())), 0) for i in range(first + step.arriving)
-        ]
+        inputs = [reduce(or_, (flags[k] for k in of.get(i, ())), 0) for i in range(first + step.arriving)]
         for path, flag in zip(step.paths, inputs[:first], strict=True):
             if flag & _WEIGHT:
                 raise UsageError(
@@ -113,7 +112,7 @@ def gradient_flow(pipe: Pipeline, shapes: Sequence[LayerShapes], fields: Specs, 
     paths = [path for step in steps for path in step.paths]
     names = frozenset(path for path in paths if roles.owners.get(path, path) in reached)
     trained = [[step.paths[i] for i in sorted(step.trained)] for step in steps[:-1]]
-    silent = {k: steps[k].trained for k, own in enumerate(trained) if own and names.isdisjoint(own)}
+    silent = {k: (k, steps[k].trained) for k, own in enumerate(trained) if own and names.isdisjoint(own)}
     parts = {
         path: (k, [i])
         for k, step in enumerate(steps[:-1])
@@ -121,11 +120,10 @@ def gradient_flow(pipe: Pipeline, shapes: Sequence[LayerShapes], fields: Specs, 
         for i in sorted(step.trained)
         if (path := step.paths[i]) not in names
     }
-    found = _cuts(steps, reaching, {**{k: (k, own) for k, own in silent.items()}, **parts})
+    found = _cuts(steps, reaching, {**silent, **parts})
     cuts = {k: found[k] for k in silent if k in found}
-    return Flow(
-        _borders(steps, sources, reaching), names, cuts, {p: found[p] for p in parts if p in found}, trained
-    )
+    partly = {path: found[path] for path in parts if path in found}
+    return Flow(_borders(steps, sources, reaching), names, cuts, partly, trained)
 
 
 def _steps(pipe: Pipeline, shapes: Sequence[LayerShapes], fields: Specs, roles: Roles) -> list[_Step]:
@@ -236,10 +234,8 @@ def _cuts(
     """Why these parameters of layers would not train, but for those that the loss does not follow from."""
     if not wanted:
         return {}
-    known: dict[int, Sequence[int]] = {}  # repeats of a layer are alike
-    for step in steps:
-        if id(step.closed) not in known:
-            known[id(step.closed)] = output_dependence(step.closed)
+    distinct = {id(step.closed): step.closed for step in steps}  # repeats of a layer are alike
+    known = {number: output_dependence(closed) for number, closed in distinct.items()}
     follows = [known[id(step.closed)] for step in steps]
     # For each step, the leaves it gets from which any total follows; last those it gives.
     needed = [set[int]()]
@@ -345,9 +341,8 @@ def lost_gradients(flows: Sequence[Flow]) -> dict[str, str]:
 
 def told_lost(lost: Mapping[str, str]) -> str:
     """What `lost_gradients` found, as one sentence."""
-    said = []
-    for place, group in groupby(lost, lost.__getitem__):
-        said.append(f"no gradient reaches {_names([*group])}: {place}")
+    groups = groupby(lost, lost.__getitem__)
+    said = [f"no gradient reaches {_names([*group])}: {place}" for place, group in groups]
     more = len(said) - _MOST_PLACES
     return "; ".join(said[:_MOST_PLACES]) + (f"; and so in {more} more places" if more > 0 else "")
 
