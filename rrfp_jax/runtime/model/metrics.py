@@ -99,15 +99,18 @@ def numbers_of(metric: Any) -> dict[str, Any]:
 
 def kinds_of(losses: Iterable[Mapping[str, Any]]) -> dict[str, Kind]:
     """The kinds of the metrics of several losses by name, sorted; refuses a name with two."""
+    metrics = ((name, metric) for own in losses for name, metric in own.items())
+    return _one_of_each((name, _KINDS.get(type(metric), "per weight")) for name, metric in metrics)
+
+
+def _one_of_each(names: Iterable[Name]) -> dict[str, Kind]:
     kinds: dict[str, Kind] = {}
-    for metrics in losses:
-        for name, metric in metrics.items():
-            kind = _KINDS.get(type(metric), "per weight")
-            if kinds.setdefault(name, kind) != kind:
-                raise UsageError(
-                    f"Loss metric {name!r} is reduced as {kinds[name]!r} by one part of the model and as "
-                    f"{kind!r} by another: give one of them another name"
-                )
+    for name, kind in names:
+        if kinds.setdefault(name, kind) != kind:
+            raise UsageError(
+                f"Loss metric {name!r} is reduced as {kinds[name]!r} by one part of the model and as "
+                f"{kind!r} by another: give one of them another name"
+            )
     return dict(sorted(kinds.items()))
 
 
@@ -172,9 +175,7 @@ def joined_vectors(names: Sequence[Sequence[Name]]) -> tuple[list[Name], Callabl
         assert loss is not None
         return in_one_vector(loss)[1]
 
-    lengths = [2 + sum(1 + (kind == "mean") for _, kind in own) for own in names]
-    kinds = kinds_of(of_vector(own, range(n)).metrics for own, n in zip(names, lengths, strict=True))
-    return list(kinds.items()), add_up
+    return list(_one_of_each(name for own in names for name in own).items()), add_up
 
 
 def real_of(values: Sequence[Any]) -> Any:
