@@ -325,9 +325,8 @@ class TreeLayer(LayerSpec):
         own = self._parts
         leaves = iter([as_key(spec, reduce(getitem, path, params)) for path, spec in own.arrays])
         trained = jax.tree.unflatten(own.params, [next(leaves) for _ in range(own.params.num_leaves)])
-        static = jax.tree.unflatten(
-            own.static, [next(leaves) if leaf is _ABSENT else leaf for leaf in own.rest]
-        )
+        rest = [next(leaves) if leaf is _ABSENT else leaf for leaf in own.rest]
+        static = jax.tree.unflatten(own.static, rest)
         if self.combine is not None:
             return self.combine(trained, static)
         return jax.tree.map(
@@ -356,13 +355,8 @@ class TreeLayer(LayerSpec):
     def _split(self, made: Any) -> tuple[Any, Any]:
         """What is trained, and the rest."""
         if self.split is None:
-            leaves, structure = jax.tree.flatten(made)
-            trained = [isinstance(a, jax.Array) and jnp.issubdtype(a.dtype, jnp.inexact) for a in leaves]
-            pairs = list(zip(leaves, trained, strict=True))
-            return (
-                jax.tree.unflatten(structure, [leaf if own else None for leaf, own in pairs]),
-                jax.tree.unflatten(structure, [None if own else leaf for leaf, own in pairs]),
-            )
+            trained = jax.tree.map(lambda leaf: leaf if _is_inexact(leaf) else None, made)
+            return trained, jax.tree.map(lambda leaf: None if _is_inexact(leaf) else leaf, made)
         parts = self.split(made)
         if not isinstance(parts, tuple) or len(parts) != 2:
             raise UsageError(f"split= gives {shown(parts)}; return (params, static)")
@@ -373,6 +367,10 @@ class TreeLayer(LayerSpec):
                     f"which is no array; leave it in static"
                 )
         return parts
+
+
+def _is_inexact(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and bool(jnp.issubdtype(leaf.dtype, jnp.inexact))
 
 
 def _dotted(path: _Path) -> str:
