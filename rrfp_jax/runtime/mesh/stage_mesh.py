@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from rrfp_jax.runtime._jax import DeviceCopier, HostCopier, shards_of
-from rrfp_jax.runtime.model.sharding import WHOLE
+from rrfp_jax.runtime.model.pipeline import WHOLE
 from rrfp_jax.runtime.sizes import as_sent
 
 AXES = ("dp", "tp")

@@ -30,7 +30,6 @@ from rrfp_jax.runtime.model.user_errors import (
     short,
 )
 
-LossFunction: TypeAlias = Callable[[Any, MicrobatchView], Loss]
 Specs: TypeAlias = Mapping[str, jax.ShapeDtypeStruct]
 
 IDS = jax.ShapeDtypeStruct((3,), jnp.uint32)
@@ -58,8 +57,8 @@ class LayerShapes:
     metrics: Mapping[str, Any] = field(default_factory=dict)
 
 
-_WHOLE = PartitionSpec()
-
+WHOLE = PartitionSpec()
+"""The spec of what every device of a stage has whole."""
 
 _ELSEWHERE = {
     **dict.fromkeys(["loss_fn", "loss_function"], "it is loss: Pipeline(layers, loss)"),
@@ -101,13 +100,13 @@ class Pipeline:
     def __init__(
         self,
         layers: Sequence[LayerSpec],
-        loss: LossFunction,
+        loss: Callable[[Any, MicrobatchView], Loss],
         *,
         additive: bool = True,
         frozen: str | Sequence[str] = (),
         tied: Mapping[str, str | Sequence[str]] | None = None,
         sharding: Mapping[str, PartitionSpec] | None = None,
-        carry: PartitionSpec = _WHOLE,
+        carry: PartitionSpec = WHOLE,
     ) -> None:
         if not isinstance(layers, Sequence):
             raise UsageError(f"Pipeline: layers: {instead_of_layers(layers)}")

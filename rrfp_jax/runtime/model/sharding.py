@@ -16,13 +16,10 @@ from jax.sharding import PartitionSpec
 
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.model.layers import Params
-from rrfp_jax.runtime.model.pipeline import LayerShapes, Pipeline
+from rrfp_jax.runtime.model.pipeline import WHOLE, LayerShapes, Pipeline
 from rrfp_jax.runtime.model.roles import Roles, leaf_paths, matching
 
 TP = "tp"
-
-WHOLE = PartitionSpec()
-"""The spec of what every device of a stage has whole."""
 
 
 @dataclass(frozen=True)

@@ -33,10 +33,10 @@ from rrfp_jax.runtime.mesh.stage_mesh import StageMesh, WidthChanges
 from rrfp_jax.runtime.model.gradient_flow import Border
 from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.model.metrics import Name, in_one_vector
-from rrfp_jax.runtime.model.pipeline import IDS, INDEX, LayerShapes, Pipeline, run_layers
+from rrfp_jax.runtime.model.pipeline import IDS, INDEX, WHOLE, LayerShapes, Pipeline, run_layers
 from rrfp_jax.runtime.model.pipeline import Specs as Fields
 from rrfp_jax.runtime.model.roles import LeafRoles, Roles
-from rrfp_jax.runtime.model.sharding import WHOLE, Sharding
+from rrfp_jax.runtime.model.sharding import Sharding
 from rrfp_jax.runtime.programs.compiler import Compiled, Compiler
 from rrfp_jax.runtime.programs.gradients import adding, where, wide
 from rrfp_jax.runtime.sizes import on_the_way
