@@ -293,12 +293,11 @@ def gpu_environment(
     if not gpus or environment.get("JAX_PLATFORMS") == "cpu":
         return {}
     first, end = rank * len(gpus) // count, (rank + 1) * len(gpus) // count
-    if len(gpus) >= count:
-        return {"CUDA_VISIBLE_DEVICES": ",".join(gpus[first:end])}
+    own = {"CUDA_VISIBLE_DEVICES": ",".join(gpus[first : max(end, first + 1)])}
+    if len(gpus) >= count or MEMORY in environment or OLD_MEMORY in environment:
+        return own
     sharers = sum(other * len(gpus) // count == first for other in range(count))
-    if MEMORY in environment or OLD_MEMORY in environment:
-        return {"CUDA_VISIBLE_DEVICES": gpus[first]}
-    return {"CUDA_VISIBLE_DEVICES": gpus[first], MEMORY: f"{SHARED_MEMORY / sharers:.3f}"}
+    return {**own, MEMORY: f"{SHARED_MEMORY / sharers:.3f}"}
 
 
 def step_gpus(environment: Mapping[str, str], step: SlurmStep) -> dict[str, str]:
