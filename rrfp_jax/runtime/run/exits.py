@@ -208,8 +208,6 @@ def fail(world: World, error: BaseException) -> None:
         end(world, status)
 
 
-OVERTIME_TICK_SECONDS = 0.5
-
 WORD_SECONDS = 5.0
 """Or half of the limit: after so long it is said who is waited for."""
 
@@ -223,14 +221,14 @@ def limit_overtime(world: World, limit: float) -> None:
         """Let so many seconds pass in which this process does not say goodbye."""
         while seconds > 0:
             begun = monotonic()
-            sleep(min(OVERTIME_TICK_SECONDS, seconds))
+            sleep(min(TICK_SECONDS, seconds))
             if not world.says_goodbye:
                 seconds -= monotonic() - begun
 
     def watch() -> None:
         # Joining it would be in Python's way, which looks at its lock.
         while threading.main_thread().is_alive():
-            sleep(OVERTIME_TICK_SECONDS)
+            sleep(TICK_SECONDS)
         early = min(WORD_SECONDS, limit / 2)
         outlast(early)
         at_most = "" if isinf(limit) else f", {limit:g} s at most"
@@ -256,7 +254,7 @@ def waited_for() -> str:
 class Shutdown:
     """The end of a process of several; one that serves the coordination service ends last."""
 
-    def __init__(self, world: World, coordinator: Coordinator | None = None) -> None:
+    def __init__(self, world: World, coordinator: Coordinator | None) -> None:
         assert world.mailbox is not None
         self._world, self._mailbox, self._coordinator = world, world.mailbox, coordinator
         self._watchdog = Watchdog(world.mailbox, StatusResponder(world).attend, self._give_up)
