@@ -58,7 +58,7 @@ class MemoryRange(NamedTuple):
         return self.device == other.device and first.address + first.size > second.address
 
 
-def bindings(here: bool = False) -> ModuleType:
+def bindings(here: bool) -> ModuleType:
     """NIXL, or `NixlAbsent`; `here` says whether all other processes are on this machine."""
     ENVIRONMENT.setdefault("UCX_LOG_LEVEL", "error")  # its warnings go to standard output
     if here:
@@ -125,9 +125,8 @@ class Agent:
 
     def describe(self, memory: Sequence[MemoryRange]) -> bytes:
         """What other agents must know of registered memory, to write there."""
-        return bytes(
-            self._call(lambda: self._agent.getLocalPartialMD(self._list(memory), False, self._backends))
-        )
+        tell = self._agent.getLocalPartialMD
+        return bytes(self._call(lambda: tell(self._list(memory), False, self._backends)))
 
     def release(self, memory: Sequence[MemoryRange]) -> None:
         """The opposite of `register`, for each of its calls one."""

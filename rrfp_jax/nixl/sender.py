@@ -198,9 +198,8 @@ class Sender:
 
     def reset(self, round: int) -> list[Instruction]:
         """A round is broken off: what is not being written will not be; earlier rounds go on."""
-        waiting = [
-            n for n, own in self._outgoing.items() if own.key.round >= round and own.state != "writing"
-        ]
+        own = self._outgoing.items()
+        waiting = [number for number, out in own if out.key.round >= round and out.state != "writing"]
         return [done for number in waiting for done in self._drop(number)]
 
     def lost(self, rank: int) -> list[Instruction]:

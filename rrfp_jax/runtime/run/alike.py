@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 
 from rrfp_jax.errors import UsageError
@@ -26,10 +27,8 @@ def found_versions(names: Iterable[str] = (*COMPILING, *TRACED)) -> dict[str, st
     """Of those packages, and of Python, that are installed."""
     found = {}
     for name in names:
-        try:
+        with suppress(PackageNotFoundError):
             found[name] = platform.python_version() if name == "Python" else version(name)
-        except PackageNotFoundError:
-            continue
     return found
 
 

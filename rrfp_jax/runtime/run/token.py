@@ -86,17 +86,16 @@ class SharedToken:
         `store` is JAX's client, as nothing can be sealed yet. UsageError says which nodes do not see rank 0's
         file, or that others may read it.
         """
+        limit = int(1000 * seconds)
         try:
             if rank == 0:
                 token, seen = self.write(), ""
             else:
-                store.blocking_key_value_get_bytes(f"{READ}/0", int(1000 * seconds))  # it is written by now
+                store.blocking_key_value_get_bytes(f"{READ}/0", limit)  # it is written by now
                 token = self._read(SEEN_SECONDS)
                 seen = "" if token else socket.gethostname()
             store.key_value_set_bytes(f"{READ}/{rank}", f"-{seen}".encode())
-            said = [
-                store.blocking_key_value_get_bytes(f"{READ}/{r}", int(1000 * seconds)) for r in range(size)
-            ]
+            said = [store.blocking_key_value_get_bytes(f"{READ}/{r}", limit) for r in range(size)]
         except RuntimeError as error:
             raise TrainingError(
                 f"not all ranks have said in {seconds:.0f} s whether they see {self._path}: {error}"

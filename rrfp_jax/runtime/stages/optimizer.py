@@ -540,8 +540,7 @@ class Optimizer:
     def tree(self) -> Any:
         """The state as the optimizer has it, with None for what is another stage's."""
         leaves: list[Any] = [None] * self._programs.structure.num_leaves
-        for place, leaf in zip(self.places, self.state, strict=True):
-            leaves[place] = leaf
+        _put(leaves, self.places, self.state)
         return jax.tree.unflatten(self._programs.structure, leaves)
 
     def shards(self) -> list[list[Sequence[jax.Array]]]:

@@ -225,9 +225,8 @@ class Reduced:
     def __add__(self, other: Reduced) -> Reduced:
         """The reduction of both; numbers are added in the order of the calls."""
         pairs = zip(self.numbers, other.numbers, strict=True)
-        return Reduced(
-            self.kind, [float(np.maximum(a, b)) if self.kind == "max" else a + b for a, b in pairs]
-        )
+        numbers = [float(np.maximum(a, b)) if self.kind == "max" else a + b for a, b in pairs]
+        return Reduced(self.kind, numbers)
 
     def figure(self, weight: float) -> float:
         """What is reported, where the loss has this weight."""
