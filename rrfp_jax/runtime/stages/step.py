@@ -274,28 +274,27 @@ def add_up(
             `hyperparams`, by name; `peaks`, of stage replica and bytes; `load_seconds`.
         budgets: bytes for microbatches, by stage replica.
     """
-    stages, hyperparams, seconds = recorded.trace.placement.stages, dict[str, float](), 0.0
-    found: dict[str, list[Any]] = {"virtual_stages": [], "norms": [], "peaks": []}
-    for result in results:
-        hyperparams = hyperparams or result["hyperparams"]
-        seconds = max(seconds, result["load_seconds"])
-        for name, rows in found.items():
-            rows.extend(result[name])
+    stages = recorded.trace.placement.stages
+    told = (result["hyperparams"] for result in results)
+    hyperparams: dict[str, float] = next(filter(None, told), {})
+    seconds = max(result["load_seconds"] for result in results)
+
+    def rows(name: str) -> list[Any]:
+        return sorted(row for result in results for row in result[name])
+
     totals, weight, metrics = [0.0] * microbatches, 0.0, dict[str, Reduced]()
-    for _, j, _, names, (total, counted, *numbers) in sorted(found["virtual_stages"]):
+    for _, j, _, names, (total, counted, *numbers) in rows("virtual_stages"):
         totals[j] += total
         weight += counted
         rest = iter(numbers)
         for name, kind in names:
             reduced = Reduced(kind, [*islice(rest, 1 + (kind == "mean"))])
             metrics[name] = metrics[name] + reduced if name in metrics else reduced
-    norms = _norms(sorted(found["norms"]))
-    peaks, least = [0] * stages, list[int | None]([None] * stages)
-    for number, peak in found["peaks"]:
+    norms, peaks = _norms(rows("norms")), [0] * stages
+    for number, peak in rows("peaks"):
         peaks[number % stages] = max(peaks[number % stages], peak)
-    for number, budget in enumerate(budgets):
-        known = least[number % stages]
-        least[number % stages] = budget if known is None or budget is None else min(known, budget)
+    limits = [[own for own in budgets[s::stages] if own is not None] for s in range(stages)]
+    least = [min(own, default=None) for own in limits]
     total = float(np.sum(np.asarray(totals, np.float64)))
     return Sums(total, totals, weight, metrics, hyperparams, norms, recorded, peaks, least, seconds)
 
