@@ -285,11 +285,9 @@ class Membership:
 
     def _judge(self, silent: Collection[int], now: float) -> None:
         """Give up whoever is silent, for a reason on which all agree that hear each other."""
-        told = [one for one in self.gone.values() if one.how == "failed"]
-        if told:  # somebody has judged before, or something else came first
-            culprit, sentence = told[0].culprit, told[0].sentence
-        else:
-            culprit, sentence = self._blame(silent)
+        # Somebody may have judged before, or something else have come first.
+        told = next((one for one in self.gone.values() if one.how == "failed"), None)
+        culprit, sentence = (told.culprit, told.sentence) if told else self._blame(silent)
         for rank in silent:
             self._note(rank, Gone("lost", culprit, sentence, now))
 
