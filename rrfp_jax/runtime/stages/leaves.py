@@ -77,10 +77,7 @@ def _sent(
 
 def transfers(before: Sequence[Collection[Leaf]], after: Sequence[Collection[Leaf]]) -> list[LeafTransfer]:
     """What each stage lacks of what it will have, from the first stage that has it; layer by layer."""
-    has: dict[Leaf, int] = {}
-    for stage, own in enumerate(before):
-        for leaf in own:
-            has.setdefault(leaf, stage)
+    has = {leaf: stage for stage, own in reversed([*enumerate(before)]) for leaf in own}
     return sorted(
         LeafTransfer(leaf, has[leaf], stage, leaf)
         for stage, own in enumerate(after)

@@ -117,9 +117,8 @@ class Stage:
 
     def reset_gradients(self) -> None:
         """Start from zero, also after a step that was broken off or is not applied."""
-        self._sums = [[] for _ in self.chunks]  # first: there may be no room for two
-        for chunk in range(len(self.chunks)):
-            self._sums[chunk] = self.zeros(chunk)
+        self._sums = []  # first: there may be no room for two
+        self._sums = [*map(self.zeros, range(len(self.chunks)))]
 
     def owned(self) -> tuple[list[jax.Array], list[jax.Array]]:
         """The parameters that are updated here, and their gradient sums."""

@@ -187,10 +187,8 @@ class Staging:
         layout = self._layout
         meshes = [layout.stage_meshes[number] for number in layout.replicas_of(stage)]
         placed, roles = self.parts(stage, meshes[0])
-        sharding, partition = self._library.sharding(layout.widths[stage]), list[Any]()
-        for params, of in zip(placed, roles, strict=True):
-            spread = sharding.of_params(params)
-            partition += [spread[place] for place in of.trained]
+        spread = map(self._library.sharding(layout.widths[stage]).of_params, placed)
+        partition = [own[place] for own, of in zip(spread, roles, strict=True) for place in of.trained]
         sums = [wide(leaves[place]) for leaves, of in leaves_of(placed, roles) for place in of.trained]
         home = self.compiler(layout.homes[stage])
         return Reduction(list(map(self.compiler, meshes)), home, sums, partition)
