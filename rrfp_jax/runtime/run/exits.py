@@ -254,7 +254,7 @@ def waited_for() -> str:
 class Shutdown:
     """The end of a process of several; one that serves the coordination service ends last."""
 
-    def __init__(self, world: World, coordinator: Coordinator | None) -> None:
+    def __init__(self, world: World, coordinator: Coordinator | None = None) -> None:
         assert world.mailbox is not None
         self._world, self._mailbox, self._coordinator = world, world.mailbox, coordinator
         self._watchdog = Watchdog(world.mailbox, StatusResponder(world).attend, self._give_up)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import platform
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -91,7 +91,7 @@ class World:
         self.waits_for = self.waits.waits_for
         self._rounds = self.gathers = self._comparisons = 0
         self._values: dict[int, dict[int, tuple[str, Any, int]]] = {}  # by gather and rank
-        self._pieces: dict[tuple[int, int], list[bytes]] = {}
+        self._pieces = defaultdict[tuple[int, int], list[bytes]](list)  # by rank and gather
         self._compared: dict[int, dict[int, Compared]] = {}
         if mailbox is not None:
             mailbox.on(Gathered, self._on_gathered)
@@ -235,8 +235,7 @@ class World:
                 mailbox.pump()
 
     def _on_gathered(self, rank: int, message: Gathered) -> None:
-        parts = self._pieces.setdefault((rank, message.number), [])
-        parts.append(message.piece)
+        self._pieces[rank, message.number].append(message.piece)
         if message.is_last:
             value, requested = whole(self._pieces.pop((rank, message.number)))
             self._values.setdefault(message.number, {})[rank] = (message.what, value, requested)
