@@ -133,10 +133,8 @@ def check_sums(loss: Loss) -> None:
         )
 
 
-def add_losses(losses: Sequence[Loss]) -> Loss | None:
-    """The sum of several terms, or None if there are none."""
-    if not losses:
-        return None
+def add_losses(losses: Sequence[Loss]) -> Loss:
+    """The sum of several terms."""
     total, weight = sum_of([loss.total for loss in losses]), sum_of([loss.weight for loss in losses])
     metrics = {}
     for name, kind in kinds_of(loss.metrics for loss in losses).items():
@@ -171,9 +169,8 @@ def joined_vectors(names: Sequence[Sequence[Name]]) -> tuple[list[Name], Callabl
     """The metrics of several such vectors together, and how to add the vectors up."""
 
     def add_up(*vectors: Any) -> Any:
-        loss = add_losses([of_vector(own, vector) for own, vector in zip(names, vectors, strict=True)])
-        assert loss is not None
-        return in_one_vector(loss)[1]
+        losses = [of_vector(own, vector) for own, vector in zip(names, vectors, strict=True)]
+        return in_one_vector(add_losses(losses))[1]
 
     return list(_one_of_each(name for own in names for name in own).items()), add_up
 

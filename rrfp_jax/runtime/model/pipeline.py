@@ -330,4 +330,4 @@ def run_layers(
     if layers.stop == len(pipe):
         losses.append(pipe.apply_loss(carry, MicrobatchView(fields, ids, len(pipe), training)))
         carry = None
-    return carry, add_losses(losses)
+    return carry, add_losses(losses) if losses else None
