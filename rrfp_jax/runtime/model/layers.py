@@ -186,7 +186,8 @@ def layer(
             below 1 or beyond 65,536; an `init`, `call`, `make`, `split` or `combine` that is no function, or
             that stands beside what it is not for.
     """
-    factory, args, kwargs = _unbound(factory, args, kwargs)
+    if isinstance(factory, partial) and isinstance(factory.func, type):  # its arguments come before these
+        factory, args, kwargs = factory.func, (*factory.args, *args), {**factory.keywords, **kwargs}
     given: dict[str, Any] = {"init": init, "call": call, "make": make, "split": split, "combine": combine}
     authors = _authors_own(factory, given)
     ours = {name: None if name in authors or value is _ABSENT else value for name, value in given.items()}
@@ -220,13 +221,6 @@ def layer(
         f"f(params, carry, mb) with init=, or make=; got {shown(factory)}"
         + (" with arguments: bind them with functools.partial" if args or kwargs else "")
     )
-
-
-def _unbound(factory: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
-    """Of a functools.partial of a class, the class, with its arguments before these."""
-    if isinstance(factory, partial) and isinstance(factory.func, type):
-        return factory.func, (*factory.args, *args), {**factory.keywords, **kwargs}
-    return factory, args, kwargs
 
 
 def _authors_own(factory: Any, given: Mapping[str, Any]) -> dict[str, Any]:

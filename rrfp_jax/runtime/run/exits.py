@@ -28,7 +28,7 @@ from rrfp_jax.errors import (
     FAILED,
     INTERRUPTED,
     REFUSED,
-    Disagreement,
+    FaultOfRank,
     PeerLost,
     TrainingError,
     UsageError,
@@ -129,7 +129,7 @@ FLUSH_SECONDS = 1.0
 def exit_report(world: World, error: BaseException) -> ExitReport:
     """Why this process ends."""
     kind = next(kind for cause, kind in CAUSES if isinstance(error, cause))
-    culprit = error.culprit if isinstance(error, (PeerLost, Disagreement)) else None
+    culprit = error.culprit if isinstance(error, FaultOfRank) else None
     ours = isinstance(error, (UsageError, TrainingError))
     sentence = text_of(error) if ours else f"{type(error).__name__}: {text_of(error)}".removesuffix(": ")
     # It goes into a frame and on terminals, which texts of any length, or with odd bytes in them, could not.

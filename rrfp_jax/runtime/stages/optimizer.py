@@ -347,7 +347,6 @@ class OptimizerPrograms:
 
     pieces: Sequence[PiecePrograms]
     owned: Sequence[Any]  # specs of parameters of all chunks, with their shardings
-    sums: Sequence[Any]  # of their gradient sums
     state: Sequence[Any]
     scale: jax.ShapeDtypeStruct  # a scalar as wide as the widest sum
     structure: Any  # of the state of the whole model
@@ -371,7 +370,6 @@ class OptimizerPrograms:
         if not specs:
             return None
         state = [_placed(whole, k, specs, compiler.stage_mesh) for k in part.state]
-        sums = list(map(wide, specs.values()))
         places = iter([part.params[path] for path in specs])
         layers = owned_layers(trees)
         numbered = [list(islice(places, len(own))) for own in layers]
@@ -382,7 +380,6 @@ class OptimizerPrograms:
         return cls(
             pieces=[make(piece) for piece in pieces],
             owned=list(specs.values()),
-            sums=sums,
             state=state,
             scale=make.scale,
             structure=whole.structure,
@@ -572,5 +569,6 @@ class Optimizer:
         if self._alone:
             return self.stages[0].owned()
         own = zip(*(stage.owned() for stage in self.stages), strict=True)
-        pairs = zip(own, (self._programs.owned, self._programs.sums), strict=True)
-        return (list(together(self.stage_mesh, self._meshes, arrays, specs)) for arrays, specs in pairs)
+        specs = self._programs.owned, [*map(wide, self._programs.owned)]
+        pairs = zip(own, specs, strict=True)
+        return (list(together(self.stage_mesh, self._meshes, *pair)) for pair in pairs)
