@@ -169,7 +169,8 @@ def building(factory: Any, args: Sequence[Any], kwargs: Mapping[str, Any], where
             raise
         name = factory.__name__
         called = f"{name}.__init__" if isinstance(factory, type) else name
-        near = [found for name in kwargs if (found := _of_layer(signature, name))]
+        strange = [name for name in kwargs if name not in signature.parameters]
+        near = [meant for name in strange for meant in get_close_matches(name, _OF_LAYER, 1)]
         misfit += f" (did you mean rrfp.layer(..., {near[0]}=)?)" if near else ""
         written = ", ".join([name, *filter(None, map(_written, signature.parameters.values()))])
         raise UsageError(
@@ -234,13 +235,6 @@ def _misfit(signature: Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
     except TypeError as error:
         return str(error)
     return ""
-
-
-def _of_layer(signature: Signature, name: str) -> str | None:
-    """The argument of `rrfp.layer` that one is meant by which the author's class does not take."""
-    if name in signature.parameters:
-        return None
-    return next(iter(get_close_matches(name, _OF_LAYER, 1)), None)
 
 
 def _written(parameter: Parameter) -> str:

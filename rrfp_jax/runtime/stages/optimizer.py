@@ -196,8 +196,8 @@ class WholeOptimizer:
         n, count = len(self.paths), len(self.state)
         for output in outputs:
             mask = self._masks[output]
-            found = {*bits(mask & ((1 << n) - 1)), *bits(mask >> (n + count) & ((1 << n) - 1))}
-            found.update(*(self.owners[k] for k in bits(mask >> n & ((1 << count) - 1))))
+            found = {*_bits(mask, n), *_bits(mask >> (n + count), n)}
+            found.update(*(self.owners[k] for k in _bits(mask >> n, count)))
             yield found | ({output} if output < n else self.owners[output - n] or {_SHARED})
 
     @cached_property
