@@ -37,6 +37,10 @@ class StatusReport:
     gathers: int  # begun, each of which tells its value to the others
     threads: tuple[Thread, ...]  # the main one first
 
+    def write(self, folder: int) -> None:
+        """Leave it in a folder, for `read_report`."""
+        leave_file(folder, f"testimony-{self.rank}.json", self)
+
 
 def read_report(folder: Path, rank: int) -> StatusReport | None:
     """The latest of a rank; None if there is none that can be read."""
@@ -84,15 +88,14 @@ class StatusResponder:
         world.recorder.beat()
         asked = self._counters[ASKED]
         if asked > self._counters[ANSWERED] and world.folder_descriptor is not None:
-            report = StatusReport(
-                rank=world.rank,
-                number=asked,
-                waiting=world.waits.awaited(),
-                gathers=world.gathers,
-                threads=tuple(own_threads()),
-            )
             with suppress(OSError):  # a full disk; who asks finds no answer
-                leave_file(world.folder_descriptor, f"testimony-{world.rank}.json", report)
+                StatusReport(
+                    rank=world.rank,
+                    number=asked,
+                    waiting=world.waits.awaited(),
+                    gathers=world.gathers,
+                    threads=tuple(own_threads()),
+                ).write(world.folder_descriptor)
             self._counters[ANSWERED] = asked
 
     def alone(self) -> None:
