@@ -112,8 +112,7 @@ class Explanation:
 
     def share_rows(self) -> Rows:
         """Where the time went; the first row is the head."""
-        shares = {SHARES[name].words: share for name, share in self.shares.items() if share >= LEAST}
-        rows = [(words, f"{share:.1%}") for words, share in shares.items()]
+        rows = [(SHARES[name].words, f"{share:.1%}") for name, share in self.shares.items() if share >= LEAST]
         return [(f"where {self.seconds * 1e3:.1f} ms of a step went", "share"), *rows]
 
     def saving_rows(self) -> Rows:

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
-from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -217,15 +216,15 @@ def tips(panel: Panel, stages: Sequence[int] | None = None) -> Iterator[Tip]:
             yield Tip(parts[0].stage, parts[0].start, parts[-1].end, _of_gap(panel, parts), parts)
 
 
-def _gaps(found: Sequence[Idle]) -> Iterator[list[Idle]]:
+def _gaps(found: Sequence[Idle]) -> list[list[Idle]]:
     """Idle times that follow one another without a task between them."""
-    number, end, numbered = 0, None, []
+    gaps: list[list[Idle]] = []
     for idle in found:
-        number += (idle.stage, idle.start) != end
-        end = idle.stage, idle.end
-        numbered.append((number, idle))
-    for _, parts in groupby(numbered, key=lambda pair: pair[0]):
-        yield [idle for _, idle in parts]
+        if gaps and (gaps[-1][-1].stage, gaps[-1][-1].end) == (idle.stage, idle.start):
+            gaps[-1].append(idle)
+        else:
+            gaps.append([idle])
+    return gaps
 
 
 def _of_task(panel: Panel, record: TaskRecord) -> str:

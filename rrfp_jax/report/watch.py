@@ -10,6 +10,7 @@ import math
 import signal
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate, groupby, pairwise
 from pathlib import Path
 from statistics import fmean, median
 from textwrap import wrap
@@ -24,7 +25,7 @@ from rrfp_jax.fields import printable
 from rrfp_jax.report.legend import CAUSES
 from rrfp_jax.report.look import ALIVE_SECONDS, Edge, LatestStep, Looker, Seen, State
 from rrfp_jax.report.store import StepLine
-from rrfp_jax.runtime.run.recorder import ENDED, RunPhase
+from rrfp_jax.runtime.run.recorder import ENDED, Recording, RunPhase
 
 COMPUTE, DELAYED = "compute", "delayed"
 """Of `StageTime.seconds`, in both of which a device is busy."""
@@ -211,23 +212,15 @@ def legend(rows: Sequence[StageRow], glyphs: BarCells, width: int) -> list[Text]
 
 def cells_of(shares: Mapping[str, float], width: int) -> list[tuple[str, int]]:
     """How many of a bar's cells each share gets: as many as all of them add up to, and none is a cell off."""
-    found, total, before = [], 0.0, 0
-    for name, share in shares.items():
-        total += share
-        end = min(round(total * width), width)
-        found.append((name, end - before))
-        before = end
-    return found
+    ends = [0, *(min(round(total * width), width) for total in accumulate(shares.values()))]
+    return [(name, end - begin) for name, (begin, end) in zip(shares, pairwise(ends), strict=True)]
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
     """Ranks in a few characters: "3", "0-3", "0,2"."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
+    # Those that follow one another are equally far from their places.
+    groups = groupby(enumerate(sorted(ranks)), key=lambda at: at[1] - at[0])
+    runs = [[rank for _, rank in run] for _, run in groups]
     return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
@@ -273,7 +266,7 @@ def _figures(lines: Sequence[StepLine]) -> list[str]:
     """The latest step's numbers, a line of what it learns and one of how fast it is."""
     if not lines:
         return []
-    last, fast, learns = lines[-1], [], []
+    last, learns = lines[-1], []
     if last.schedule:  # of a model
         learns.append(f"loss {_number(last.loss)}")
         checked = [line for line in lines if line.validation_loss is not None]
@@ -283,7 +276,7 @@ def _figures(lines: Sequence[StepLine]) -> list[str]:
             f"{'lr' if len(rates) == 1 else printable(name)} {rate:.2e}" for name, rate in rates.items()
         ]
         learns.append(f"norm {_number(last.gradient_norm)}")
-    fast += [f"tasks {_seconds(last.step_seconds)}", f"whole step {_seconds(last.wall_seconds)}"]
+    fast = [f"tasks {_seconds(last.step_seconds)}", f"whole step {_seconds(last.wall_seconds)}"]
     if last.tokens_per_second is not None:
         fast += [f"waiting for data {_seconds(last.load_seconds)}", f"{last.tokens_per_second:,.0f} tokens/s"]
     return [GAP.join(line) for line in (learns, fast) if line]
@@ -338,15 +331,14 @@ def _alerts(seen: Seen) -> list[str]:
 
 def _phases(seen: Seen) -> list[str]:
     """What processes are at before the first step has ended."""
-    found: dict[RunPhase, list[int]] = defaultdict(list)
-    since: dict[RunPhase, float] = {}
+    found: dict[RunPhase, list[Recording]] = defaultdict(list)
     for one in seen.recorders:
-        found[one.phase].append(one.rank)
-        since[one.phase] = min(since.get(one.phase, math.inf), one.phase_since)
-    return [
-        f"{_ranks(ranks)}: {str(phase) or 'unknown'} for {max(seen.now - since[phase], 0.0):.0f} s"
-        for phase, ranks in found.items()
-    ] or ["no step has ended yet"]
+        found[one.phase].append(one)
+    said = []
+    for phase, those in found.items():
+        lasts = max(seen.now - min(one.phase_since for one in those), 0.0)
+        said.append(f"{_ranks([one.rank for one in those])}: {str(phase) or 'unknown'} for {lasts:.0f} s")
+    return said or ["no step has ended yet"]
 
 
 def _step(seen: Seen, latest: LatestStep, screen: Window, used: int) -> list[Text]:
