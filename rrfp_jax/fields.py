@@ -221,9 +221,8 @@ def _answers(value: Any, protocol: type) -> bool:
     names = {*vars(protocol), *vars(protocol).get("__annotations__", {})}
     wanted = [name for name in names if not name.startswith("_")]
     own = getattr(value, "__dict__", {})
-    return (callable(value) or "__call__" not in names) and all(
-        name in own or hasattr(type(value), name) for name in wanted
-    )
+    has_all = all(name in own or hasattr(type(value), name) for name in wanted)
+    return has_all and (callable(value) or "__call__" not in names)
 
 
 def words_of(hint: Any) -> list[str]:

@@ -135,15 +135,12 @@ def require_own(descriptor: int, refused: int) -> None:
 @contextmanager
 def opened(path: str | Path) -> Iterator[int]:
     """A file, opened for reading, as a descriptor; raises as `open_regular` does."""
-    descriptor = open_regular(path)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
+    with opened_binary(path) as file:
+        yield file.fileno()
 
 
 def opened_binary(path: str | Path) -> BufferedReader:
-    """The same as a file object."""
+    """The same as a file object, which its user closes."""
     return os.fdopen(open_regular(path), "rb")
 
 

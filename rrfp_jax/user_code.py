@@ -54,14 +54,11 @@ class called:
 
 def _sentence(raised: BaseException) -> str:
     if isinstance(raised, SystemExit):
-        return f"called sys.exit({'' if raised.code is None else _shown(raised.code)})"
+        code = raised.code if isinstance(raised.code, (int, str)) else text_of(raised.code)
+        return f"called sys.exit({'' if raised.code is None else repr(code)})"
     lines = [line.strip() for line in text_of(raised).splitlines() if line.strip()]
     ended = ": it has come to its end" if isinstance(raised, StopIteration) and not lines else ""
     return f"raised {type(raised).__name__}{f': {lines[0]}' if lines else ended}"
-
-
-def _shown(code: object) -> str:
-    return repr(code if isinstance(code, (int, str)) else text_of(code))
 
 
 def own_traceback(raised: BaseException) -> str:

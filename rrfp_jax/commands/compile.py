@@ -198,7 +198,7 @@ def chosen_run(
         return replace(run, schedule=run.order), {}  # of several devices per stage nothing is predicted
     found = forecast(run, devices)
     ledgers = found.estimate.ledgers(found.split) if alone else []
-    return replace(run, schedule=found.schedule, split=found.split), dict(enumerate(ledgers))
+    return replace(run, schedule=found.estimate.rules.schedule, split=found.split), dict(enumerate(ledgers))
 
 
 def _temporary(of: BucketLedger, letter: str) -> int | None:

@@ -63,10 +63,8 @@ class ProgramCost:
 
     def __add__(self, other: ProgramCost) -> ProgramCost:
         """Of both, one after the other."""
-        flops = {
-            name: self.flops.get(name, 0.0) + other.flops.get(name, 0.0)
-            for name in {**self.flops, **other.flops}
-        }
+        names = {**self.flops, **other.flops}
+        flops = {name: self.flops.get(name, 0.0) + other.flops.get(name, 0.0) for name in names}
         return ProgramCost(flops, self.bytes + other.bytes, max(self.temporary_bytes, other.temporary_bytes))
 
 
@@ -88,11 +86,8 @@ def program_cost(closed: ClosedJaxpr, added: int = 0) -> ProgramCost:
     whole = sum(products.values())
     shares = {dtype: n / whole for dtype, n in products.items()} if whole else {"float32": 1.0}
     flat = _flat(closed, added)
-    return ProgramCost(
-        flops={dtype: flops * share for dtype, share in shares.items()},
-        bytes=_bytes_moved(flat),
-        temporary_bytes=_most_at_once(flat),
-    )
+    by_dtype = {dtype: flops * share for dtype, share in shares.items()}
+    return ProgramCost(by_dtype, bytes=_bytes_moved(flat), temporary_bytes=_most_at_once(flat))
 
 
 def _operations(closed: ClosedJaxpr) -> tuple[float, Counter[str]]:

@@ -102,14 +102,11 @@ class PaperSegments:
     def _cost(self, segment: Segment) -> LayerCost:
         programs = {kind: own.cost for kind, own in segment.lowered.items()}
         if self.halves:
-            programs |= {
-                kind: reduce(add, map(programs.__getitem__, KINDS[kind].parts)) for kind in self.kinds
-            }
-        return LayerCost(
-            programs=programs,
-            footprint=self.row([range(1)], [segment], self.kinds).footprint,
-            carry_bytes=nbytes(segment.specs.outputs[: segment.traced.out]),
-        )
+            for kind in self.kinds:
+                programs[kind] = reduce(add, map(programs.__getitem__, KINDS[kind].parts))
+        footprint = self.row([range(1)], [segment], self.kinds).footprint
+        carry_bytes = nbytes(segment.specs.outputs[: segment.traced.out])
+        return LayerCost(programs=programs, footprint=footprint, carry_bytes=carry_bytes)
 
 
 @dataclass(frozen=True)
@@ -306,10 +303,8 @@ class LayerTimes:
     ) -> TableCosts:
         """What the simulator is to know of a step."""
         durations, transfers = {}, {}
-        for stage, virtual_stages in enumerate(chunks):
-            for c, (layers, kinds) in enumerate(
-                zip(virtual_stages, rules.backward_kinds(stage), strict=True)
-            ):
+        for stage, own in enumerate(chunks):
+            for c, (layers, kinds) in enumerate(zip(own, rules.backward_kinds(stage), strict=True)):
                 known = {
                     bucket: list(self._virtual_stage(bucket, layers, [FORWARD, *kinds], link))
                     for bucket in self.model.layers
@@ -371,9 +366,8 @@ def _lasting_bytes(engine: Engine) -> dict[int, int]:
     params, roles, width = engine.library.params, engine.library.roles, max(engine.layout.widths)
     found = {}
     for layer, own in params.items():
-        leaves = jax.tree.leaves(own)
-        sums = [wide(leaves[i]) for i in roles.leaves({layer: own}).trained]
-        found[int(layer)] = nbytes(leaves) + nbytes(sums)
+        state = _state({layer: own}, roles, None)
+        found[int(layer)] = state.weight_bytes + state.sum_bytes
     if engine.spec.optimizer is not None:
         whole, _ = engine.staging.optimizer_parts
         for k, (_, spec) in enumerate(whole.state):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
+from itertools import chain
 from math import inf
 from operator import itemgetter
 from typing import Any
@@ -17,7 +18,6 @@ from typing import Any
 import optax
 
 from rrfp_jax.core.footprint import order_peaks
-from rrfp_jax.core.hints import Hint
 from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.core.step_rules import Bucket, Budget, StepRules, bucket_name
@@ -254,13 +254,9 @@ class Estimate:
 
     def _step(self, split: Sequence[int] | None, budgets: Sequence[Budget | None]) -> Candidate:
         chunks = self._chunks(split)
-        return Candidate(
-            rules=self.rules,
-            costs=self._times.costs(self.rules, self.buckets, chunks, self.devices.between),
-            budgets=budgets,
-            links=TRANSFERS,
-            at_once=self.devices.at_once(len(chunks)),
-        )
+        costs = self._times.costs(self.rules, self.buckets, chunks, self.devices.between)
+        at_once = self.devices.at_once(len(chunks))
+        return Candidate(rules=self.rules, costs=costs, budgets=budgets, links=TRANSFERS, at_once=at_once)
 
     def _stages(
         self, trace: StepTrace, chunks: Sequence[Sequence[range]], ledgers: Sequence[StageLedger]
@@ -389,9 +385,8 @@ class RunSpec:
 
 @dataclass(frozen=True)
 class Prediction:
-    """A run's first step on some devices, and its schedule; a `choice` if there were several."""
+    """A run's first step on some devices; its schedule is a `choice` if there were several."""
 
-    schedule: Schedule
     estimate: Estimate
     wanted: Sequence[int] | str | None
     choice: Choice | None = None
@@ -446,35 +441,32 @@ def forecast(run: RunSpec, devices: Devices) -> Prediction:
     settings = run.settings if devices.limited else run.settings.limited(run.mesh.pp)
     buckets = buckets_of(plan_step(run.data, 0))[:: run.mesh.dp]  # of one replica
 
-    def rules_of(schedule: Schedule) -> StepRules:
-        return settings.rules(run.mesh.placement(schedule), len(buckets), schedule)
-
     costs_of = cache(partial(_costs_of, run, [*buckets, *declared_buckets(run.data)]))
-    if not isinstance(run.schedule, Auto):
-        rules = rules_of(run.order)
-        check_order(rules)
-        stages = range(run.mesh.pp)
-        kinds = frozenset(kind for s in stages for own in rules.backward_kinds(s) for kind in own)
-        model = costs_of(kinds, rules.joined)
-        one = Estimate(model=model, buckets=buckets, rules=rules, devices=devices)
-        return Prediction(run.order, one, run.split)
     every_kind = frozenset({BACKWARD, INPUT, WEIGHT})
+
+    def estimate(schedule: Schedule) -> Estimate:
+        rules = settings.rules(run.mesh.placement(schedule), len(buckets), schedule)
+        check_order(rules)
+        joined, kinds = rules.programs
+        own = every_kind if isinstance(run.schedule, Auto) else frozenset(chain(*chain(*kinds)))
+        return Estimate(model=costs_of(own, joined), buckets=buckets, rules=rules, devices=devices)
+
+    if not isinstance(run.schedule, Auto):
+        return Prediction(estimate(run.order), run.split)
     costs_of(every_kind, True)  # outside of `try`: it refuses a model that no hint can train
     splits: dict[Placement, Sequence[int] | None] = {}
-    found: dict[str, tuple[Hint, Estimate]] = {}
+    found: dict[str, Estimate] = {}
     candidates: dict[str, Candidate | str] = {}
     for name, hint in run.schedule.hints.items():
         try:
-            rules = rules_of(hint)
-            model = costs_of(every_kind, rules.joined)
-            one = Estimate(model=model, buckets=buckets, rules=rules, devices=devices)
-            placement = rules.placement
+            one = estimate(hint)
+            placement = one.rules.placement
             if placement not in splits:
                 splits[placement] = one.suggested().split if isinstance(run.split, str) else run.split
-            candidates[name], found[name] = one.candidate(splits[placement]), (hint, one)
+            candidates[name], found[name] = one.candidate(splits[placement]), one
         except (UsageError, TooLarge, ValueError) as error:
             candidates[name] = str(error)
     with refusing("schedule='auto': "):
         choice = choose(candidates)
-    hint, estimate = found[choice.name]
-    return Prediction(hint, estimate, splits[estimate.rules.placement], choice)
+    chosen = found[choice.name]
+    return Prediction(chosen, splits[chosen.rules.placement], choice)

@@ -63,13 +63,11 @@ def partition(layers: Sequence[LayerLoad], in_flight: Sequence[int], budget: int
         raise ValueError(f"{len(layers)} layers for {len(in_flight)} virtual stages: each needs at least one")
     loads, limit = _Loads(layers, in_flight), math.inf if budget is None else budget
 
-    def time(virtual_stage: int, first: int, end: int) -> float:
-        return loads.seconds(first, end) if loads.bytes(virtual_stage, first, end) <= limit else math.inf
+    def time(v: int, first: int, end: int) -> float:
+        return loads.seconds(first, end) if loads.bytes(v, first, end) <= limit else math.inf
 
-    def bytes_if_fast(virtual_stage: int, first: int, end: int) -> float:
-        return (
-            loads.bytes(virtual_stage, first, end) if time(virtual_stage, first, end) <= slowest else math.inf
-        )
+    def bytes_if_fast(v: int, first: int, end: int) -> float:
+        return loads.bytes(v, first, end) if time(v, first, end) <= slowest else math.inf
 
     slowest, _ = least_largest(time, len(layers), len(in_flight))
     if slowest < math.inf:

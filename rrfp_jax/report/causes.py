@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from rrfp_jax.report.legend import SHARES
 from rrfp_jax.report.what_if import Link
@@ -46,16 +46,13 @@ UNDONE_IN_PART: Mapping[tuple[str, Hashable], str] = {
 }
 """By a change's kind and subject: how much of a cause it undoes, if not all of it."""
 
-Saved: TypeAlias = tuple[str, Hashable, float]
-"""Kind and subject of a change (`what_if.Variant`), and the share of the whole time that it saves."""
 
+class Saved(NamedTuple):
+    """Kind and subject of a change (`what_if.Variant`), and the share of the whole time that it saves."""
 
-class Suspect(NamedTuple):
-    """The share of the whole time that would be saved without it, and kind and subject of that change."""
-
-    share: float
     kind: str
     subject: Hashable
+    share: float
 
 
 @dataclass(frozen=True)
@@ -78,7 +75,7 @@ class Finding:
 def main_cause(
     steps: Sequence[RecordedStep],
     shares: Mapping[str, float],
-    saved: Sequence[Saved],
+    saved: Sequence[tuple[str, Hashable, float]],
     layers: Layers | None = None,
 ) -> Finding:
     """The cause that costs most.
@@ -86,13 +83,14 @@ def main_cause(
     Args:
         steps: at least one.
         shares: of their time, as an `Explanation` has them.
-        saved: by changes, the largest first; empty if that is not known.
+        saved: by changes, as in `Saved`, the largest first; empty if that is not known.
         layers: of their model; None if what they have to do is not known.
     """
-    causes = [*_candidates(saved, shares), *(Suspect(shares[name], name, None) for name in OUTSIDE)]
-    share, kind, subject = max(causes, key=lambda cause: cause.share)
+    changes = [Saved(*one) for one in saved]
+    causes = [*_candidates(changes, shares), *(Saved(name, None, shares[name]) for name in OUTSIDE)]
+    kind, subject, share = max(causes, key=lambda cause: cause.share)
     most = max((name for name in SHARES if name != "compute"), key=lambda name: shares[name])
-    if not saved and shares[most] > share:  # what most is lost to, where nothing can be predicted
+    if not changes and shares[most] > share:  # what most is lost to, where nothing can be predicted
         kind, subject, share = "idle", most, shares[most]
         said = (
             f"Stages compute {shares['compute']:.0%} of the time. The largest other part is "
@@ -108,7 +106,7 @@ def main_cause(
         said = OUTSIDE[kind].format(share)
     elif kind in ("split", "uneven"):
         assert layers is not None
-        said = _uneven(steps, layers, [(part, recut) for k, recut, part in saved if k == "split"], share)
+        said = _uneven(steps, layers, changes, share)
     else:
         without = UNDONE_IN_PART.get((kind, subject), "without that")
         cause = _in_words(kind, subject, steps, layers)
@@ -116,14 +114,14 @@ def main_cause(
     return Finding(kind, subject, share, said)
 
 
-def _candidates(saved: Sequence[Saved], shares: Mapping[str, float]) -> list[Suspect]:
+def _candidates(saved: Sequence[Saved], shares: Mapping[str, float]) -> list[Saved]:
     """Causes that changes would undo, but for those that others explain."""
-    undone = [Suspect(share, kind, subject) for kind, subject, share in saved if kind in UNDONE]
+    undone = [change for change in saved if change.kind in UNDONE]
     one_way = {cause.subject: cause.share for cause in undone if cause.kind == "link"}
     causes = [  # without a link there and back where one way explains most of it
         cause
         for cause in undone
-        if cause[1:] != ("links", 0.0)
+        if cause[:2] != ("links", 0.0)
         and (
             cause.kind != "link"
             or len(ways := ways_of(cause.subject)) == 1
@@ -131,8 +129,8 @@ def _candidates(saved: Sequence[Saved], shares: Mapping[str, float]) -> list[Sus
         )
     ]
     for one, of_all in WHOLES.items():
-        whole = [cause for cause in causes if cause[1:] == of_all]
-        single = [cause for cause in causes if cause.kind == one and cause[1:] != of_all]
+        whole = [cause for cause in causes if cause[:2] == of_all]
+        single = [cause for cause in causes if cause.kind == one and cause[:2] != of_all]
         explained = _most(single) >= MOSTLY * _most(whole)
         causes = [cause for cause in causes if cause not in (whole if explained else single)]
     # Where one stage has more to do than others, what counts is the best that another split can do.
@@ -149,24 +147,21 @@ def _candidates(saved: Sequence[Saved], shares: Mapping[str, float]) -> list[Sus
     ]
 
 
-def _most(causes: Sequence[Suspect]) -> float:
+def _most(causes: Sequence[Saved]) -> float:
     return max((cause.share for cause in causes), default=0.0)
 
 
-def _uneven(
-    steps: Sequence[RecordedStep], layers: Layers, saved: Sequence[tuple[float, Hashable]], share: float
-) -> str:
-    """Says that one stage has more to do; `saved` by other splits, the largest first."""
+def _uneven(steps: Sequence[RecordedStep], layers: Layers, saved: Sequence[Saved], share: float) -> str:
+    """Says that one stage has more to do, and what other splits save."""
     work = [own / slow for own, slow in zip(_busy(steps), layers.shares.slowness, strict=True)]
     stage = work.index(max(work))
-    own = [
-        layers.work.ranges()[layers.placement.virtual_stage(stage, c)] for c in range(layers.placement.chunks)
-    ]
+    ranges, placement = layers.work.ranges(), layers.placement
+    own = [ranges[placement.virtual_stage(stage, chunk)] for chunk in range(placement.chunks)]
     which = " and ".join(f"{r.start} to {r.stop - 1}" if len(r) > 1 else f"{r.start}" for r in own)
     plural = "s" if sum(map(len, own)) > 1 else ""
     more = f"{_beside_others(work, stage):.2f} times as much to do as the others"
     said = f"Stage {stage} has {more} (layer{plural} {which})"
-    found = [(part, recut) for part, recut in saved if isinstance(recut, Recut) and part >= NOTEWORTHY]
+    found = [(part, recut) for _, recut, part in saved if isinstance(recut, Recut) and part >= NOTEWORTHY]
     if not found:
         count = len(layers.work.layers)
         return f"{said}: {share:.0%} of the time; no other split of these {count} layers helps."

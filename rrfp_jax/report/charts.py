@@ -209,9 +209,8 @@ def _step(
         boxes = alt.Chart(alt.NamedData(name + key)).mark_rect(stroke="white", strokeWidth=0.4)
         layers.append(boxes.encode(x=x, x2="b:Q", y=y, color=colour, **text))
     if chunks > 1:
-        layers[1] = layers[1].encode(
-            fillOpacity=alt.condition("isValid(datum.o)", "o:Q", alt.value(1), scale=None)
-        )
+        opacity = alt.condition("isValid(datum.o)", "o:Q", alt.value(1), scale=None)
+        layers[1] = layers[1].encode(fillOpacity=opacity)
     if picture:
         numbers = alt.Chart(alt.NamedData("numbers" + key)).mark_text(fontSize=FONT, aria=False)
         fill = alt.Fill("i:N", scale=None, legend=None)
@@ -538,8 +537,7 @@ def changes(lines: Sequence[StepLine]) -> list[tuple[int, str]]:
 
 
 def _rate(line: StepLine) -> float | None:
-    rates = [own for name, own in line.hyperparams.items() if name.endswith("learning_rate")]
-    return rates[0] if rates else None
+    return next((own for name, own in line.hyperparams.items() if name.endswith("learning_rate")), None)
 
 
 def _alike(rate: float, marked: float | None) -> bool:

@@ -184,12 +184,11 @@ def _time_shares(steps: Sequence[TimedStep]) -> dict[str, float]:
         recorded = step.recorded
         span = recorded.trace.makespan
         times = stage_times(recorded.trace, recorded.fixed_order, recorded.grouped)
-        for name, share in shares(times).items():
-            seconds[name] += span * share
+        found = {name: span * share for name, share in shares(times).items()}
         before = max(step.wall_seconds - span - step.planning_seconds, 0.0)
         data = min(step.load_seconds, before)  # other stages may have begun while one still loads
-        outside = {"data": data, "planning": step.planning_seconds, "between": before - data}
-        for name, own in outside.items():
+        found |= {"data": data, "planning": step.planning_seconds, "between": before - data}
+        for name, own in found.items():
             seconds[name] += own
     whole = sum(seconds.values())
     return {name: seconds[name] / whole if whole else 0.0 for name in SHARES}

@@ -94,11 +94,8 @@ def _html(key: str, section: Section) -> str:
 def _sections(run: Run, explanation: Explanation) -> Iterator[Section]:
     """From what matters most to single tasks."""
     last, traces = run.steps[-1].recorded, [step.recorded.trace for step in run.steps]
-    yield Section(
-        "Where the time went",
-        "All stages of all steps shown, and what was beside their tasks.",
-        table=explanation.share_rows(),
-    )
+    whole = "All stages of all steps shown, and what was beside their tasks."
+    yield Section("Where the time went", whole, table=explanation.share_rows())
     what_if = (
         f"The same steps in virtual time, with one thing changed. {explanation.trust} {explanation.caveat}"
     )

@@ -159,7 +159,9 @@ class ReadStep(NamedTuple):
 
 RULES = ("microbatches", "limit", "accumulation", "spare_gradients", "forward_only")
 PLACE = ("stages", "chunks", "shape")
-"""Fields of `StepRules` and of `Placement` that are stored by their names."""
+TRACE = ("step", "replica", "busy_by_replica")
+STEP = ("buckets", "grouped", "lead")
+"""Fields of `StepRules`, `Placement`, `StepTrace` and `RecordedStep` that are stored by their names."""
 
 
 def _stored(step: RecordedStep, work: Work | None, ranks: Sequence[Sequence[int]] = ()) -> dict[str, Any]:
@@ -168,19 +170,13 @@ def _stored(step: RecordedStep, work: Work | None, ranks: Sequence[Sequence[int]
     unnamed = RANKED + RECORDED if rules.hint is not None and rules.hint.by_chunk else RECORDED
     return {
         "form": RECORD.format,
-        "step": trace.step,
+        **{name: getattr(trace, name) for name in TRACE},
         **{name: getattr(trace.placement, name) for name in PLACE},
-        "replica": trace.replica,
-        "busy_by_replica": trace.busy_by_replica,
         "records": b"".join(part.packed for part in trace.parts),
         "ranks": ranks,
         "schedule": rules.name if rules.name.removeprefix(RANKED) in NAMED else unnamed,
         **{name: getattr(rules, name) for name in RULES},
-        "budgets": step.budgets,
-        "buckets": step.buckets,
-        "fixed_order": step.fixed_order,
-        "grouped": step.grouped,
-        "lead": step.lead,
+        **{name: getattr(step, name) for name in (*STEP, "budgets", "fixed_order")},
         "layers": work and work.layers,
         "split": [] if work is None else work.split,
     }
@@ -271,7 +267,7 @@ def _read(step: StoredStep) -> ReadStep:
         or any(own and [*map(len, own.costs)] != [microbatches] * chunks for own in step.budgets)
     ):
         raise ValueError(f"budgets not of {stages} stages, {chunks} chunks and {microbatches} microbatches")
-    budgets: list[Budget | None] | None = None
+    budgets = None
     if step.budgets is not None:
         budgets = [None if b is None else Budget(b.costs, b.limit, b.most) for b in step.budgets]
     work = None
@@ -281,24 +277,15 @@ def _read(step: StoredStep) -> ReadStep:
         work = Work([LayerWork(*layer) for layer in step.layers], step.split)
     rows = tuple(tuple(trace.order(stage)) for stage in range(stages))
     ran = ListedOrder(trace.placement, microbatches, rows)
-    unnamed = {
-        RECORDED: ran if step.fixed_order else Ranked(ran, reserve=False),
-        RANKED + RECORDED: Ranked(ran),
-    }
+    as_it_ran = ran if step.fixed_order else Ranked(ran, reserve=False)
+    unnamed = {RECORDED: as_it_ran, RANKED + RECORDED: Ranked(ran)}
     rules = StepRules(
         placement=trace.placement,
         schedule=unnamed.get(step.schedule) or by_name(step.schedule),
         **{name: getattr(step, name) for name in RULES},
     )
-    recorded = RecordedStep(
-        trace=trace,
-        rules=rules,
-        budgets=budgets,
-        buckets=step.buckets,
-        grouped=step.grouped,
-        lead=step.lead,
-        work=lambda: work,
-    )
+    same = {name: getattr(step, name) for name in STEP}
+    recorded = RecordedStep(trace=trace, rules=rules, budgets=budgets, work=lambda: work, **same)
     return ReadStep(recorded, step.ranks)
 
 

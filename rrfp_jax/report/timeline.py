@@ -67,10 +67,8 @@ class Panel:
         whole = self.trace.makespan * self.trace.stages
         found: dict[Cause, float] = dict.fromkeys(Cause, 0.0)
         for idle in self.idle:
-            found[idle.cause] += idle.seconds
-        shown = [
-            (seconds / whole, cause) for cause, seconds in found.items() if seconds > LEAST_SHARE * whole
-        ]
+            found[idle.cause] += idle.seconds / whole
+        shown = [(share, cause) for cause, share in found.items() if share > LEAST_SHARE]
         return ", ".join(f"{CAUSES[cause].title} {share:.0%}" for share, cause in sorted(shown, reverse=True))
 
     @property
@@ -125,12 +123,8 @@ class Timeline:
         # What the pictures' marks are described by becomes what hovering shows.
         svg = re.sub(r'<path aria-label="([^"]*)"([^>]*)/>', r"<path\2><title>\1</title></path>", svg)
         svg = svg.replace("<svg ", '<svg style="max-width: 100%; height: auto; background: white" ', 1)
-        head = (
-            f'<!doctype html>\n<meta charset="utf-8">\n<title>{html.escape(title)}</title>\n'
-            if form == ".html"
-            else ""
-        )
-        return f"{head}{svg}".encode()
+        head = f'<!doctype html>\n<meta charset="utf-8">\n<title>{html.escape(title)}</title>\n'
+        return f"{head if form == '.html' else ''}{svg}".encode()
 
     def __repr__(self) -> str:
         return f"Timeline({', '.join(panel.title for panel in self.panels)})"
@@ -232,10 +226,8 @@ def _of_task(panel: Panel, record: TaskRecord) -> str:
     lines = [f"{record.task} on stage {record.stage}: {told(record.end - record.start)} from {start} on"]
     sender = panel.trace.sender(record)
     if sender is not None and sender.stage != record.stage:
-        ended = told(record.ready - sender.end)
-        lines += [
-            f"needed {sender.task} of stage {sender.stage}, which had ended {ended} before it was ready"
-        ]
+        ago = told(record.ready - sender.end)
+        lines += [f"needed {sender.task} of stage {sender.stage}, which had ended {ago} before it was ready"]
     if record.late:
         lines += [f"{told(record.late)} of that was injected"]
     if record.delayed:

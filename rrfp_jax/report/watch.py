@@ -272,9 +272,7 @@ def _figures(lines: Sequence[StepLine]) -> list[str]:
         checked = [line for line in lines if line.validation_loss is not None]
         learns += [f"validation {_number(line.validation_loss)} (step {line.step})" for line in checked[-1:]]
         rates = {n: v for n, v in last.hyperparams.items() if n.endswith("learning_rate") and v is not None}
-        learns += [
-            f"{'lr' if len(rates) == 1 else printable(name)} {rate:.2e}" for name, rate in rates.items()
-        ]
+        learns += [f"{'lr' if len(rates) == 1 else printable(n)} {rate:.2e}" for n, rate in rates.items()]
         learns.append(f"norm {_number(last.gradient_norm)}")
     fast = [f"tasks {_seconds(last.step_seconds)}", f"whole step {_seconds(last.wall_seconds)}"]
     if last.tokens_per_second is not None:

@@ -106,9 +106,7 @@ def _speeds(step: RecordedStep, costs: TableCosts, layers: Layers | None, slowes
     if layers is None or max(slowness) > SLOW:
         yield Variant("all stages equally fast", "stages", None, scaled(equal), step)
     usual = [median(busy[:stage] + busy[stage + 1 :]) for stage in range(len(busy))]
-    longest = sorted(
-        (own / others, stage) for stage, (own, others) in enumerate(zip(busy, usual, strict=True))
-    )
+    longest = sorted((own / others, s) for s, (own, others) in enumerate(zip(busy, usual, strict=True)))
     for ratio, stage in longest[-slowest:]:
         slow = slowness[stage] > SLOW
         factor = slowness[stage] if slow else ratio
@@ -126,10 +124,9 @@ def _injected(step: RecordedStep, costs: TableCosts) -> Iterator[Variant]:
     for record in step.trace.records:
         durations[record.stage, record.task] -= record.delayed
         sender = step.trace.sender(record) if record.late else None
-        if sender is not None and (sender.stage, sender.task) in transfers:
-            transfers[sender.stage, sender.task] = max(
-                transfers[sender.stage, sender.task] - record.late, 0.0
-            )
+        sent = None if sender is None else (sender.stage, sender.task)
+        if sent in transfers:
+            transfers[sent] = max(transfers[sent] - record.late, 0.0)
     if any(record.delayed or record.late for record in step.trace.records):
         yield Variant("no injected delays", "injected", None, TableCosts(durations, transfers), step)
 

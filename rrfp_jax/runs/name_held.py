@@ -66,9 +66,8 @@ def _locked(path: Path) -> Iterator[None]:
             since = time.strftime("%Y-%m-%d %H:%M:%S")
             with suppress(OSError):  # a full disk: the lock holds all the same
                 os.ftruncate(descriptor, 0)
-                os.write(
-                    descriptor, f"process {os.getpid()} on {socket.gethostname()} (since {since})\n".encode()
-                )
+                holder = f"process {os.getpid()} on {socket.gethostname()} (since {since})\n"
+                os.write(descriptor, holder.encode())
             with children_giving_up(partial(os.close, descriptor)):  # else a child would hold the lock
                 yield
         finally:

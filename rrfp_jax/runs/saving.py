@@ -177,13 +177,8 @@ class Saver:
         return self.saved
 
     def _save(self, wait: bool) -> None:
-        self._trainer.save(
-            self._folder,
-            keep=self._settings.keep,
-            on_error=self._settings.on_error,
-            wait=False,
-            config=self._config,
-        )
+        keep, on_error = self._settings.keep, self._settings.on_error
+        self._trainer.save(self._folder, keep=keep, on_error=on_error, wait=False, config=self._config)
         self.saved = wait and self._trainer.finish_saving()
 
 
@@ -248,9 +243,8 @@ def save_latest(
 
 def _remedy(error: OSError, memory: HostMemory, step: int, checkpoints: Path) -> str:
     """What is said of a state that cannot be copied."""
-    folder, left, state = (
-        shlex.quote(str(p)) for p in (checkpoints, memory.folder, memory.states / str(step))
-    )
+    paths = checkpoints, memory.folder, memory.states / str(step)
+    folder, left, state = (shlex.quote(str(path)) for path in paths)
     place = error.filename2 or error.filename or checkpoints
     return (
         f"it cannot be saved: {place}: {error.strerror}; it stays in memory, in {memory.folder}, as long as "

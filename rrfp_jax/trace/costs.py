@@ -111,8 +111,7 @@ class Workload:
         tables = {name: _table(name, rows) for name, rows in data.items()}
         stages = len(tables["forward"])
         zeros = _filled(stages, len(tables["forward"][0]) if stages else 0, 0.0)
-        for name in _NAMES:
-            tables.setdefault(name, zeros)
+        tables = dict.fromkeys(_NAMES, zeros) | tables
         if len(tables["transfer_forward"]) == stages - 1:
             tables["transfer_forward"] += zeros[-1:]
         return cls(**tables)

@@ -108,10 +108,7 @@ def stage_times(trace: StepTrace, fixed_order: bool, grouped: bool = False) -> l
     for idle in idleness(trace, fixed_order, grouped):
         found[idle.stage][idle.cause] += idle.seconds
     delayed = [trace.delayed(stage) for stage in range(trace.stages)]
-    return [
-        StageTime(trace.busy(stage) - delayed[stage], delayed[stage], causes)
-        for stage, causes in enumerate(found)
-    ]
+    return [StageTime(trace.busy(s) - delayed[s], delayed[s], causes) for s, causes in enumerate(found)]
 
 
 def shares(times: Sequence[StageTime]) -> dict[str, float]:

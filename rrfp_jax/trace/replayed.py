@@ -92,11 +92,10 @@ def _choose_first(records: Sequence[TaskRecord], trace: StepTrace, arrivals: dic
         if not _arrives(trace, record):
             continue
         after = first = bisect_right(times, record.dispatched)
-        while (
-            first > 0
-            and (times[first] if first < after else record.dispatched) - times[first - 1] <= TOGETHER
-        ):
+        next_one = record.dispatched
+        while first > 0 and next_one - times[first - 1] <= TOGETHER:
             first -= 1
+            next_one = times[first]
         together = [k for _, k in waiting[first:after]]
         if i not in together:
             continue  # it was there before, and chosen for another reason
