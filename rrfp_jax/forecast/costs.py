@@ -216,17 +216,10 @@ class ModelCosts:
                 for b, own in shapes.items()
             }
             layers = {bucket: own.layers for bucket, own in segments.items()}
-        return cls(
-            layers=layers,
-            segments=segments,
-            together=together,
-            states=[_state({layer: own}, roles, whole) for layer, own in params.items()],
-            parameters=sum(
-                leaf.size
-                for path, leaf in zip(leaf_paths(params), jax.tree.leaves(params), strict=True)
-                if path not in roles.owners
-            ),
-        )
+        states = [_state({layer: own}, roles, whole) for layer, own in params.items()]
+        paths = zip(leaf_paths(params), leaves, strict=True)
+        parameters = sum(leaf.size for path, leaf in paths if path not in roles.owners)
+        return cls(layers=layers, segments=segments, together=together, states=states, parameters=parameters)
 
     def bucket_ledger(
         self, bucket: Bucket, chunks: Sequence[range], kinds: Sequence[Collection[Kind]]

@@ -202,16 +202,13 @@ class Target:
             **{"device_memory_size": self.memory, "shared_memory_per_block_optin": of.shared_bytes_of_block},
             **{"registers_per_core_limit": 65536, "registers_per_block_limit": 65536},
         }
-        return "\n".join(
-            [
-                "gpu_device_info {",
-                *(f"  {name}: {value}" for name, value in known.items()),
-                f"  cuda_compute_capability {{ major: {major} minor: {minor} feature_extension: {special} }}",
-                "}",
-                'platform_name: "CUDA"',
-                f"dnn_version_info {{ major: {CUDNN[0]} minor: {CUDNN[1]} }}",
-                f'device_description_str: "{kind}"',
-            ]
+        lines = "".join(f"  {name}: {value}\n" for name, value in known.items())
+        return (
+            f"gpu_device_info {{\n{lines}"
+            f"  cuda_compute_capability {{ major: {major} minor: {minor} feature_extension: {special} }}\n"
+            f'}}\nplatform_name: "CUDA"\n'
+            f"dnn_version_info {{ major: {CUDNN[0]} minor: {CUDNN[1]} }}\n"
+            f'device_description_str: "{kind}"'
         )
 
 

@@ -135,11 +135,8 @@ def _measured(run: Run) -> str:
     line = run.history[-1] if run.history else None
     if line is None or not line.peak_bytes:
         return ""
-    known = [
-        (peak / budget, stage, peak, budget)
-        for stage, (peak, budget) in enumerate(zip(line.peak_bytes, line.budget_bytes, strict=False))
-        if budget
-    ]
+    stages = enumerate(zip(line.peak_bytes, line.budget_bytes, strict=False))
+    known = [(peak / budget, stage, peak, budget) for stage, (peak, budget) in stages if budget]
     if known:
         _, stage, peak, budget = max(known)
         most = f"stage {stage} was closest to its budget, {_mib(peak)} of {_mib(budget)}"

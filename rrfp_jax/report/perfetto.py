@@ -62,22 +62,13 @@ def _slices(step: StepTrace, origin: float) -> Iterator[dict[str, Any]]:
         return {"ph": "X", **about, **times}
 
     for record in step.records:
+        about = {**record.task._asdict(), "kind": record.task.kind.letter, "stage": record.stage}
+        times = {"ready": record.ready - origin, "dispatched": record.dispatched - origin}
         injected = {"delayed": record.delayed, "late": record.late}
-        yield slice_of(
-            str(record.task),
-            record.stage,
-            record.start,
-            record.end,
-            kind=record.task.kind.letter,
-            stage=record.stage,
-            chunk=record.task.chunk,
-            microbatch=record.task.microbatch,
-            bucket=record.bucket,
-            ready=_microseconds(record.ready - origin),
-            dispatched=_microseconds(record.dispatched - origin),
-            **{name: _microseconds(seconds) for name, seconds in injected.items() if seconds},
-            **({} if record.held is None else {"held": record.held}),
-        )
+        times |= {name: seconds for name, seconds in injected.items() if seconds}
+        about |= {name: _microseconds(seconds) for name, seconds in times.items()}
+        about |= {"bucket": record.bucket} | ({} if record.held is None else {"held": record.held})
+        yield slice_of(str(record.task), record.stage, record.start, record.end, **about)
         if record.delayed:
             yield slice_of(DELAY, record.stage, record.computed, record.end, of=str(record.task))
     for stage in range(step.stages):

@@ -371,13 +371,9 @@ def _edges(edges: Sequence[Edge], screen: Window) -> list[Text]:
     shown = edges[: in_line * lines]
     more = f"; {len(edges) - len(shown)} more are faster" if len(shown) < len(edges) else ""
     items = [f"{e.source}>{e.target} {_seconds(e.median)}, {_seconds(e.worst)}" for e in shown]
-    return [
-        Text(f"from a task's end to the next stage, median and worst{more}", style="bold"),
-        *(
-            Text("".join(f"{item:<{EDGE_CELLS}}" for item in items[at : at + in_line]))
-            for at in range(0, len(items), in_line)
-        ),
-    ]
+    rows = [items[at : at + in_line] for at in range(0, len(items), in_line)]
+    head = Text(f"from a task's end to the next stage, median and worst{more}", style="bold")
+    return [head, *(Text("".join(f"{item:<{EDGE_CELLS}}" for item in row)) for row in rows)]
 
 
 def _ranks(ranks: Sequence[int]) -> str:
