@@ -8,7 +8,7 @@ programs that a run would have are put in a row on paper, for the bytes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from operator import add
@@ -225,11 +225,10 @@ class ModelCosts:
         self, bucket: Bucket, chunks: Sequence[range], kinds: Sequence[Collection[Kind]]
     ) -> BucketLedger:
         """What a bucket needs on a stage with these chunks; `kinds` of backward are by chunk."""
-        programs = []
-        for layers, own in zip(chunks, kinds, strict=True):
-            parts = segments_of(layers, 1, self.together)
-            on_paper = self.segments[bucket]
-            with tracing_alone():
+        programs, on_paper = [], self.segments[bucket]
+        with tracing_alone():
+            for layers, own in zip(chunks, kinds, strict=True):
+                parts = segments_of(layers, 1, self.together)
                 programs.append(on_paper.row(parts, list(map(on_paper, parts)), own))
         return BucketLedger.of(bucket, programs)
 
@@ -298,10 +297,7 @@ class LayerTimes:
         durations, transfers = {}, {}
         for stage, own in enumerate(chunks):
             for c, (layers, kinds) in enumerate(zip(own, rules.backward_kinds(stage), strict=True)):
-                known = {
-                    bucket: list(self._virtual_stage(bucket, layers, [FORWARD, *kinds], link))
-                    for bucket in self.model.layers
-                }
+                known = {b: self._virtual_stage(b, layers, kinds, link) for b in self.model.layers}
                 for j, bucket in enumerate(buckets):
                     for kind, lasts, sent_for in known[bucket]:
                         durations[stage, Task(kind, c, j)] = lasts
@@ -309,14 +305,16 @@ class LayerTimes:
         return TableCosts(durations, transfers)
 
     def _virtual_stage(
-        self, bucket: Bucket, layers: range, kinds: Sequence[Kind], link: Link
-    ) -> Iterator[tuple[Kind, float, float]]:
-        """The tasks of a virtual stage, with their duration and that of their output's transfer."""
+        self, bucket: Bucket, layers: range, kinds: Iterable[Kind], link: Link
+    ) -> list[tuple[Kind, float, float]]:
+        """A virtual stage's F and these kinds of backward: a task's seconds, and those of what it sends."""
         activation = self.model.layers[bucket][layers.stop - 1].carry_bytes
         gradient = self.model.layers[bucket][layers.start].footprint.gradient_out_bytes
-        for kind in kinds:
+        found = []
+        for kind in (FORWARD, *kinds):
             duration = sum(self.tasks[bucket][i][kind] for i in layers)
-            yield kind, duration, link.seconds(activation if KINDS[kind].flow > 0 else gradient)
+            found.append((kind, duration, link.seconds(activation if KINDS[kind].flow > 0 else gradient)))
+        return found
 
 
 SAME = 1.05

@@ -9,7 +9,7 @@ from typing import Any
 from rrfp_jax.json_files import write_json
 from rrfp_jax.report.legend import DELAY
 from rrfp_jax.report.store import write_steps
-from rrfp_jax.trace.records import RecordedStep, StepTrace, TaskRecord
+from rrfp_jax.trace.records import RecordedStep, StepTrace
 
 SHORTEST_GAP = 50e-6
 """Idle times below this (s) are left out of the file."""
@@ -72,18 +72,12 @@ def _slices(step: StepTrace, origin: float) -> Iterator[dict[str, Any]]:
         if record.delayed:
             yield slice_of(DELAY, record.stage, record.computed, record.end, of=str(record.task))
     for stage in range(step.stages):
-        for start, awaited in _gaps(step, stage):
-            ready = _microseconds(awaited.ready - origin)
-            yield slice_of("idle", stage, start, awaited.start, awaited=str(awaited.task), ready=ready)
-
-
-def _gaps(step: StepTrace, stage: int) -> Iterator[tuple[float, TaskRecord]]:
-    """The stage's idle times, but for the shortest: from when on, and the task that ended it."""
-    idle_since = step.start
-    for record in step.stage_records(stage):
-        if record.start - idle_since > SHORTEST_GAP:
-            yield idle_since, record
-        idle_since = max(idle_since, record.end)
+        idle_since = step.start
+        for record in step.stage_records(stage):
+            if record.start - idle_since > SHORTEST_GAP:
+                about = {"awaited": str(record.task), "ready": _microseconds(record.ready - origin)}
+                yield slice_of("idle", stage, idle_since, record.start, **about)
+            idle_since = max(idle_since, record.end)
 
 
 def _arrows(step: StepTrace, origin: float, mark: str) -> Iterator[dict[str, Any]]:

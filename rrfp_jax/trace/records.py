@@ -105,8 +105,7 @@ class Part(NamedTuple):
             task, number = Task(Kind(code % 16), chunk, microbatch), code // 16
             if number >= len(BY_NUMBER):
                 raise ValueError(f"{number} is not a cause of waiting")
-            held = BY_NUMBER[number]
-            found.append(TaskRecord(stage, task, bucket, *times)._replace(held=held))
+            found.append(TaskRecord._make((stage, task, bucket, *times, BY_NUMBER[number])))
         return found
 
 
