@@ -315,10 +315,9 @@ def commit_of(folder: Path) -> Mapping[str, Any] | None:
 
 def _git(folder: Path, *arguments: str) -> str | None:
     """What git says; None if it fails, is missing, or takes too long."""
-    quiet: Sequence[str] = ("-c", "core.fsmonitor=false", "--no-optional-locks")
     try:
         done = subprocess.run(
-            ["git", "-C", str(folder), *quiet, *arguments],
+            ["git", "-C", str(folder), "-c", "core.fsmonitor=false", "--no-optional-locks", *arguments],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

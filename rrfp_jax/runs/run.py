@@ -225,8 +225,8 @@ class _Run:
             return DONE
         table = self._started(trainer, validation)
         done = saver.resume()
-        writes = {STEPS: trainer.write_trace, "trace.json": trainer.write_trace}
-        writes["costs.json"] = trainer.write_costs
+        trace, costs = trainer.write_trace, trainer.write_costs
+        writes = {STEPS: trace, "trace.json": trace, "costs.json": costs}
         hardware = self._found_hardware()
         self._files = files = RunFiles(config, world, writes, done, self._source, hardware, say)
         answer = self._stopping.in_steps(lambda: trainer.steps_done)
