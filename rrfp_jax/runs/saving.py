@@ -195,17 +195,11 @@ def ranks_of_replicas(mesh: Mesh, processes: int) -> Mapping[int, int]:
     share, found = mesh.devices // processes, {}
     for replicas in (number for number in range(1, mesh.dp + 1) if mesh.dp % number == 0):
         fewer = replace(mesh, dp=replicas)
-        if fewer.devices % share == 0 and _fits(fewer, ranks := fewer.devices // share):
-            found[replicas] = ranks
+        if fewer.devices % share == 0:
+            with suppress(UsageError):  # so many processes cannot share the devices
+                fewer.groups(ranks := fewer.devices // share)
+                found[replicas] = ranks
     return found
-
-
-def _fits(mesh: Mesh, processes: int) -> bool:
-    try:
-        mesh.groups(processes)
-    except UsageError:
-        return False
-    return True
 
 
 def save_latest(
