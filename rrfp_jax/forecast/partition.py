@@ -87,10 +87,8 @@ class _Loads:
         self._seconds = [0.0, *accumulate(layer.seconds for layer in layers)]
         self._fixed = [0, *accumulate(layer.fixed_bytes for layer in layers)]
         self._held = [0, *accumulate(layer.held_bytes for layer in layers)]
-        self._transient = [
-            [0, *accumulate((layer.transient_bytes for layer in layers[first:]), max)]
-            for first in range(len(layers))
-        ]
+        transient = [layer.transient_bytes for layer in layers]
+        self._transient = [[0, *accumulate(transient[first:], max)] for first in range(len(layers))]
 
     def seconds(self, first: int, end: int) -> float:
         return self._seconds[end] - self._seconds[first]

@@ -287,10 +287,7 @@ def heatmap(traces: Sequence[StepTrace]) -> Plot:
     """The cells, red where they are slower than the mean."""
     what, cells = slowdowns(traces)
     columns = len({cell.column for cell in cells})
-    rows = [
-        {"s": cell.stage, "c": cell.column, "x": round(cell.slowdown, 3), "ms": milliseconds(cell.seconds)}
-        for cell in cells
-    ]
+    rows = [{"s": s, "c": c, "x": round(slow, 3), "ms": milliseconds(own)} for s, c, own, slow in cells]
     most = max(0.1, *(abs(cell.slowdown - 1) for cell in cells))  # small differences stay pale
     scale = alt.Scale(scheme="redblue", reverse=True, domain=[1 - min(most, 1), 1 + most], domainMid=1)
     width = alt.Step(min(40, (WIDTH - 160) / columns))

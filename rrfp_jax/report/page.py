@@ -96,10 +96,8 @@ def _sections(run: Run, explanation: Explanation) -> Iterator[Section]:
     last, traces = run.steps[-1].recorded, [step.recorded.trace for step in run.steps]
     whole = "All stages of all steps shown, and what was beside their tasks."
     yield Section("Where the time went", whole, table=explanation.share_rows())
-    what_if = (
-        f"The same steps in virtual time, with one thing changed. {explanation.trust} {explanation.caveat}"
-    )
-    yield Section("What if", what_if, table=explanation.saving_rows())
+    what_if = f"The same steps in virtual time, with one thing changed. {explanation.trust}"
+    yield Section("What if", f"{what_if} {explanation.caveat}", table=explanation.saving_rows())
     replica = f", replica {last.trace.replica}" if last.trace.busy_by_replica else ""
     yield Section(f"Step {last.trace.step}{replica}", _timeline_note(last), charts.timeline(last))
     spent = "Colours are causes here; those of the timeline are passes."

@@ -74,11 +74,9 @@ class Panel:
     @property
     def rows(self) -> list[str]:
         """The names of its rows."""
-        trace = self.trace
-        return [
-            f"stage {stage}, {_not_computed(idle, trace.delayed(stage) / (trace.makespan or 1.0))}"
-            for stage, idle in enumerate(trace.bubble())
-        ]
+        trace, whole = self.trace, self.trace.makespan or 1.0
+        shares = [(idle, trace.delayed(stage) / whole) for stage, idle in enumerate(trace.bubble())]
+        return [f"stage {stage}, {_not_computed(*own)}" for stage, own in enumerate(shares)]
 
 
 def _not_computed(idle: float, delayed: float) -> str:

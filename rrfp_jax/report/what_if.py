@@ -146,10 +146,8 @@ def _lengths(step: RecordedStep, costs: TableCosts, slowest: int) -> Iterator[Va
         own = usual[stage, kind, chunk]
         ratios[kind, step.buckets[j]].append(seconds / own if own else 1.0)
     factors = {key: median(found) for key, found in ratios.items()}
-    mean = {
-        kind: fmean(factors[kind, name] for name in step.buckets if (kind, name) in factors)
-        for kind in {kind for kind, _ in factors}
-    }
+    kinds = {kind for kind, _ in factors}
+    mean = {k: fmean(factors[k, name] for name in step.buckets if (k, name) in factors) for k in kinds}
     steady, even = {}, {}
     for (stage, task), seconds in costs.durations.items():
         kind, chunk, j = task

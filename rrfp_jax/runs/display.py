@@ -80,7 +80,7 @@ class Display:
             return
         self._latest = str(report)
         self._live.update(self._task, completed=report.step + 1, description=self._latest)
-        if checked and isinstance(report, Report):
+        if checked:
             self.say(f"step {report.step:5d}  loss {report.loss:.4f}{checked}")
 
     def _describe(self, text: str) -> None:
