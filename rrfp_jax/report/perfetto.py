@@ -62,12 +62,15 @@ def _slices(step: StepTrace, origin: float) -> Iterator[dict[str, Any]]:
         return {"ph": "X", **about, **times}
 
     for record in step.records:
-        about = {**record.task._asdict(), "kind": record.task.kind.letter, "stage": record.stage}
-        times = {"ready": record.ready - origin, "dispatched": record.dispatched - origin}
+        seconds = {"ready": record.ready - origin, "dispatched": record.dispatched - origin}
         injected = {"delayed": record.delayed, "late": record.late}
-        times |= {name: seconds for name, seconds in injected.items() if seconds}
-        about |= {name: _microseconds(seconds) for name, seconds in times.items()}
-        about |= {"bucket": record.bucket} | ({} if record.held is None else {"held": record.held})
+        seconds |= {name: own for name, own in injected.items() if own}
+        kind, chunk, microbatch = record.task
+        place = {"stage": record.stage, "chunk": chunk, "microbatch": microbatch, "bucket": record.bucket}
+        times = {name: _microseconds(own) for name, own in seconds.items()}
+        about: dict[str, Any] = {"kind": kind.letter, **place, **times}
+        if record.held is not None:
+            about["held"] = record.held
         yield slice_of(str(record.task), record.stage, record.start, record.end, **about)
         if record.delayed:
             yield slice_of(DELAY, record.stage, record.computed, record.end, of=str(record.task))
