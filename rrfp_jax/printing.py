@@ -14,9 +14,9 @@ CANNOT_PRINT = (AttributeError, OSError, ValueError)
 """Raised for streams that are None, broken or full, and closed."""
 
 
-def say(text: str, end: str = "\n") -> None:
+def say(text: str) -> None:
     """Print lines to standard output at once, in one piece: another thread may be printing, too."""
-    _write(sys.stdout, f"{text}{end}")
+    _write(sys.stdout, f"{text}\n")
 
 
 def warn(text: str, end: str = "\n") -> None:
