@@ -300,9 +300,10 @@ def buckets_of(plan: Sequence[Microbatch]) -> list[Bucket]:
 
 
 def bucket_of(fields: Mapping[str, jax.ShapeDtypeStruct]) -> Bucket:
-    """The bucket that these fields are."""
+    """The bucket that these fields are, with the dtypes that JAX computes with."""
     return tuple(
-        (name, tuple(spec.shape), np.dtype(spec.dtype).name) for name, spec in sorted(fields.items())
+        (name, tuple(spec.shape), jax.dtypes.canonicalize_dtype(spec.dtype).name)
+        for name, spec in sorted(fields.items())
     )
 
 
@@ -314,7 +315,7 @@ def load_checked(data: Data, step: int, j: int, planned: Microbatch, fields: Col
         their way to a device, which on CPU may not even copy them.
 
     Raises:
-        UsageError: a field is missing, or has another shape or dtype than planned.
+        UsageError: a field is missing, or has another shape or dtype than planned, or numbers beyond JAX's.
         TrainingError: the data raised something, or tried to end the process.
     """
     with called(f"step {step}: the data's load() of microbatch {j}", TrainingError):
@@ -334,6 +335,7 @@ def load_checked(data: Data, step: int, j: int, planned: Microbatch, fields: Col
                 f"{where}: field {name!r} is {got.dtype}{list(got.shape)}, "
                 f"planned as {spec.dtype}{list(spec.shape)}"
             )
+        got = _canonical(f"{where}: field {name!r}", got)
         loaded[name] = given if isinstance(given, jax.Array) else _kept(got)  # JAX's cannot be written to
     return loaded
 
@@ -410,18 +412,23 @@ def _kept(array: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[Any
 
 
 def _array(who: str, name: str, value: Any) -> np.ndarray[Any, np.dtype[Any]]:
-    """A field as an array; 64-bit numbers as the 32-bit ones that JAX computes with by default."""
+    """A field as an array that JAX takes."""
     try:
         array = np.asarray(value)
     except (TypeError, ValueError) as error:
         cause = "is ragged: pad it to one shape" if isinstance(error, ValueError) else "is no array"
         raise UsageError(f"field {name!r} of {who} {cause} ({error})") from None
+    return _canonical(f"field {name!r} of {who}", array)
+
+
+def _canonical(what: str, array: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[Any]]:
+    """The array, with 64-bit numbers as the 32-bit ones that JAX computes with by default."""
     if array.dtype.kind in "USO":
-        raise UsageError(f"field {name!r} of {who} has dtype {array.dtype}: give arrays of numbers")
+        raise UsageError(f"{what} has dtype {array.dtype}: give arrays of numbers")
     found = array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
     if found.dtype.kind in "iu" and (changed := array[found != array]).size:
         raise UsageError(
-            f"field {name!r} of {who} has {changed[0]}, beyond the {found.dtype} that JAX computes with: "
+            f"{what} has {changed[0]}, beyond the {found.dtype} that JAX computes with: "
             f"give smaller numbers, or set jax_enable_x64"
         )
     return found

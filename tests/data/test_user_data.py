@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import rrfp_jax as rrfp
-from rrfp_jax.data.contract import as_data
+from rrfp_jax.data.contract import as_data, load_checked, plan_step
 from rrfp_jax.user_code import own_traceback
 from tests.support import toy
 from tests.train.test_processes import command
@@ -227,3 +227,30 @@ def test_what_only_iterates_is_told_what_makes_data_of_it():
         rrfp.UsageError, match=r"data=Loader\(...\): .*; of what it iterates over: rrfp.data.Stream"
     ):
         as_data(Loader())
+
+
+class Wide(Reusing):
+    """Plans and loads 64-bit numbers."""
+
+    def __init__(self, labels):
+        super().__init__()
+        self.buffers["labels"] = np.full_like(self.buffers["labels"], labels, np.int64)
+
+    def load(self, microbatch, fields):
+        return self.buffers
+
+
+def test_loaded_numbers_beyond_those_of_jax_are_refused():
+    data = Wide(2**32 + 5)
+    with pytest.raises(rrfp.UsageError, match="field 'labels' has 4294967301, beyond the int32"):
+        load_checked(data, 0, 0, data.plan(0)[0], ["labels"])
+    data = Wide(5)
+    loaded = load_checked(data, 0, 0, data.plan(0)[0], ["labels"])["labels"]
+    assert loaded.dtype == np.int32 and (loaded == 5).all()
+
+
+def test_buckets_of_64_bits_take_such_elements():
+    spec = jax.ShapeDtypeStruct((2,), np.int64)
+    stream = rrfp.data.Stream([{"x": np.array([1, 2])}], 1, buckets=[{"x": spec}])
+    (planned,) = plan_step(stream, 0)
+    assert planned.fields["x"].dtype == np.int32
