@@ -330,7 +330,7 @@ def load_checked(data: Data, step: int, j: int, planned: Microbatch, fields: Col
             raise UsageError(f"{where}: field {name!r} was planned but not loaded; load() gave {found}")
         given, spec = arrays[name], planned.fields[name]
         got = np.asarray(given)
-        if (got.shape, got.dtype) != (tuple(spec.shape), np.dtype(spec.dtype)):
+        if (got.shape, got.dtype.name) != (tuple(spec.shape), np.dtype(spec.dtype).name):  # of any byte order
             raise UsageError(
                 f"{where}: field {name!r} is {got.dtype}{list(got.shape)}, "
                 f"planned as {spec.dtype}{list(spec.shape)}"
@@ -422,11 +422,13 @@ def _array(who: str, name: str, value: Any) -> np.ndarray[Any, np.dtype[Any]]:
 
 
 def _canonical(what: str, array: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[Any]]:
-    """The array, with 64-bit numbers as the 32-bit ones that JAX computes with by default."""
-    if array.dtype.kind in "USO":
-        raise UsageError(f"{what} has dtype {array.dtype}: give arrays of numbers")
-    found = array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
-    if found.dtype.kind in "iu" and (changed := array[found != array]).size:
+    """The array in the machine's order of bytes, 64-bit numbers as the 32-bit ones that JAX computes with."""
+    dtype = array.dtype
+    known = dtype.kind == "b" or jax.numpy.issubdtype(dtype, np.number)
+    if not known or dtype.char in "gGm":  # long doubles, and time
+        raise UsageError(f"{what} has dtype {dtype}: give arrays of numbers that JAX has, such as float32")
+    found = array.astype(jax.dtypes.canonicalize_dtype(dtype.newbyteorder("=")), copy=False)
+    if found is not array and found.dtype.kind in "iu" and (changed := array[found != array]).size:
         raise UsageError(
             f"{what} has {changed[0]}, beyond the {found.dtype} that JAX computes with: "
             f"give smaller numbers, or set jax_enable_x64"

@@ -1,6 +1,7 @@
 """Data that users write: buffers that are filled again, and what it raises, which is told as theirs."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -254,3 +255,25 @@ def test_buckets_of_64_bits_take_such_elements():
     stream = rrfp.data.Stream([{"x": np.array([1, 2])}], 1, buckets=[{"x": spec}])
     (planned,) = plan_step(stream, 0)
     assert planned.fields["x"].dtype == np.int32
+
+
+@pytest.mark.parametrize("dtype", ["g", "G", "M8[s]", "m8[s]", [("a", "f4")], "U1", "O"])
+def test_what_jax_has_no_numbers_for_is_refused_by_its_name(dtype):
+    with pytest.raises(
+        rrfp.UsageError, match=f"'x' of microbatch 0 has dtype {re.escape(str(np.dtype(dtype)))}"
+    ):
+        as_data([{"x": np.zeros(2, dtype)}])
+
+
+def test_a_load_may_give_the_other_order_of_bytes_than_planned():
+    data = Wide(5)
+    (planned, *_) = data.plan(0)
+    data.buffers["labels"] = data.buffers["labels"].astype(">i8")
+    assert (load_checked(data, 0, 0, planned, ["labels"])["labels"] == 5).all()
+
+
+@pytest.mark.parametrize("dtype", [">f4", ">i8", "?"])
+def test_numbers_in_the_other_order_of_bytes_are_the_same(dtype):
+    data = as_data([{"x": np.ones(2, dtype)}])
+    jax.device_put(data.load(data.plan(0)[0], ["x"])["x"])
+    assert data.load(data.plan(0)[0], ["x"])["x"].tolist() == [1, 1]
