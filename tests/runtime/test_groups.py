@@ -20,7 +20,7 @@ from rrfp_jax.runtime.run.consensus import (
     StoreCarrier,
     check_orders,
 )
-from rrfp_jax.runtime.run.world import World
+from rrfp_jax.runtime.run.world import Compared, World
 from tests.support.mailboxes import all_joined
 
 
@@ -147,6 +147,14 @@ def test_ranks_of_a_stage_that_dispatched_different_tasks_are_named():
     said = "rank 1 and rank 2 dispatched different tasks as number 3, in step 1: the first F0, the second F1;"
     with pytest.raises(Disagreement, match=said):
         check_orders(world, [[0], [1, 2]], hashes, orders[1], 1)
+
+
+def test_ranks_that_call_different_methods_of_a_trainer_are_told_what_each_is_at():
+    world = World(0, 2)
+    world._on_compared(0, Compared(0, "the plan of evaluate step 0", {"": "b414"}))
+    said = "rank 0 is at the plan of evaluate step 0, rank 1 at the plan of train step 0: .* same calls"
+    with pytest.raises(Disagreement, match=said):
+        world._on_compared(1, Compared(0, "the plan of train step 0", {"": "b414"}))
 
 
 RANKS = 3

@@ -154,11 +154,7 @@ class World:
         for rank in range(self.size):
             theirs, own, wanted = values[rank]
             if theirs != what:
-                raise Disagreement(
-                    f"{self.describe(self.rank)} is at {what}, {self.describe(rank)} at {theirs}: every "
-                    f"process must run the same program with the same arguments",
-                    rank,
-                )
+                raise self._apart(self.rank, what, rank, theirs)
             found.append(own)
             requested = max(requested, wanted)
         self.stop.agreed = max(self.stop.agreed, StopReason(requested))
@@ -190,6 +186,13 @@ class World:
             message = Compared(number, what, {"": value} if isinstance(value, str) else dict(value))
             self.mailbox.post_all(message)
             self._on_compared(self.rank, message)
+
+    def _apart(self, rank: int, what: str, odd: int, theirs: str) -> Disagreement:
+        return Disagreement(
+            f"{self.describe(rank)} is at {what}, {self.describe(odd)} at {theirs}: every process must run "
+            f"the same program, with the same calls of a Trainer and the same arguments",
+            odd,
+        )
 
     def await_ready(self, what: str, arrays: Sequence[jax.Array], limit: float | None = None) -> None:
         """Wait for what this process's devices, or those of several processes together, compute.
@@ -252,7 +255,9 @@ class World:
         if odd is None:
             return
         value = known[odd].value
-        elsewhere = next(known[rank].value for rank, text in texts.items() if text == usual)
+        other, elsewhere = next((rank, known[rank].value) for rank, text in texts.items() if text == usual)
+        if known[odd].what != known[other].what:
+            raise self._apart(other, known[other].what, odd, known[odd].what)
         name = next((name for name in [*value, *elsewhere] if value.get(name) != elsewhere.get(name)), "")
         raise Disagreement(
             f"{known[odd].what}{name and ': '}{name} is {value.get(name)} on {self.describe(odd)}, elsewhere "
