@@ -419,10 +419,21 @@ class TwoWidths:
         return {"x": np.ones(microbatch.fields["x"].shape, np.float32)}
 
 
-def test_an_evaluation_compiles_all_declared_buckets_at_once():
+def of_three_rows():
     layers = [rrfp.layer(lambda p, x, mb: mb["x"] * p["w"], init=lambda key: {"w": jnp.ones(())})]
     pipe = rrfp.Pipeline(layers, lambda x, mb: rrfp.Loss(x.sum(), weight=x.size))
-    trainer = rrfp.Trainer(pipe, optax.sgd(0.1), data=[{"x": np.ones((3, 2), np.float32)}])
+    return rrfp.Trainer(pipe, optax.sgd(0.1), data=[{"x": np.ones((3, 2), np.float32)}])
+
+
+def test_whatever_comes_first_a_trainer_starts_on_its_own_data():
+    trainer = of_three_rows()
+    trainer.evaluate([{"x": np.ones((4, 2), np.float32)}])
+    (report,) = trainer.steps(1)
+    assert report.compiled == 0
+
+
+def test_an_evaluation_compiles_all_declared_buckets_at_once():
+    trainer = of_three_rows()
     trainer.start()
     counted = [trainer._engine.executables.compiles]
     for steps in (1, 2):
