@@ -28,8 +28,9 @@ from rrfp_jax.checkpoint.saving import leaf_differences
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.printing import say
 from rrfp_jax.runtime.engine.engine import Engine
-from rrfp_jax.runtime.model.layers import Params
+from rrfp_jax.runtime.model.layers import FunctionLayer, Params
 from rrfp_jax.runtime.model.pipeline import Pipeline
+from rrfp_jax.runtime.model.user_errors import init_takes_carry
 from rrfp_jax.runtime.run.world import START_SECONDS
 from rrfp_jax.train.resume import leaves_of
 
@@ -223,8 +224,15 @@ def _of_pipe(pipe: Pipeline, stored: CheckpointView, arrays: Mapping[Key, Any]) 
     key, known = jax.eval_shape(jax.random.key, 0), dict[int, Params]()
     specs: dict[str, Params] = {}
     for index, layer in enumerate(pipe.layers):
-        if layer.kind == "linen":  # what it makes depends on its input, but is nested dicts by names
+        made = layer.make_params if isinstance(layer, FunctionLayer) else None
+        of_input = made is not None and init_takes_carry(made)
+        if of_input or layer.kind == "linen":  # depends on its input, but is nested dicts by names
             paths = tuple(key[2:] for key in arrays if key[1] == str(index))
+            if of_input and any(name.isdigit() for path in paths for name in path):
+                raise UsageError(
+                    f"export({str(stored.folder)!r}): {pipe.who(index)} makes lists for what it gets, "
+                    f"which a folder does not tell from dicts; take trainer.params(), or have init give dicts"
+                )
             specs[str(index)] = _of_stored(index, StoredLayer(kind="linen", paths=paths), arrays)
         else:
             if id(layer) not in known:

@@ -3,6 +3,7 @@
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -309,3 +310,28 @@ def test_tied_parameters_are_one(trained):
         frozen = rrfp.export(first)
         assert bits_of(states[0]["tables"][0]["embedding"]) == bits_of(frozen[0]["tables"][0]["embedding"])
         assert bits_of(states[5]) != bits_of(frozen[5])
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_parameters_that_init_makes_for_what_a_layer_gets(tmp_path, listed):
+    """Their shapes follow from microbatches, which a folder does not have."""
+
+    def init(key, carry, mb):
+        w = jnp.ones((mb["x"] if carry is None else carry).shape[-1])
+        return [w] if listed else {"w": w}
+
+    def scaled(params, carry, mb):
+        return (mb["x"] if carry is None else carry) * jax.tree.leaves(params)[0]
+
+    pipe = rrfp.Pipeline(
+        [rrfp.layer(scaled, init=init, repeat=2)], lambda x, mb: rrfp.Loss(x.sum(), weight=x.size)
+    )
+    trainer = rrfp.Trainer(pipe, optax.sgd(0.1), data=[{"x": np.ones((2, 4), np.float32)}])
+    trainer.start()
+    trainer.save(tmp_path)
+    if listed:
+        with pytest.raises(rrfp.UsageError, match=r"layer 0 \(scaled\).* take trainer.params\(\)"):
+            rrfp.export(tmp_path, pipe=pipe)
+        return
+    assert jax.tree.map(bits_of, rrfp.export(tmp_path, pipe=pipe)) == jax.tree.map(bits_of, trainer.params())
+    assert rrfp.export(tmp_path, pipe=pipe, modules=True)[1](np.ones(4), None).tolist() == [1] * 4
