@@ -7,6 +7,7 @@ dies, the earlier checkpoints stay as they are, and nobody waits for it in a bar
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -166,6 +167,7 @@ class Checkpoints:
             for shard in shards.values():
                 shard.copy_to_host_async()
         self._saving = _Saving(run, self._thread.submit(self._write, run.step, own, hashes))
+        _UNDER_WAY[self._folder.path] = self
 
     def copied(self) -> None:
         """Wait until the leaves being saved are copied to the host, so that they may be donated."""
@@ -212,6 +214,20 @@ class Checkpoints:
                 self._saving = _Saving(
                     run, self._thread.submit(commit, run, merged, self._keep), commits=True
                 )
+        _UNDER_WAY.pop(self._folder.path, None)
+
+    def end(self) -> None:
+        """At the script's end: complete the one under way if this process is alone, or say that it is not."""
+        try:
+            if self._world.size == 1:
+                self.advance(to_the_end=True)
+            elif self._saving is not None:
+                self._say(
+                    f"the checkpoint of step {self._saving.run.step} was not completed: the script ended "
+                    f"while it was written; call trainer.finish_saving() last"
+                )
+        except TrainingError as error:
+            self._say(str(error))
 
     def _write(
         self,
@@ -348,6 +364,20 @@ class Checkpoints:
         if refusal:
             raise UsageError(refusal)
         return found
+
+
+_UNDER_WAY: dict[Path, Checkpoints] = {}
+"""By folder, those that are being written, of which a script may forget to wait for the end."""
+
+
+def _end_all() -> None:
+    for checkpoints in [*_UNDER_WAY.values()]:
+        checkpoints.end()
+
+
+# Before pools take no more work, which `concurrent.futures` registered when it was imported.
+threading._register_atexit(_end_all)  # type: ignore[attr-defined]  # nothing public comes as early
+os.register_at_fork(after_in_child=_UNDER_WAY.clear)  # the thread that writes is the parent's
 
 
 def _state(job: Future[Any]) -> str:

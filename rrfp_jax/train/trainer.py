@@ -396,7 +396,7 @@ class Trainer:
             folder: of the run's checkpoints, on a file system that all processes share.
             keep: how many of them to keep; older ones are removed once this one is complete.
             on_error: what to do if it cannot be written: "stop", or "continue" with a warning.
-            wait: False to write in the background while the next steps run; `finish_saving` waits for it.
+            wait: False to write beside the next steps; `finish_saving` waits, as does a single process's end.
             config: plain data to keep with it; dtypes by their names.
 
         Raises:

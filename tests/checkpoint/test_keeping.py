@@ -1,9 +1,11 @@
 """Which checkpoints are kept, how they are written beside training, and what happens without room."""
 
 import errno
+import os
 import re
 import shutil
 import subprocess
+import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +25,7 @@ from rrfp_jax.runtime.run.world import World
 from tests.support import stored
 from tests.support.stored import ALL, full_for, save, specs_of
 
+ROOT = Path(__file__).parents[2]
 CHANGES = ((Path, "rename"), (shutil, "rmtree"))
 
 
@@ -153,6 +156,48 @@ class TestAsynchronous:
         assert folder.steps() == [40] and folder.open(40)
         folder.tidy()
         assert [path.name for path in made.folder.iterdir()] == ["40"]
+
+
+FORGETFUL = """
+import sys
+from pathlib import Path
+from rrfp_jax.checkpoint.format import RunState
+from rrfp_jax.checkpoint.saving import Checkpoints
+from rrfp_jax.runtime.run.world import World
+from tests.support import stored
+world = World()
+world.size = int(sys.argv[2])
+def main():
+    Checkpoints(Path(sys.argv[1]), world).save(RunState(step=3), stored.leaves(stored.ALL, 3))
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("size", "steps", "said"),
+    [
+        (1, ["3"], "of step 3 is complete"),
+        (2, [], "of step 3 was not completed: .*call trainer.finish_saving"),
+    ],
+)
+def test_a_script_that_ends_while_one_is_written(tmp_path, size, steps, said):
+    argv = [sys.executable, "-c", FORGETFUL, str(tmp_path / "saved"), str(size)]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0 and not done.stderr
+    assert re.fullmatch(f"the checkpoint {said}.*\n", done.stdout)
+    assert [path.name for path in (tmp_path / "saved").iterdir() if path.name.isdecimal()] == steps
+
+
+@pytest.mark.filterwarnings("ignore:os.fork")
+def test_a_forked_child_leaves_its_parents_checkpoint_alone(made):
+    checkpoints = made()
+    checkpoints.save(RunState(step=3), stored.leaves(ALL, 3))
+    assert made.folder in saving._UNDER_WAY
+    if (child := os.fork()) == 0:
+        os._exit(len(saving._UNDER_WAY))
+    assert os.waitpid(child, 0)[1] == 0
+    checkpoints.advance(to_the_end=True)
+    assert made.folder not in saving._UNDER_WAY
 
 
 class TestWithoutRoom:
