@@ -1,9 +1,9 @@
 """Greedy generation with a trained language model, in plain JAX.
 
 The model is a list of layers that are called as in training, `layer(carry, mb)`; the last one gives logits.
-`trainer.params(modules=True)` gives such a list. Terms of the loss that layers give are let go. Every token
-takes a forward of the whole sequence. That is right for any causal model and needs nothing of it. A cache of
-keys and values would be faster.
+`trainer.params(modules=True)` gives such a list; of a layer with `call=` take `partial(call, layer)`. Terms
+of the loss that layers give are let go. Every token takes a forward of the whole sequence. That is right for
+any causal model and needs nothing of it. A cache of keys and values would be faster.
 
 Shapes: B batch, T tokens of the prompt, N new ones, V vocabulary.
 """

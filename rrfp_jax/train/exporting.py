@@ -123,7 +123,7 @@ def export(
         logits = head.apply(states[-1], carry, mb)  # of a Linen layer: its variables
 
         for layer in trainer.params(modules=True):
-            carry = layer(carry, rrfp.EvaluationBatch(fields))
+            carry = layer(carry, rrfp.EvaluationBatch(fields))  # with call=: call(layer, carry, ...)
 
     A Trainer is asked by all its processes together, and each of them gets the whole model; where they have
     no room for that, save, and export the folder in one process. A folder may be that of a run of any number
@@ -136,9 +136,9 @@ def export(
         step: to take the checkpoint of another step than the latest intact one.
         modules: give, instead of its parameters, what can be called as the layer is, `module(carry, mb)`: the
             user's own NNX module with its parameters, after `module.eval()`; a Linen module that is bound to
-            its variables; a function; or the object that `make` of `rrfp.layer` returns. With `call=` it is
-            called as `call` does. As `mb` give an `rrfp.EvaluationBatch`, which has what layers read of one,
-            such as `mb.training`.
+            its variables; a function; or the object that `make` of `rrfp.layer` returns. Where
+            there is a `call=`, it is that which calls this, `call(module, carry, mb)`. As `mb` give an
+            `rrfp.EvaluationBatch`, which has what layers read of one, such as `mb.training`.
 
     Returns:
         For each layer, in the model's order: of an NNX layer an `nnx.State` (for `nnx.update`), of a Linen

@@ -1,6 +1,7 @@
 """Greedy generation against its definition: the most likely token after the sequence so far, one by one."""
 
 from dataclasses import replace
+from functools import partial
 
 import jax.numpy as jnp
 import numpy as np
@@ -65,6 +66,15 @@ def test_layers_are_told_that_nobody_trains():
 
     assert greedy([layer], [[0]], 2).tolist() == [[0, 2, 2]]
     assert set(seen) == {(False, None, ())}
+
+
+def test_modules_that_are_called_otherwise_are_bound_to_how():
+    def module(tokens, train):
+        assert train is False
+        return jnp.zeros((*tokens.shape, 3)).at[..., 2].set(1)
+
+    layer = partial(lambda m, carry, mb: m(mb["tokens"], train=mb.training), module)
+    assert greedy([layer], [[0]], 2).tolist() == [[0, 2, 2]]
 
 
 @pytest.mark.parametrize("prompt", [[1, 2, 3], [[]]], ids=["no batch", "no token"])
