@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields as fields_of
-from functools import partial
 from typing import Any
 
 import jax
@@ -26,9 +25,9 @@ from rrfp_jax.runtime.mesh.topology import Mesh
 from rrfp_jax.runtime.model.gradient_flow import refuse_untrained, told_lost
 from rrfp_jax.runtime.model.layers import MicrobatchView, zeros
 from rrfp_jax.runtime.model.metrics import kinds_of
-from rrfp_jax.runtime.model.pipeline import IDS, LayerShapes, Pipeline, Specs
+from rrfp_jax.runtime.model.pipeline import IDS, Pipeline, Specs
 from rrfp_jax.runtime.model.roles import covering, leaf_paths
-from rrfp_jax.runtime.model.user_errors import describe, instead_of_layers, kind_of, named
+from rrfp_jax.runtime.model.user_errors import instead_of_layers, kind_of
 from rrfp_jax.runtime.programs.compiler import Compiled, Compiler
 from rrfp_jax.runtime.programs.initial import ModelCheckedInit
 from rrfp_jax.runtime.programs.library import Library, specs_of
@@ -114,8 +113,7 @@ def check_model(engine: Engine, data: Data, plan: Sequence[Microbatch]) -> None:
     buckets, pipe, optimizer = buckets_of(plan), engine.pipe, engine.spec.optimizer
     library, flows = engine.library, []
     for bucket in dict.fromkeys(buckets):
-        shapes = examined(library, 0, bucket, buckets)
-        check_metrics(pipe, (own.metrics for own in shapes), specs_of(bucket), shapes[-1].carry_out)
+        examined(pipe, library, 0, bucket, buckets)
         flows.append(library.flow(bucket))
     if optimizer is not None:
         refuse_untrained(flows)
@@ -131,13 +129,22 @@ def check_model(engine: Engine, data: Data, plan: Sequence[Microbatch]) -> None:
     check_loss_is_a_sum(pipe, carry, dict(fields), engine.alone)
 
 
-def examined(library: Library, step: int, bucket: Bucket, buckets: Sequence[Bucket]) -> list[LayerShapes]:
-    """What layers give for a bucket of a step; a refusal names its microbatch, unless all are like it."""
-    if library.first_bucket in (None, bucket):  # no microbatch is odd
-        return library.examine(bucket)
+def examined(
+    pipe: Pipeline,
+    library: Library,
+    step: int,
+    bucket: Bucket,
+    buckets: Sequence[Bucket],
+    training: bool = True,
+) -> None:
+    """Refuse a model for a bucket of a step; that names its microbatch, unless all are like it."""
+    is_odd = library.first_bucket not in (None, bucket)
     try:
-        return library.examine(bucket)
+        shapes = library.examine(bucket, training)
+        check_metrics(pipe, (own.metrics for own in shapes), specs_of(bucket), shapes[-1].carry_out, training)
     except UsageError as error:
+        if not is_odd:
+            raise
         where = f"step {step}: microbatch {buckets.index(bucket)}, with {words_of_bucket(bucket)}"
         raise UsageError(f"{where}: {error}") from error.__cause__
 
@@ -153,47 +160,15 @@ def warn_of_lost(engine: Engine) -> None:
         )
 
 
-def check_evaluation(pipe: Pipeline, library: Library, bucket: Bucket) -> None:
-    """Refuse layers or a loss that fail with `mb.training` False, and layers that then give something else.
-
-    What the last layer gives may have another shape, dtype or structure, as it goes to the loss alone.
-    """
-    shapes, fields = library.examine(bucket), specs_of(bucket)
-    first = {id(own): index for index, own in reversed([*enumerate(shapes)])}  # repeats have the same
-    given, metrics = {}, list[Mapping[str, Any]]()
-    with library.tracing():
-        for index in sorted(first.values()):
-            own, view = shapes[index], MicrobatchView(fields, IDS, index, training=False)
-            with named(pipe.who(index), _WHEN_EVALUATING):
-                out, term = jax.eval_shape(partial(pipe.apply_layer, index), own.params, own.carry_in, view)
-                if index + 1 < len(pipe) and _specs(out) != _specs(own.carry_out):
-                    raise UsageError(
-                        f"gives {describe(out)} when evaluating, where mb.training is False, but "
-                        f"{describe(own.carry_out)} in training; it must give the same in both"
-                    )
-            given[id(own)] = out
-            metrics += [] if term is None else [term.metrics]
-        check_metrics(pipe, metrics, fields, given[id(shapes[-1])], training=False)
-
-
-def _specs(tree: Any) -> tuple[Any, list[Any]]:
-    leaves, structure = jax.tree.flatten(tree)
-    return structure, [(leaf.shape, leaf.dtype) for leaf in leaves]
-
-
-_WHEN_EVALUATING = "failed when it was called to evaluate, with mb.training = False"
-
-
 def check_metrics(
-    pipe: Pipeline, layers: Iterable[Mapping[str, Any]], fields: Specs, carry: Any, training: bool = True
+    pipe: Pipeline, layers: Iterable[Mapping[str, Any]], fields: Specs, carry: Any, training: bool
 ) -> None:
     """Refuse a metric with the name of a figure that reports have themselves, or with two reductions.
 
     Given are those of layers; those of the loss follow from `carry`.
     """
     view = MicrobatchView(fields, IDS, len(pipe), training)
-    with named(pipe.who(len(pipe)), _WHEN_EVALUATING):  # in training it has been called before
-        loss = jax.eval_shape(pipe.apply_loss, carry, view)
+    loss = jax.eval_shape(pipe.apply_loss, carry, view)  # which has been called so before
     kinds = kinds_of([*layers, loss.metrics])
     if taken := [name for name in kinds if name in REPORTED or name.startswith(VALIDATION)]:
         raise UsageError(

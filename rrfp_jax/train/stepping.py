@@ -45,7 +45,7 @@ from rrfp_jax.trace.layers import Work
 from rrfp_jax.trace.records import RecordedStep
 from rrfp_jax.train.alike import as_text, traced_programs
 from rrfp_jax.train.base import FrozenBase
-from rrfp_jax.train.checks import check_evaluation, examined, loss_trouble
+from rrfp_jax.train.checks import examined, loss_trouble
 from rrfp_jax.train.loading import Loader
 from rrfp_jax.train.report import Report
 from rrfp_jax.train.resume import CheckpointWriter, TrainingState, stored_layers
@@ -287,9 +287,7 @@ class Stepper:
             }
             check_dtypes(step, buckets, earlier)
         for bucket in dict.fromkeys(buckets):
-            examined(self.engine.library, step, bucket, buckets)
-            if phase == "evaluate":
-                check_evaluation(self.engine.pipe, self.engine.library, bucket)
+            examined(self.engine.pipe, self.engine.library, step, bucket, buckets, phase == "train")
         known.update(dict.fromkeys(buckets))
         if phase == "evaluate":  # as `start` does for training
             self.engine.prepare(declared_buckets(data) or buckets, self.rules(len(buckets), phase))

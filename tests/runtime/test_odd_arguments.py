@@ -156,6 +156,20 @@ def test_layers_that_give_something_else_when_evaluating_are_refused(other, said
     trainer.step(BATCH)
 
 
+def test_fields_that_only_training_reads_are_not_asked_of_an_evaluation():
+    """Neither to call a layer or the loss, nor to know its parameters' shapes."""
+
+    def noisy(weight, x, mb):
+        return (mb["x"] + mb["noise"] if mb.training else mb["x"]) @ weight
+
+    first = rrfp.layer(noisy, init=lambda key, x, mb: jnp.eye(mb["noise"].shape[-1]))
+    pipe = rrfp.Pipeline([first], lambda x, mb: loss(x * mb["noise"] if mb.training else x, mb))
+    trainer = rrfp.Trainer(pipe, optax.sgd(0.0), data=[{**BATCH[0], "noise": BATCH[0]["x"]}])
+    assert trainer.evaluate(BATCH).loss == 4.0
+    (report,) = trainer.steps(1)
+    assert report.loss == 16.0
+
+
 def test_the_last_layer_may_give_its_loss_something_else_when_evaluating():
     first = rrfp.layer(enter, init=lambda key: jnp.eye(4))
     last = rrfp.layer(other_when_evaluating(lambda x: x[:, :2]))

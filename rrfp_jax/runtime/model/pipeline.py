@@ -166,8 +166,14 @@ class Pipeline:
         check_sums(loss)
         return loss
 
-    def shapes(self, fields: Specs) -> list[LayerShapes]:
-        """Specs of every layer for microbatches of these fields; refuses one that cannot take its carry."""
+    def shapes(
+        self, fields: Specs, built: Sequence[LayerShapes] = (), alike: bool = False
+    ) -> list[LayerShapes]:
+        """Specs of every layer for microbatches of these fields; refuses one that cannot take its carry.
+
+        When evaluating, with what has been `built` for training: if that was for the same fields, `alike`,
+        all but the last must give the same, too.
+        """
         shapes: list[LayerShapes] = []
         known: dict[Any, LayerShapes] = {}  # repeats of a layer are alike if they get the same
         carry: Any = None
@@ -177,45 +183,57 @@ class Pipeline:
             with named(self.who(index), "cannot compare what it gets with what its repeats get"):
                 is_known = kind in known
             if not is_known:
-                known[kind] = self._shapes_of_layer(index, carry, fields)
+                known[kind] = self._shapes_of_layer(index, carry, fields, built[index] if built else None)
             shapes.append(known[kind])
             carry = known[kind].carry_out
-        self.traced_loss(carry, fields)
+            if alike and index + 1 < len(self) and _specs(carry) != _specs(built[index].carry_out):
+                raise UsageError(
+                    f"{self.who(index)}: gives {describe(carry)} when evaluating, where mb.training is False"
+                    f", but {describe(built[index].carry_out)} in training; it must give the same in both"
+                )
+        self.traced_loss(carry, fields, training=not built)
         return shapes
 
-    def traced_loss(self, carry: Any, fields: Specs) -> ClosedJaxpr:
+    def traced_loss(self, carry: Any, fields: Specs, training: bool = True) -> ClosedJaxpr:
         """The loss as a function of flat lists: carry, fields and numbers -> total, weight."""
 
         def sums(carry: Any, fields: Specs, ids: Any) -> tuple[Any, Any]:
-            loss = self.apply_loss(carry, MicrobatchView(fields, ids, len(self.layers)))
+            loss = self.apply_loss(carry, MicrobatchView(fields, ids, len(self.layers), training))
             return loss.total, loss.weight
 
-        with named(*self._called(len(self), carry, fields)):
+        with named(*self._called(len(self), carry, fields, training)):
             closed = jax.make_jaxpr(sums)(carry, dict(fields), IDS)
             check_pure(closed)
         return closed
 
-    def _shapes_of_layer(self, index: int, carry: Any, fields: Specs) -> LayerShapes:
-        """Specs of a layer that gets `carry`."""
+    def _shapes_of_layer(
+        self, index: int, carry: Any, fields: Specs, built: LayerShapes | None
+    ) -> LayerShapes:
+        """Specs of a layer that gets `carry`; when evaluating, with what was built for training."""
         spec, who, given = self.layers[index], self.who(index), self._given(index, carry, fields)
         key, mb = jax.eval_shape(jax.random.key, 0), MicrobatchView(fields, IDS, index)
+        training = built is None
         metrics: dict[str, Any] = {}
 
         def traced(params: Params, carry: Any, fields: Specs, ids: Any, number: Any) -> tuple[Any, Any]:
-            out, term = self.apply_layer(index, params, carry, MicrobatchView(fields, ids, number))
+            view = MicrobatchView(fields, ids, number, training)
+            out, term = self.apply_layer(index, params, carry, view)
             _check_carry(out)
             if term is None:
                 return out, None
             metrics.update(jax.tree.map(jax.typeof, dict(term.metrics)))
             return out, (term.total, term.weight)
 
-        with named(who, f"cannot be built{given if spec.kind == 'linen' else ''}"):
-            initial, params = jax.make_jaxpr(spec.init, return_shape=True)(key, carry, mb)
-            # As an update of optax would type them, too.
-            params = jax.tree.map(lambda own: own.update(weak_type=False) if own.weak_type else own, params)
-            _check_initial(initial, params)
-            partition = _partition(spec.partition(key, carry, mb))
-        with named(*self._called(index, carry, fields)):
+        if built is not None:
+            initial, params, partition = built.initial, built.params, built.partition
+        else:
+            with named(who, f"cannot be built{given if spec.kind == 'linen' else ''}"):
+                initial, params = jax.make_jaxpr(spec.init, return_shape=True)(key, carry, mb)
+                # As an update of optax would type them, too.
+                params = jax.tree.map(lambda p: p.update(weak_type=False) if p.weak_type else p, params)
+                _check_initial(initial, params)
+                partition = _partition(spec.partition(key, carry, mb))
+        with named(*self._called(index, carry, fields, training)):
             arguments = params, carry, dict(fields), IDS, INDEX
             closed, (out, _) = jax.make_jaxpr(traced, return_shape=True)(*arguments)
             check_pure(closed)
@@ -237,7 +255,7 @@ class Pipeline:
             return f" with None as carry{own}"
         return f" with what {self.who(index - 1)} gives, {describe(carry)}{own}"
 
-    def _called(self, index: int, carry: Any, fields: Specs) -> tuple[str, str]:
+    def _called(self, index: int, carry: Any, fields: Specs, training: bool) -> tuple[str, str]:
         """Who is called, and what is said if that fails: a layer before that gave None is named first."""
         who = self.who(index)
         if carry is None and index > 0:
@@ -245,7 +263,13 @@ class Pipeline:
                 f"{self.who(index - 1)} returned None (is a `return` missing?), and {who}",
                 "failed because of it",
             )
-        return who, f"failed when it was called{self._given(index, carry, fields)}"
+        to = "" if training else " to evaluate, with mb.training = False,"
+        return who, f"failed when it was called{to}{self._given(index, carry, fields)}"
+
+
+def _specs(tree: Any) -> tuple[Any, list[Any]]:
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, [(leaf.shape, leaf.dtype) for leaf in leaves]
 
 
 def _check_carry(carry: Any) -> None:

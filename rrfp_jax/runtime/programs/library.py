@@ -66,7 +66,7 @@ class Library:
         self._together = together  # layers of a segment
         self._virtual_stages = {s: virtual_stages[s % len(virtual_stages)] for s in compilers}
         self._everywhere = [virtual_stage for own in virtual_stages for virtual_stage in own]
-        self._shapes: dict[Bucket, list[LayerShapes]] = {}
+        self._shapes: dict[tuple[Bucket, bool], list[LayerShapes]] = {}  # in training, or not
         self._flows: dict[Bucket, Flow] = {}
         self._alike: dict[Hashable, SegmentShape] = {}  # by bucket, width and kind, the first segment of it
         self._segments: dict[Job, Segment] = {}  # by bucket, stage replica and kind
@@ -109,18 +109,21 @@ class Library:
     @property
     def first(self) -> tuple[Bucket, list[LayerShapes]]:
         """The bucket that was examined first, and the specs of every layer for it."""
-        return next(iter(self._shapes.items()))
+        (bucket, _), shapes = next(iter(self._shapes.items()))
+        return bucket, shapes
 
     @property
     def first_bucket(self) -> Bucket | None:
         """The bucket that was examined first; None before that."""
-        return next(iter(self._shapes), None)
+        return next((bucket for bucket, _ in self._shapes), None)
 
-    def examine(self, bucket: Bucket) -> list[LayerShapes]:
+    def examine(self, bucket: Bucket, training: bool = True) -> list[LayerShapes]:
         """Check that the model takes microbatches of this bucket, with the parameters of the first one."""
-        if bucket not in self._shapes:
+        if (bucket, training) not in self._shapes:
+            trained = self._shapes.get((bucket, True))
+            built = [] if training else trained or self.first[1]
             with self.tracing():
-                shapes = self._pipe.shapes(specs_of(bucket))
+                shapes = self._pipe.shapes(specs_of(bucket), built, alike=built is trained)
             first = next(iter(self._shapes.values()), shapes)
             for index, (a, b) in enumerate(zip(first, shapes, strict=True)):
                 if a.params != b.params:
@@ -128,13 +131,13 @@ class Library:
                         f"layer {index} ({self._pipe.layers[index].name}) has parameters {b.params} for "
                         f"microbatches {bucket}, but {a.params} before: parameters must not depend on shapes"
                     )
-            self._shapes[bucket] = shapes
+            self._shapes[bucket, training] = shapes
             try:
                 self._check_shardings(shapes)
             except UsageError:
-                del self._shapes[bucket]
+                del self._shapes[bucket, training]
                 raise
-        return self._shapes[bucket]
+        return self._shapes[bucket, training]
 
     def know(self, other: Library) -> None:
         """Take over what one of another split knows; `UsageError` if carries cannot be spread so."""
@@ -146,7 +149,7 @@ class Library:
     def flow(self, bucket: Bucket) -> Flow:
         """Which parameters, and leaves of the carries, have a gradient; of an examined bucket."""
         if bucket not in self._flows:
-            shapes = self._shapes[bucket]
+            shapes = self._shapes[bucket, True]
             with self.tracing():
                 flow = gradient_flow(self._pipe, shapes, specs_of(bucket), self.roles)
             if self._remat != NONE:
@@ -186,7 +189,7 @@ class Library:
         if not missing:
             return False
         for bucket in missing:
-            self.examine(bucket)
+            self.examine(bucket, training=not rules.forward_only)
             if not rules.forward_only:
                 self.flow(bucket)
         jobs = self._jobs(missing, kinds)
@@ -263,7 +266,7 @@ class Library:
 
     def _shapes_of(self, bucket: Bucket, virtual_stage: VirtualStage, training: bool) -> list[SegmentShape]:
         """The segments of a virtual stage."""
-        shapes, fields, layers = self._shapes[bucket], specs_of(bucket), virtual_stage.layers
+        shapes, fields, layers = self._shapes[bucket, training], specs_of(bucket), virtual_stage.layers
         borders = self.flow(bucket).borders if training else None  # else all leaves have a gradient
         return [
             SegmentShape(
