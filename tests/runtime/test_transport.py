@@ -12,6 +12,7 @@ import time
 import weakref
 from collections import deque
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import chex
@@ -137,6 +138,7 @@ LIMIT_SECONDS = 120.0
 HERE = {
     "LocalTransport": (LocalTransport, [0, 1, 2]),
     "LocalTransport-one-device": (LocalTransport, [0, 0]),
+    "LocalTransport-one-device-waits": (partial(LocalTransport, waits=True), [0, 0]),
     "OrderedTransport": (OrderedTransport, [0, 1, 2]),
 }
 """What is tested in this process: how it is made, and the device of each stage."""

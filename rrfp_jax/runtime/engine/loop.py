@@ -156,7 +156,7 @@ class Driver:
     ) -> None:
         self.scheduler, self.agreement, self.delays, self.dispatch = scheduler, agreement, delays, dispatch
         self.copies: dict[tuple[int, Direction], float] = {}  # how long inputs take to a stage, running means
-        self.local = LocalTransport(devices)
+        self.local = LocalTransport(devices, waits=delays is not None)  # a link's delay begins then
         self.remote = remote
         self.devices, self._name = devices, name
         self._world, self._steps = world, 0

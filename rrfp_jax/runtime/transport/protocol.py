@@ -271,11 +271,14 @@ class Rounds:
 
 
 class LocalTransport(Transport):
-    """Between the devices of one process: a transfer is a copy, or nothing at all on one device."""
+    """Between the devices of one process: a transfer is a copy, or nothing at all on one device.
 
-    def __init__(self, devices: Devices) -> None:
-        self._devices, self._offers = devices, Offers()
-        self._waiting: dict[Key, Sequence[jax.Array]] = {}  # copied; the producer is still running
+    With `waits`, data arrives on one device, too, no sooner than it is produced.
+    """
+
+    def __init__(self, devices: Devices, waits: bool = False) -> None:
+        self._devices, self._waits, self._offers = devices, waits, Offers()
+        self._waiting: dict[Key, Sequence[jax.Array]] = {}  # the producer is still running
         self._moving: dict[Key, Arrival] = {}  # the producer has ended
         self._here: list[Arrival] = []
         self._copier = cache(DeviceCopier)
@@ -288,11 +291,12 @@ class LocalTransport(Transport):
         self._offers.add(key)
         devices = self._devices[key.stage]
         # The sender's arrays lie on its devices in turn, or all on its first one: the first few tell for all.
-        if all(array.devices() == {device} for array, device in zip(arrays, devices, strict=False)):
+        here = all(array.devices() == {device} for array, device in zip(arrays, devices, strict=False))
+        if here and not self._waits:
             self._here.append(Arrival(key, arrays, 0.0))
             self._offers.delivered(key)
         else:
-            self._waiting[key] = self._copier(devices)(arrays)
+            self._waiting[key] = arrays if here else self._copier(devices)(arrays)
         self._offers.observer.coming(key)
 
     def coming(self, key: Key) -> Sequence[jax.Array] | None:
