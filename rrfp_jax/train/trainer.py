@@ -268,7 +268,7 @@ class Trainer:
                 raise UsageError(f"Trainer.start(progress={shown(progress)}): give True, False or a listener")
             self._engine.library.progress = progress
         self._start(self._own_data("start"), None if evaluate is None else as_data(evaluate))
-        return self._engine.memory.ledgers()
+        return self._engine.memory.ledgers()[: self._engine.layout.stages]  # replicas are alike
 
     @one_thread("params")
     def params(self, *, modules: bool = False) -> list[Any]:

@@ -3,6 +3,7 @@
 import dataclasses
 import random
 
+import jax
 import pytest
 
 import rrfp_jax as rrfp
@@ -219,6 +220,11 @@ class TestBudgetsOfSteps:
         shared = memory_of_step(1050, [ledger(0), ledger(1)], rules_of(), ["x"] * 8)
         assert (apart.totals, shared.totals) == ([1050, 1050], [550, 550])  # 50 for programs, once
 
+    def test_replicas_that_share_devices_share_their_bytes(self):
+        ledgers = [ledger(0), ledger(1, "b"), ledger(0, "c"), ledger(1, "a")]
+        found = [memory_of_step(1050, ledgers, rules_of(), ["x"] * 16, replica=d).totals for d in range(2)]
+        assert found == [[550, 1050], [1050, 550]]
+
     @pytest.mark.parametrize("schedule", ["bf", "gpipe"])
     def test_tasks_are_early_where_there_is_room_and_inputs_can_be_foreseen(self, schedule):
         ledgers, rules = [ledger(0), ledger(1, "b")], rules_of(schedule)
@@ -343,3 +349,12 @@ def test_a_trainer_refuses_what_cannot_be_at_start(trainer):
         small.start()
     with pytest.raises(rrfp.UsageError, match="activation_budget='much'"):
         toy.trainer(2, activation_budget="much")
+
+
+def test_ledgers_are_of_all_replicas():
+    """Stage 1 of replica 1 is where stage 0 of both is."""
+    mesh = rrfp.Mesh(pp=2, tp=(1, 2), dp=2, share_devices=True)
+    trainer = toy.trainer(mesh=mesh, data=toy.microbatches(2))
+    assert len(trainer.start()) == 2
+    places = [row.device for row in trainer._engine.memory.ledgers()]
+    assert places == [str(jax.devices()[number]) for number in (0, 2, 0, 0)]

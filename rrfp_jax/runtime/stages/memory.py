@@ -157,25 +157,30 @@ def memory_of_step(
     rules: StepRules,
     buckets: Sequence[str],
     foresees: bool = True,
+    replica: int = 0,
 ) -> StepMemory:
     """The budgets of a step that trains; UsageError if not even one microbatch fits, or not the order.
 
-    Tasks are early if the run `foresees` inputs, and budgets have room for it.
+    `ledgers` and `buckets` are of all replicas, which may share devices; the budgets are of one. Tasks are
+    early if the run `foresees` inputs, and budgets have room for it.
     """
+    stages = rules.placement.stages
+    places, dp = [(ledger.rank, ledger.device) for ledger in ledgers], len(ledgers) // stages
+    on_device: dict[tuple[int, str], list[tuple[StageLedger, Sequence[str]]]] = {}
+    for number, (place, ledger) in enumerate(zip(places, ledgers, strict=True)):
+        on_device.setdefault(place, []).append((ledger, buckets[number // stages :: dp]))
+    mine, buckets = slice(replica * stages, (replica + 1) * stages), buckets[replica::dp]
+    ledgers, places = ledgers[mine], places[mine]
+    shares = [_share(setting, on_device[place]) for place in places]
     distinct = list(dict.fromkeys(buckets))
     numbers = [distinct.index(bucket) for bucket in buckets]
-    on_device: dict[tuple[int, str], list[StageLedger]] = {}
-    for ledger in ledgers:
-        on_device.setdefault((ledger.rank, ledger.device), []).append(ledger)
-    of_device = {device: _share(setting, own, buckets) for device, own in on_device.items()}
-    shares = [of_device[ledger.rank, ledger.device] for ledger in ledgers]
     rooms = [share.room for share in shares]
     footprints = [[ledger.buckets[bucket].chunks for bucket in distinct] for ledger in ledgers]
     totals = [share.total for share in shares]
     if rooms == [None] * len(rooms):
         return StepMemory(totals, [None] * len(rooms), None)
     # In a process of one device no input can be foreseen.
-    foresees = foresees and len(on_device) > len({rank for rank, _ in on_device})
+    foresees = foresees and len({*places}) > len({rank for rank, _ in places})
     rest = [
         room if room is None else room - early_bytes(own) for room, own in zip(rooms, footprints, strict=True)
     ]
@@ -185,8 +190,8 @@ def memory_of_step(
         if foresees and (budgets := _ample(rest, *given)) is not None:
             return StepMemory(totals, budgets, MOST_EARLY)
         return StepMemory(totals, step_budgets(rooms, *given), 0)
-    placement, count, stages = rules.placement, rules.microbatches, range(len(rooms))
-    orders = [planned_order(order, stage, placement, count, False) for stage in stages]
+    placement, count = rules.placement, rules.microbatches
+    orders = [planned_order(order, stage, placement, count, False) for stage in range(stages)]
     peaks = order_peaks(orders, footprints, numbers)
     _check(setting, shares, peaks, order.title)
     fits = all(room is None or peak <= room for peak, room in zip(peaks, rest, strict=True))
@@ -209,19 +214,18 @@ def _ample(
     return None
 
 
-def _share(setting: Setting, own: Sequence[StageLedger], buckets: Sequence[str]) -> Share:
-    """What each of the stages on one device gets of its bytes."""
-    distinct = set(buckets)
-    transient = max(ledger.buckets[bucket].transient_bytes for ledger in own for bucket in distinct)
+def _share(setting: Setting, own: Sequence[tuple[StageLedger, Sequence[str]]]) -> Share:
+    """What each of the stages on one device gets of its bytes; buckets are of its microbatches."""
+    transient = max(ledger.buckets[name].transient_bytes for ledger, names in own for name in {*names})
     total: int | None = None
     if isinstance(setting, int):
         total = setting
-    elif setting == "auto" and (limit := own[0].device_limit_bytes) is not None:
+    elif setting == "auto" and (limit := own[0][0].device_limit_bytes) is not None:
         total = int(limit * (1 - MARGIN))
-        for ledger in own:
+        for ledger, names in own:
             total -= ledger.fixed_bytes
-            total -= sum(ledger.buckets[bucket].prepared_bytes for bucket in distinct)
-            total -= sum(ledger.buckets[bucket].data_bytes for bucket in buckets)
+            total -= sum(ledger.buckets[name].prepared_bytes for name in {*names})
+            total -= sum(ledger.buckets[name].data_bytes for name in names)
     if total is not None:
         total = transient + (total - transient) // len(own)
     return Share(total, transient, len(own))
@@ -322,7 +326,7 @@ class Memory:
         self._stages = ()
 
     def ledgers(self) -> list[StageLedger]:
-        """What every stage needs, by the programs that are there for training."""
+        """What every stage replica needs, by the programs that are there for training."""
         layout, slot_bytes, turns = self._layout, self._slot_bytes(), taking_turns(self._layout.devices)
         own = [
             StageLedger.of(
@@ -340,10 +344,10 @@ class Memory:
                 buckets=BucketLedger.of_programs(self._library.of_stage(stage.index)),
             ).plain()
             for stage in self._stages
-            if stage.index in layout.reported and stage.index < layout.stages  # replicas are alike
+            if stage.index in layout.reported
         ]
-        rows = layout.world.gather("the ledgers of all stages", own)
-        return [StageLedger.of_plain(plain) for plains in rows for plain in plains]
+        rows = [iter(row) for row in layout.world.gather("the ledgers of all stages", own)]
+        return [StageLedger.of_plain(next(rows[first])) for first, *_ in layout.groups]
 
     def of_step(self, rules: StepRules, buckets: Sequence[Bucket]) -> StepMemory:
         """What the stage replicas may hold in a step whose programs are there; see `memory_of_step`."""
@@ -357,11 +361,11 @@ class Memory:
         if needed not in self._known:
             self._ledgers = self.ledgers()
             self._known.add(needed)
-        names, dp = [bucket_name(bucket) for bucket in buckets], self._layout.replicas
-        given = self._setting, self._ledgers, rules
-        parts = [memory_of_step(*given, names[d::dp], self._foresees) for d in range(dp)]
+        replicas = range(self._layout.replicas)
+        given = self._setting, self._ledgers, rules, [bucket_name(bucket) for bucket in buckets]
+        parts = [memory_of_step(*given, self._foresees, d) for d in replicas]
         if self._foresees and any(part.early == 0 for part in parts):  # all replicas, or none
-            parts = [memory_of_step(*given, names[d::dp], foresees=False) for d in range(dp)]
+            parts = [memory_of_step(*given, False, d) for d in replicas]
         totals = [total for part in parts for total in part.totals]
         budgets = [budget for part in parts for budget in part.budgets]
         return StepMemory(totals, budgets, parts[0].early)
