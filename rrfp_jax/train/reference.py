@@ -133,13 +133,13 @@ def _layer(pipe: Pipeline, index: int) -> Callable[..., Any]:
 
 
 def _pulled_back(sums: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with the gradients of its two results by its first argument."""
+    """The function with the gradients of its two results by its first argument, each of that result alone."""
 
     def pulled_back(owned: Any, *rest: Any) -> Any:
-        found, pull = jax.vjp(lambda own: sums(own, *rest), owned)
-        ones = [jnp.ones_like(value) for value in found]
-        zeros = [jnp.zeros_like(value) for value in found]
-        return found, pull((ones[0], zeros[1]))[0], pull((zeros[0], ones[1]))[0]
+        found, pulls = zip(
+            *(jax.vjp(lambda own, k=k: sums(own, *rest)[k], owned) for k in (0, 1)), strict=True
+        )
+        return found, *(pull(jnp.ones_like(value))[0] for value, pull in zip(found, pulls, strict=True))
 
     return pulled_back
 

@@ -156,6 +156,43 @@ def test_an_auxiliary_term_counts_in_loss_gradient_and_metrics(auxiliary, extra)
         assert report.metrics == pytest.approx({"square": float(square) / weight, "rows": 12 / weight})
 
 
+@pytest.mark.parametrize("stages", [1, 3])
+def test_a_rule_may_add_a_gradient_to_one_that_comes_from_another_stage(stages):
+    """An auxiliary loss whose term is not in the sum: its gradient is added where the last layer passes."""
+
+    @jax.custom_vjp
+    def with_term(x, term):
+        return x
+
+    with_term.defvjp(lambda x, term: (x, None), lambda _, cotangent: (cotangent, jnp.float32(5)))
+
+    def first(params, carry, mb):
+        return {"x": params["w"] * mb["x"], "term": params["w"] ** 2}
+
+    def middle(params, carry, mb):
+        return {"x": params["w"] * carry["x"], "term": carry["term"] + params["w"] ** 2}
+
+    def last(params, carry, mb):
+        return with_term(params["w"] * carry["x"], carry["term"])
+
+    def total(params, whole):
+        carry = middle(params["1"], first(params["0"], None, whole), whole)
+        return (last(params["2"], carry, whole) ** 3).sum()
+
+    layers = [
+        rrfp.layer(kind, init=lambda key: {"w": jax.random.normal(key, ())}) for kind in (first, middle, last)
+    ]
+    batch = auxiliary_batch(0.0)
+    pipe = rrfp.Pipeline(layers, lambda carry, mb: rrfp.Loss((carry**3).sum(), weight=carry.shape[0]))
+    trainer = toy.trainer(stages, pipe=pipe, data=batch)
+    trainer.start()
+    params = jax.device_get(trainer.stage_params)
+    parts = [jax.grad(total)(params, mb) for mb in batch]
+    expected = jax.tree.map(lambda *own: sum(own) / 6, *parts)
+    assert toy.worst_leaf(trainer.value_and_grad(batch)[1], expected) <= 1e-5
+    assert trainer.check().ok
+
+
 @pytest.fixture(scope="module")
 def bfloat16():
     """bfloat16 layers of float32 weights, one to a stage, and a microbatch of one row."""

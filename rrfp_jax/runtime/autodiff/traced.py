@@ -328,12 +328,12 @@ CALLBACKS = frozenset(["pure_callback", "io_callback"])
 
 def runs_once(equation: JaxprEqn) -> bool:
     """Whether what an equation gives must be saved and never computed again."""
-    return any(inner.primitive.name in CALLBACKS or inner.effects for inner in _with_inner(equation))
+    return any(inner.primitive.name in CALLBACKS or inner.effects for inner in with_inner(equation))
 
 
 def check_pure(closed: ClosedJaxpr) -> None:
     """Refuse random numbers without a key, and mutable references; prints are no harm."""
-    for equation in chain.from_iterable(map(_with_inner, closed.jaxpr.eqns)):
+    for equation in chain.from_iterable(map(with_inner, closed.jaxpr.eqns)):
         name = equation.primitive.name
         if name == "rng_uniform":
             raise UsageError(
@@ -365,13 +365,13 @@ def check_repeatable(names: Sequence[str], traced: Sequence[ClosedJaxpr], remat:
             )
 
 
-def _with_inner(equation: JaxprEqn) -> Iterator[JaxprEqn]:
+def with_inner(equation: JaxprEqn) -> Iterator[JaxprEqn]:
     """An equation and those of the programs that it calls."""
     yield equation
     if equation.primitive.name not in _OPAQUE:
         for body in jaxprs_in_params(equation.params):
             for inner in body.eqns:
-                yield from _with_inner(inner)
+                yield from with_inner(inner)
 
 
 Value: TypeAlias = Any

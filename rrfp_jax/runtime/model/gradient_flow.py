@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from itertools import groupby
+from itertools import chain, groupby
 from operator import or_
 from typing import Any, NamedTuple, TypeAlias
 
@@ -27,7 +27,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, jaxpr_as_fun, jaxprs
 
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime._jax import line_of, live_part
-from rrfp_jax.runtime.autodiff.traced import dependence, output_dependence, spec_of
+from rrfp_jax.runtime.autodiff.traced import dependence, inline, output_dependence, spec_of, with_inner
 from rrfp_jax.runtime.model.pipeline import LayerShapes, Pipeline, Specs
 from rrfp_jax.runtime.model.roles import Roles, covering, leaf_paths
 from rrfp_jax.runtime.model.user_errors import reason_of
@@ -155,7 +155,30 @@ def _sources(step: _Step, moves: Sequence[bool], flags: Sequence[int]) -> Mappin
     outputs = [k for k, flag in enumerate(flags) if flag]
     if not inputs or not outputs:
         return {}
-    jaxpr, function = step.closed.jaxpr, jaxpr_as_fun(step.closed)
+    jaxpr = step.closed.jaxpr
+    try:
+        traced = _pulled_back(step.closed, inputs, outputs)
+    except Exception as error:
+        raise UsageError(
+            f"{step.name} cannot be differentiated: {reason_of(error)}. For a loop, take jax.lax.scan or a "
+            f"fori_loop of fixed length; where no gradient is wanted, jax.lax.stop_gradient before it"
+        ) from error
+    masks = [mask >> len(jaxpr.invars) for mask in output_dependence(traced)]
+    found = {
+        i: frozenset(k for bit, k in enumerate(outputs) if mask >> bit & 1)
+        for i, mask in zip(inputs, masks, strict=True)
+    }
+    added = [inputs[at] for at in _added(traced, len(jaxpr.invars))]
+    if added and any(map(_adds, chain.from_iterable(map(with_inner, jaxpr.eqns)))):
+        for i in added:  # JAX calls such a rule if what it is of has a cotangent
+            moved, _ = _tangents(jaxpr, [j == i for j in range(len(moves))])
+            found[i] = frozenset(k for k in outputs if moved[k])
+    return found
+
+
+def _pulled_back(closed: ClosedJaxpr, inputs: Sequence[int], outputs: Sequence[int]) -> ClosedJaxpr:
+    """(all inputs, cotangents of some outputs) -> gradients of some inputs."""
+    jaxpr, function = closed.jaxpr, jaxpr_as_fun(closed)
 
     def pulled_back(values: Sequence[Any], cotangents: Sequence[Any]) -> Any:
         def chosen(*own: Any) -> list[Any]:
@@ -165,19 +188,31 @@ def _sources(step: _Step, moves: Sequence[bool], flags: Sequence[int]) -> Mappin
 
         return jax.vjp(chosen, *(values[i] for i in inputs))[1](list(cotangents))
 
-    try:
-        cotangents = [spec_of(jaxpr.outvars[k]) for k in outputs]
-        traced = jax.make_jaxpr(pulled_back)([*map(spec_of, jaxpr.invars)], cotangents)
-    except Exception as error:
-        raise UsageError(
-            f"{step.name} cannot be differentiated: {reason_of(error)}. For a loop, take jax.lax.scan or a "
-            f"fori_loop of fixed length; where no gradient is wanted, jax.lax.stop_gradient before it"
-        ) from error
-    masks = [mask >> len(jaxpr.invars) for mask in output_dependence(traced)]
-    return {
-        i: frozenset(k for bit, k in enumerate(outputs) if mask >> bit & 1)
-        for i, mask in zip(inputs, masks, strict=True)
-    }
+    cotangents = [spec_of(jaxpr.outvars[k]) for k in outputs]
+    return jax.make_jaxpr(pulled_back)([*map(spec_of, jaxpr.invars)], cotangents)
+
+
+def _added(traced: ClosedJaxpr, values: int) -> list[int]:
+    """Which gradients follow from no cotangent, those after the `values`, and are no plain 0."""
+    flat = inline(traced).jaxpr
+    spread = {e.outvars[0]: e.invars[0] for e in flat.eqns if e.primitive.name == "broadcast_in_dim"}
+    atoms = [v if isinstance(v, Literal) else spread.get(v, v) for v in flat.outvars]
+    alone = [not mask >> values for mask in output_dependence(traced)]
+    return [i for i, v in enumerate(atoms) if alone[i] and not (isinstance(v, Literal) and v.val == 0)]
+
+
+def _adds(equation: JaxprEqn) -> bool:
+    """Whether it has a rule of its own that adds to the gradient, as is done for an auxiliary loss."""
+    if equation.primitive.name != "custom_vjp_call":
+        return False
+    read = [*dict.fromkeys(v for v in equation.invars if not isinstance(v, Literal))]
+    moving, made = (
+        [i for i, v in enumerate(some) if _is_differentiable(v)] for some in (read, equation.outvars)
+    )
+    program = equation.params["call_jaxpr"].jaxpr.replace(
+        constvars=[], invars=read, outvars=equation.outvars, eqns=[equation]
+    )
+    return bool(_added(_pulled_back(ClosedJaxpr(program, []), moving, made), len(read)))
 
 
 def _borders(
@@ -269,8 +304,7 @@ def _place(
         if not any(moves[j] for j in used):
             return _end(step, used, step.inputs(params, moving), own=k == layer)
         if any(moves[j] and (j == total or reaching[k + 1][j] & _OBJECTIVE) for j in used):
-            ignores = "ignores the gradient that it is given (to add to the loss, return rrfp.Loss)"
-            return f"it ends in {step.name}, whose derivative is zero, or {ignores}"
+            return f"it ends in {step.name}, whose derivative is zero"
         params, following = (), {j for j in used if j < total}
         moving = {j for j in following if moves[j]}
     return ""
