@@ -1,6 +1,7 @@
 """What a layer may be and do, and what is said of arguments that it does not take."""
 
 import re
+from collections import OrderedDict
 from pathlib import Path
 
 import chex
@@ -13,6 +14,7 @@ import pytest
 from flax import nnx
 
 import rrfp_jax as rrfp
+from rrfp_jax.runtime.model.roles import Roles, leaf_paths
 from rrfp_jax.runtime.model.user_errors import reason_of
 from rrfp_jax.schedules import FORWARD
 from tests.support import toy
@@ -154,6 +156,16 @@ def test_an_auxiliary_term_counts_in_loss_gradient_and_metrics(auxiliary, extra)
         assert report.weight == weight
         assert report.loss == pytest.approx(float(loss), rel=1e-6)
         assert report.metrics == pytest.approx({"square": float(square) / weight, "rows": 12 / weight})
+
+
+@pytest.mark.parametrize(
+    "settings", [{"frozen": ("*.a",)}, {"tied": [("1.a", "0.a")]}], ids=["frozen", "tied"]
+)
+def test_an_ordered_dict_without_some_of_its_leaves_keeps_its_order(settings):
+    params = {str(i): OrderedDict(w=np.ones(2), v=np.ones(2), a=np.ones(2)) for i in range(2)}
+    roles, paths = Roles.of(params, **settings).leaves(params), leaf_paths(params)
+    assert leaf_paths(roles.owned_tree(roles.owned)) == [paths[place] for place in roles.owned]
+    assert jax.tree.leaves(roles.owned_tree(roles.owned)) == [*roles.owned]
 
 
 @pytest.mark.parametrize("stages", [1, 3])

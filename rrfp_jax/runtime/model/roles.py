@@ -104,14 +104,14 @@ class LeafRoles:
 
 
 def _partial_tree(structure: Any, places: Sequence[int], leaves: Sequence[Any]) -> Params:
-    """A tree with the leaves at some places only: dicts lose the other keys, other containers have None."""
+    """A tree with the leaves at some places only: plain dicts lose the other keys, others have None."""
     own = dict(zip(places, leaves, strict=True))
     tree = jax.tree.unflatten(structure, [own.get(place) for place in range(structure.num_leaves)])
     return tree if len(own) == structure.num_leaves else _without_gaps(tree) or {}
 
 
 def _without_gaps(tree: Any) -> Any:
-    if not isinstance(tree, dict):
+    if type(tree) is not dict:  # an OrderedDict's leaves are in another order
         return tree
     filled = {key: _without_gaps(value) for key, value in tree.items()}
     kept = {key: value for key, value in filled.items() if value is not None}
