@@ -21,6 +21,7 @@ from rrfp_jax.printing import warn
 from rrfp_jax.runtime._jax import cast_like
 from rrfp_jax.runtime.engine.engine import Engine
 from rrfp_jax.runtime.engine.settings import Settings, is_whole
+from rrfp_jax.runtime.mesh.stage_mesh import tracing_alone
 from rrfp_jax.runtime.mesh.topology import Mesh
 from rrfp_jax.runtime.model.gradient_flow import refuse_untrained, told_lost
 from rrfp_jax.runtime.model.layers import MicrobatchView, zeros
@@ -198,7 +199,8 @@ def check_loss_is_a_sum(
 ) -> None:
     """Refuse a loss that is a mean: the loss of two rows together must be the sum of the two apart.
 
-    Not done where two rows take more than `LARGEST_LOSS_CHECK` bytes, nor for `Pipeline(additive=False)`.
+    Not done where two rows take more than `LARGEST_LOSS_CHECK` bytes, where a row cannot be taken by itself,
+    nor for `Pipeline(additive=False)`.
     """
     program = rows_program(pipe, carry, fields, compiler)
     if program is None:
@@ -211,8 +213,8 @@ def check_loss_is_a_sum(
             raise UsageError(
                 f"the loss is not a sum: Loss.{name} of two rows together is {whole:.6g}, but {parts:.6g} "
                 f"for the two apart. Return sums, not means: rrfp.Loss(values.sum(), weight=count); a step "
-                f"divides by the summed weight itself. If rows are coupled on purpose: "
-                f"Pipeline(..., additive=False)"
+                f"divides by the summed weight itself. If rows are coupled on purpose, or a field has as "
+                f"many values as there are rows by chance: Pipeline(..., additive=False)"
             )
 
 
@@ -227,6 +229,11 @@ def rows_program(
     if sum(2 * nbytes(leaf) // leaf.shape[0] for leaf in leaves) > LARGEST_LOSS_CHECK:
         return None
     losses, pair = _losses_of_rows(pipe, carry, fields, rows)
+    try:
+        with tracing_alone():
+            jax.eval_shape(losses, pair)
+    except Exception:  # such as for a carry [rows * length, ...]; it took all rows together
+        return None
     return compiler(losses, pair, effort="roughly"), pair
 
 

@@ -283,6 +283,13 @@ class TestLoss:
     def test_sums_are_accepted_whatever_other_fields_there_are(self, name, value):
         make(data=[{**mb, name: value} for mb in BATCH])
 
+    def test_sums_of_rows_that_stand_in_one_dimension_are_accepted(self):
+        def loss(carry, mb):
+            return rrfp.Loss((carry * mb["mask"].reshape(-1, 1)).sum(), weight=mb["mask"].sum())
+
+        flattened = rrfp.layer(lambda carry, mb: carry.reshape(-1, carry.shape[-1]))
+        make(pipe=rrfp.Pipeline([*toy.layers(), flattened], loss))
+
     def test_sums_in_bfloat16_are_accepted(self):
         def loss(carry, mb):
             return rrfp.Loss((carry.astype(jnp.bfloat16) ** 2).sum(), weight=mb["mask"].sum())
