@@ -6,12 +6,13 @@ import numpy as np
 import optax
 import pytest
 
+from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.mesh.stage_mesh import StageMesh
 from rrfp_jax.runtime.model.roles import Roles
 from rrfp_jax.runtime.programs.compiler import Compiler
 from rrfp_jax.runtime.programs.executables import Executables
 from rrfp_jax.runtime.programs.gradients import LAYERS, NormPrograms
-from rrfp_jax.runtime.stages.optimizer import OptimizerPrograms, WholeOptimizer
+from rrfp_jax.runtime.stages.optimizer import Hyperparams, OptimizerPrograms, WholeOptimizer
 
 SHAPES = [(64, 33), (33,), (), (100, 7)]
 
@@ -100,3 +101,14 @@ def test_equal_layers_are_updated_by_one_program_unless_they_need_each_other(cas
     jax.effects_barrier()
     if case == "a print":
         assert capfd.readouterr().out.count("update") == 6  # three by optax itself
+
+
+def test_what_an_optimizer_prints_is_of_one_stage_and_leaves_its_hyperparameters_alone(compiler):
+    norm = optax.stateless(lambda u, p: (jax.debug.print("{}", optax.tree.norm(u)), u)[1])
+    specs = specs_of({str(i): own for i, own in enumerate(values(2))}, compiler)
+    whole = WholeOptimizer.trace(optax.chain(norm, optax.inject_hyperparams(optax.sgd)(0.1)), specs)
+    with pytest.raises(UsageError, match=r"what it prints depends on .* 1\.0, .* report\.gradient_norm"):
+        whole.part([0], "stage 0")
+    state = specs_of([spec for _, spec in whole.state], compiler)
+    found = Hyperparams.compile(whole, whole.part(range(2), "stage 0"), state, compiler)
+    assert found.names == ["learning_rate"]

@@ -32,11 +32,13 @@ from rrfp_jax.random_keys import is_key, plain
 from rrfp_jax.runtime.autodiff.traced import (
     Program,
     bits,
+    inline,
     output_dependence,
     parts,
     reduce,
     scalars_too,
     spec_of,
+    without_prints,
 )
 from rrfp_jax.runtime.mesh.stage_mesh import StageMesh
 from rrfp_jax.runtime.model.layers import Params
@@ -152,13 +154,14 @@ class WholeOptimizer:
         of_params, of_state = self._reads
         reads = [(f"the update of {path}", of_params[i]) for path, i in own.items()]
         reads += [(f"its state{keystr(self.state[k][0])}", of_state[k]) for k in state]
+        reads.append(("what it prints", self._printed))
         for what, read in reads:
             if foreign := sorted(read - places):
                 raise UsageError(
                     f"optimizer: {what} depends on the gradient or value of {self.paths[foreign[0]]}, which "
                     f"is on another stage than {where}, so stages could not update by themselves. Leave "
                     f"that part out; to clip by the global norm (optax.clip_by_global_norm), use "
-                    f"Trainer(clip_norm=...), taken over all stages"
+                    f"Trainer(clip_norm=...), taken over all stages as report.gradient_norm is"
                 )
         return OptimizerPart(own, state)
 
@@ -254,6 +257,14 @@ class WholeOptimizer:
         return [own.union(*(state[k] for k in by)) for own, by in updates], state
 
     @cached_property
+    def _printed(self) -> frozenset[int]:
+        """The parameters that its effects follow from, such as a print, which every stage has."""
+        own = [frozenset([i]) for i in range(len(self.paths))]
+        of = [*own, *self.owners, *own]
+        quiet = ((traced, [False] * len(traced.jaxpr.outvars)) for traced in (self.init, self.update))
+        return frozenset[int]().union(*(of[i] for args in quiet for i in reduce(*args).reads))
+
+    @cached_property
     def hyperparams(self) -> Mapping[str, int]:
         """Places of the numbers that `optax.inject_hyperparams` keeps in the state, by name."""
         found: dict[int, tuple[str, str]] = {}
@@ -304,7 +315,7 @@ class Hyperparams:
         if not places:
             return None
         outputs = [i - count in places.values() for i in range(count + len(whole.state))]
-        program = reduce(whole.update, outputs)
+        program = reduce(without_prints(inline(whole.update)), outputs)
         reads = [part.state.index(i - count) for i in program.reads]
 
         def numbers(*own: Any) -> Any:
