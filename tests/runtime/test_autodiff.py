@@ -53,6 +53,17 @@ def test_what_is_costly_is_saved():
     assert len(found) == 1  # not the product: its tanh would be done twice
 
 
+def test_a_function_on_the_host_that_reads_nothing_is_called_once():
+    def stage(params, carry, inputs):
+        scale = jax.pure_callback(lambda: jnp.float32(3), jax.ShapeDtypeStruct((), jnp.float32))
+        return [jnp.sin((carry[0] * scale) @ params[0])], None, None
+
+    square, x = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((8, 8), (ROWS, 8)))
+    traced = differentiate(stage, [square], [x], [])
+    calls = [str(own.closed).count("pure_callback[") for own in (traced.forward, traced.backward)]
+    assert calls == [1, 0]
+
+
 def test_a_scale_that_is_costly_to_make_is_made_once_a_step():
     def stage(params, carry, inputs):
         return [jnp.sin(carry[0] * jnp.tanh(params[0]))], None, None

@@ -93,7 +93,8 @@ def plan_residuals(whole: ClosedJaxpr, n_params: int, kept: int) -> ResidualPlan
         read = [v for v in equation.invars if not isinstance(v, Literal)]
         if not available.issuperset(read):
             continue
-        alone, as_it_was = not any(masks[v] for v in read), exact.issuperset(read)
+        alone = not any(masks[v] for v in read) and not runs_once(equation)
+        as_it_was = exact.issuperset(read)
         if alone or (equation.primitive.name in CHEAP and (as_it_was or not jumps(equation))):
             available.update(equation.outvars)
         if as_it_was and is_exact(equation):
