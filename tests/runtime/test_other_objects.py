@@ -161,6 +161,12 @@ LAYERS = {  # a layer, the paths of its parameters, those that are constants, ho
 }
 
 
+def test_numpy_arrays_of_an_object_are_constants_as_the_documentation_says():
+    layer = rrfp.layer(make=lambda key: {"w": jnp.ones(2), "b": np.ones(2, np.float32)})
+    params = layer.init(jax.random.key(0), None, None)
+    assert [*params] == ["w"] and isinstance(layer.fill(params)["b"], np.ndarray)
+
+
 @pytest.mark.parametrize("kind", LAYERS)
 def test_it_trains_as_plain_jax_and_comes_back_as_it_is(kind):
     layer, paths, constants, call = LAYERS[kind]

@@ -174,8 +174,8 @@ def layer(
         split: for `make`: `split(object) -> (params, static)`, such as
             `lambda model: equinox.partition(model, equinox.is_inexact_array)`. The arrays in the pytree
             `params` are trained; their paths in it are their names. JAX arrays among the leaves of `static`
-            are saved and exported, but not trained. Without `split`, floating point and complex arrays are
-            trained.
+            are saved and exported, but not trained. Without `split`, floating point and complex JAX arrays
+            are trained; NumPy arrays are constants.
         combine: for `make`: the inverse of `split`, `combine(params, static) -> object`. Without `combine`
             both must be trees like the object, each with None where the other has a leaf.
         **kwargs: see `args`. A class that has keywords named `init`, `make`, `split` or `combine` itself gets
