@@ -347,7 +347,11 @@ class Stepper:
             new.library.know(engine.library)
             self._take_engine(new)
         if self._latest_plan:
-            self.engine.memory.of_step(self._rules["train"], buckets_of(self._latest_plan))
+            try:
+                self.engine.memory.of_step(self._rules["train"], buckets_of(self._latest_plan))
+            except UsageError:  # bytes do not suffice, which only the programs there can tell
+                self.recut(engine.split)
+                raise
 
     def _take_engine(self, engine: Engine) -> None:
         self.engine, self._work = engine, self._work_of(engine.split)

@@ -213,7 +213,7 @@ class Rebalancing:
             self._beside += 1
             self._slowed += recorded[-1].trace.makespan - self._move.seconds if self._move else 0.0
             if self._all_ready(engine, self._compiling):
-                self._go(step, engine, self._compiling.ready(), recut)
+                self._go(step, self._compiling.ready(), recut)
                 return
         elif self._steps >= self._due and len(recorded) >= FIRST:  # fewer after a move that was taken back
             split = self._look(step, left, engine, recorded)
@@ -272,12 +272,11 @@ class Rebalancing:
             self._compiling.drop()
         self._compiling = None
 
-    def _go(self, step: int, engine: Engine, ready: Ready, recut: Recut) -> None:
-        began, move, before = perf_counter(), self._move, engine.split
+    def _go(self, step: int, ready: Ready, recut: Recut) -> None:
+        began, move = perf_counter(), self._move
         try:
             recut(ready.engine.split, ready)
-        except UsageError as error:  # bytes do not suffice, which only the programs there can tell
-            recut(before, None)
+        except UsageError as error:  # bytes do not suffice
             self._stay(str(error))
             return
         took = perf_counter() - began

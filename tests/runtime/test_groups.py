@@ -91,6 +91,20 @@ def test_messages_go_to_the_like_in_the_other_groups():
     assert (layout.member, layout.group, layout.receivers) == (1, [2, 3], [[1], [3]])
 
 
+@pytest.mark.parametrize(
+    ("stages", "groups", "crossed"),
+    [
+        (2, [[0], [1], [2], [3]], False),  # a stage a process
+        (2, [[0], [1], [0], [1]], False),  # all replicas of a stage on one
+        (2, [[0], [0], [1], [1]], True),
+        (3, [[0], [0], [1], [0], [1], [1]], True),
+    ],
+)
+def test_stages_whose_sums_may_wait_for_each_other(stages, groups, crossed):
+    layout = Layout(world=World(0, 4), widths=[1] * stages, groups=groups, stage_meshes={0: None})
+    assert layout.crossed == crossed
+
+
 def test_where_stages_differ_each_rank_gets_its_copy_from_one():
     groups = [[0, 1], [2], [3, 4, 5, 6]]
     stage_meshes = [0, 0, 1, 2, 2, 2, 2]  # stage replicas by rank

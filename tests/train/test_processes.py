@@ -245,5 +245,17 @@ def test_between_processes_too_and_numbers_of_few_bits_travel(monkeypatch, tmp_p
     np.testing.assert_allclose(between, alone, rtol=1e-5)
 
 
+@pytest.mark.slow(reason="10 s: two processes; runtime/test_groups.py knows where that matters")
+def test_a_sum_over_replicas_waits_for_no_stage_that_waits_for_messages(monkeypatch, tmp_path):
+    """Stage 2 is on rank 1, stage 1 on both: who waits in the sum of stage 1 may owe stage 0 its input."""
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "2")
+    status, said = command(
+        "rrfp_jax", "launch", "-n", 2, SCRIPTS / "crossed_ranks.py", folder=tmp_path, limit=100.0
+    )
+    assert status == 0, said
+    alone = toy.trainer(3, data=lambda step: toy.microbatches(8, seed=step))
+    np.testing.assert_allclose(_losses(said), [report.loss for report in alone.steps(2)], rtol=1e-5)
+
+
 def _losses(said):
     return json.loads(next(line for line in said.splitlines() if "losses" in line).partition("losses ")[2])

@@ -270,6 +270,9 @@ class Engine:
         records = self.driver.run(rules, step, parts, memory.budgets, update, memory.early)
         if phase == "train":
             if self._reductions:
+                if self.driver.remote is not None and self.layout.crossed:
+                    # A sum that a process waits in may need a stage that still waits for its messages.
+                    self.world.gather("the end of all tasks", None)
                 self._add_replicas()
             if self._ties:
                 ties.collect_gradients(self._ties, self.stages, self.driver.exchange)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, chain
 
 import jax
 
@@ -69,6 +70,13 @@ class Layout:
     def grouped(self) -> bool:
         """Whether several processes share a stage."""
         return any(len(ranks) > 1 for ranks in self.groups)
+
+    @cached_property
+    def crossed(self) -> bool:
+        """Whether a process has several stages, and another one replicas of one of them."""
+        ranks = [{*chain.from_iterable(self.groups[stage :: self.stages])} for stage in range(self.stages)]
+        stages = Counter(chain.from_iterable(ranks))
+        return any(len(own) > 1 and any(stages[rank] > 1 for rank in own) for own in ranks)
 
     @cached_property
     def member(self) -> int:
