@@ -3,7 +3,8 @@
 Decoders such as GPT-3, LLaMA and Qwen. `vlm.py` puts an encoder of images before one, made of the same parts.
 
 Every layer is `layer(carry, mb) -> carry`: `Embed` reads `mb["tokens"]`, `Block` and `Head` only the carry.
-If there is `mb["segments"]`, since documents are packed, no token attends to those of another document.
+If there is `mb["segments"]`, since documents are packed, no token attends to those of another document, and
+learned positions are those of `mb["positions"]`.
 
 Shapes: B batch, T sequence, D d_model, H heads, G key and value heads, K head size, F d_ff, V vocabulary.
 """
@@ -173,7 +174,12 @@ class Embed(nnx.Module):  # type: ignore[misc]
         x: jax.Array = self.tokens(mb["tokens"])
         if self.positions is not None:
             chex.assert_axis_dimension_lteq(x, 1, self.positions.num_embeddings)  # none is beyond the table
-            x = x + self.positions(jnp.arange(x.shape[1]))
+            at = mb.get("positions")
+            if at is None:
+                at = jnp.arange(x.shape[1])
+            else:  # of another shape they would be broadcast
+                chex.assert_shape(at, x.shape[:2])
+            x = x + self.positions(at)
         return x
 
 

@@ -17,8 +17,8 @@ Fields of a microbatch:
 - `images` int32[B, P]: which image of the row a patch is of, from 1 on; 0 for padding. No patch attends to
   one of another number.
 - `tokens` int32[B, T], `labels` int32[B, T], `mask` float32[B, T] and, where documents are packed,
-  `segments` int32[B, T]: as for text alone. Places of images count neither as labels nor in the mask; any
-  token may stand there.
+  `segments` and `positions` int32[B, T]: as for text alone. Places of images count neither as labels
+  nor in the mask; any token may stand there.
 - `patch_of_token` int32[B, T]: which merged patch of its row a token takes its value from, none twice; -1
   for text.
 

@@ -216,7 +216,7 @@ def test_a_model_sees_neither_padding_nor_other_documents():
     """The loss of `models/vlm.py` is that of each document by itself."""
     made = pictures(packed=True, lengths=((24, 120),), rows=2)
     encoder = vlm.EncoderConfig(**SIZES, patch_size=4, positions="rotary")
-    text = decoder.DecoderConfig(**SIZES, vocab_size=256)
+    text = decoder.DecoderConfig(**SIZES, vocab_size=256, positions="learned", max_length=120)
     both, rngs = vlm.VLMConfig(encoder=encoder, decoder=text), nnx.Rngs(0)
     layers = [vlm.PatchEmbed(encoder, rngs=rngs), vlm.EncoderBlock(encoder, rngs=rngs)]
     layers += [vlm.Project(both, rngs=rngs), vlm.Join(text, rngs=rngs)]

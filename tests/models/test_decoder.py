@@ -6,6 +6,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 
@@ -28,8 +29,8 @@ GPT3 = replace(
 TOKENS = jnp.array(np.random.default_rng(0).integers(0, 50, (2, 12)), jnp.int32)
 
 
-def logits(cfg, tokens, segments=None):
-    mb = {"tokens": tokens} | ({} if segments is None else {"segments": segments})
+def logits(cfg, tokens, segments=None, **fields):
+    mb = {"tokens": tokens} | fields | ({} if segments is None else {"segments": segments})
     carry = None
     for i, kind in enumerate([Embed, *[Block] * cfg.n_layers, Head]):
         carry = kind(cfg, rngs=nnx.Rngs(i))(carry, mb)
@@ -50,6 +51,25 @@ def test_no_attention_between_segments():
     segments = jnp.array([[0] * 5 + [1] * 7] * 2)
     before, after = (logits(QWEN, tokens, segments) for tokens in (TOKENS, TOKENS.at[0, 2].add(1)))
     np.testing.assert_array_equal(after[0, 5:], before[0, 5:])
+
+
+def test_the_loss_of_packed_documents_is_that_of_a_row_each():
+    """The second document of a row has the positions of one that begins the row."""
+    packed = {
+        "segments": jnp.array([[1] * 5 + [2] * 7] * 2),
+        "positions": jnp.array([[*range(5), *range(7)]] * 2),
+    }
+    labels = jnp.roll(TOKENS, -1, axis=1)
+
+    def loss(cfg, at, **fields):
+        found = logits(cfg, TOKENS[:, at], **fields)
+        return float(optax.softmax_cross_entropy_with_integer_labels(found, labels[:, at]).sum())
+
+    for cfg in (QWEN, GPT3):  # rotary positions, learned ones
+        alone = loss(cfg, slice(5)) + loss(cfg, slice(5, 12))
+        np.testing.assert_allclose(loss(cfg, slice(12), **packed), alone, rtol=1e-5)
+    with pytest.raises(AssertionError, match="shape"):
+        logits(GPT3, TOKENS, positions=jnp.arange(12))
 
 
 def test_shared_heads_are_equal_heads():
