@@ -51,7 +51,7 @@ class Block(nnx.Module):
 
     def __init__(self, cfg, rngs):
         width, inner, heads = cfg["hidden_size"], cfg["intermediate_size"], cfg["num_attention_heads"]
-        self.size, self.theta = width // heads, cfg.get("rope_theta", 10_000.0)
+        self.size, self.theta = width // heads, rope_of(cfg).get("rope_theta", 10_000.0)
         shared = cfg.get("num_key_value_heads", heads) * self.size
         self.query, self.out = Adapted(width, width, rngs), Adapted(width, width, rngs)
         self.key, self.value = Adapted(width, shared, rngs), Adapted(width, shared, rngs)
@@ -111,11 +111,18 @@ def published_name(path, cfg):
     return None if adapter else f"model.layers.{int(layer) - 1}.{PARTS[part]}.weight"
 
 
+def rope_of(cfg):
+    """The config, with what transformers 5 has in `rope_parameters` at its top, as earlier ones have it."""
+    return cfg | (cfg.get("rope_parameters") or {})
+
+
 def read(folder):
     """The config, and the `init` of a Trainer that reads the tensors."""
     cfg = json.loads((folder / "config.json").read_text())
     if others := [name for name in ("rope_scaling", "attention_bias", "mlp_bias") if cfg.get(name)]:
         raise SystemExit(f"{folder}: this example cannot compute models with {others[0]}")
+    if (kind := rope_of(cfg).get("rope_type", rope_of(cfg).get("type", "default"))) != "default":
+        raise SystemExit(f"{folder}: this example cannot compute rotary positions of the type {kind}")
     if cfg["model_type"] != "llama":
         raise SystemExit(f"{folder}: this example computes LLaMA models, not {cfg['model_type']}")
 

@@ -61,6 +61,7 @@ def logits_of(layers, mb):
     [
         ({"attention_bias": True}, "cannot compute models with attention_bias"),
         ({"model_type": "qwen3"}, "LLaMA models, not qwen3"),
+        ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "positions of the type llama3"),
     ],
 )
 def test_another_model_is_refused(given, said, base, tmp_path):
@@ -68,6 +69,21 @@ def test_another_model_is_refused(given, said, base, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(cfg | given))
     with pytest.raises(SystemExit, match=said):
         fine_tune.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}}, {"rope_theta": 5e5}, {}],
+    ids=["transformers 5", "transformers 4", "neither"],
+)
+def test_wavelengths_of_positions_are_those_that_weights_reads(given, base, tmp_path):
+    config = json.loads((base / "config.json").read_text()) | given
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    shutil.copy(base / "model.safetensors", tmp_path)
+    cfg, _ = fine_tune.read(tmp_path)
+    assert cfg == config, "what is written with merged weights"
+    block = nnx.eval_shape(lambda: fine_tune.Block(cfg, nnx.Rngs(0)))
+    assert block.theta == rrfp.weights.architecture(tmp_path)["rope_base"] == (5e5 if given else 1e4)
 
 
 @pytest.mark.slow(reason="3 s; models/test_published.py has such models")
