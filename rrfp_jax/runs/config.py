@@ -95,8 +95,8 @@ class RunConfig(Settings, ABC):
         split: layers per stage, or per virtual stage in the model's order if stages have several chunks;
             empty for an even split; "auto" for one by predicted costs.
         validate_every: steps between validations; 0 for one at the end.
-        validation_steps: steps of validation data per validation; 0 for the data's own `steps`, or 1 if it
-            has none.
+        validation_steps: at most so many steps of validation data per validation; 0 for the data's own
+            `steps`, or 1 if it has none.
         checkpoint: how often the run saves itself, and whether it resumes.
         executables: a folder to keep compiled programs in, so that a restart compiles nothing; auto for
             `<directory>/.executables/`, none to compile at every start.

@@ -31,6 +31,7 @@ from rrfp_jax.runs.display import Display
 from rrfp_jax.runs.files import RunFiles, check_place, hardware_of
 from rrfp_jax.runs.name_held import name_held
 from rrfp_jax.runs.saving import Saver, started_again
+from rrfp_jax.runtime.engine.settings import is_whole
 from rrfp_jax.runtime.mesh.topology import Mesh
 from rrfp_jax.runtime.run.exits import fail
 from rrfp_jax.runtime.run.host_memory import FOLDER, HostMemory
@@ -312,8 +313,10 @@ class _Run:
 
     def _validated(self, ends: bool) -> Evaluation | None:
         """The validation; None if the run stops during it. The one at the end is always finished."""
-        found, count = [], self._config.validation_steps or None
-        with closing(self._trainer._evaluating(self._validation, count)) as steps:
+        found, asked = [], self._config.validation_steps
+        held = getattr(as_data(self._validation), "steps", 0)  # beyond them it would begin again
+        count = min(asked, held) if is_whole(held) and held > 0 else asked
+        with closing(self._trainer._evaluating(self._validation, count or None)) as steps:
             for sums in steps:
                 found.append(sums)
                 if self._is_pressed and not ends:

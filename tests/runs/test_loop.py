@@ -106,6 +106,11 @@ def test_the_validation_is_as_long_as_asked_and_told_with_its_metrics(run):
     assert end == f"validation loss {loss:.4f}  accuracy {accuracy:.4f}  (over a weight of {weight:,.0f})"
 
 
+def test_no_validation_data_counts_twice(run):
+    losses = {run(steps=1, validation_steps=asked)[2][-1]["validation_loss"] for asked in (0, 3, 5)}
+    assert len(losses) == 1, "there are three steps of it"
+
+
 @pytest.mark.slow(reason="a run of its own")
 def test_a_method_that_raises(run, tmp_path, capsys):
     def fails(report):
