@@ -153,7 +153,10 @@ class Documents:
 
     @property
     def steps(self) -> int:
-        """Steps that hold every row once: a pass of validation; an epoch of training, rounded up."""
+        """Steps of a validation pass, which has every row once; of training's first epoch, rounded up.
+
+        Rows of a bucket that fill no whole microbatch in that epoch come after it.
+        """
         return self._sampler.steps
 
     @property

@@ -56,7 +56,7 @@ class BatchSampler:
 
     @property
     def steps(self) -> int:
-        """Steps that hold every row once: a pass of validation; an epoch of training, rounded up."""
+        """Steps of a validation pass, which has every row once; of training's first epoch, rounded up."""
         return self.draw.steps if self.split == "train" else self.draw.validation_steps
 
     def step(self, step: int) -> list[Drawn]:
@@ -115,7 +115,10 @@ class Draw:
 
     @property
     def steps(self) -> int:
-        """Steps that the first epoch fills, the last perhaps in part."""
+        """Steps for the first epoch's microbatches, at least one; the last perhaps in part.
+
+        Rows of a bucket that fill no whole microbatch in that epoch come after it.
+        """
         return max(1, -(-self._before(1) // self.microbatches))
 
     @property
