@@ -211,8 +211,16 @@ class Documents:
 
     @functools.cached_property
     def documents(self) -> NDArray[np.int64]:
-        """Indices of the split's documents."""
-        return documents_of(self.split, self._usable, self.validation_share, self.corpus.source)
+        """Indices of the split's documents; the other split has none of them, whatever its lengths."""
+        usable, source = self._usable, self.corpus.source
+        of_split = documents_of(self.split, self.corpus.good, self.validation_share, source)
+        held = np.intersect1d(of_split, usable, assume_unique=True)
+        if not len(held):
+            raise UsageError(
+                f"{shown(source)}: none of {len(of_split)} documents of the {self.split} split fits a "
+                f"bucket: give longer ones"
+            )
+        return held
 
     @functools.cached_property
     def pieces(self) -> Pieces:

@@ -206,16 +206,16 @@ def check_counts(nothing: str, **counts: int | None) -> None:
 
 
 def documents_of(
-    split: Split, usable: NDArray[np.int64], validation_share: float, source: object
+    split: Split, good: NDArray[np.int64], validation_share: float, source: object
 ) -> NDArray[np.int64]:
-    """Usable documents of a split: validation has those whose index hashes lowest, training must have one."""
-    held = max(1, round(validation_share * len(usable)))
-    if held >= len(usable):
+    """Good documents of a split: validation has those whose index hashes lowest, training must have one."""
+    held = max(1, round(validation_share * len(good)))
+    if held >= len(good):
         raise UsageError(
-            f"{shown(source)}: {len(usable)} usable documents cannot be split at "
+            f"{shown(source)}: {len(good)} usable documents cannot be split at "
             f"validation_share={validation_share}; give more of them"
         )
-    lowest = usable[np.argsort(mix(usable.astype(np.uint64)), kind="stable")]
+    lowest = good[np.argsort(mix(good.astype(np.uint64)), kind="stable")]
     return np.sort(lowest[held:] if split == "train" else lowest[:held])
 
 

@@ -185,6 +185,22 @@ def test_documents_longer_than_any_bucket_are_refused_or_skipped():
         assert 11 not in dataclasses.replace(made, lengths=((16, 40),)).documents
 
 
+@pytest.mark.filterwarnings("ignore:.*skipped")
+def test_no_document_is_in_both_splits_whatever_their_lengths():
+    corpus = dataclasses.replace(pictures().corpus, bad="skip")
+
+    def documents(split, longest, share):
+        lengths = ((16, longest),)
+        return {*pictures(corpus=corpus, lengths=lengths, split=split, validation_share=share).documents}
+
+    for longest in (30, 40, 80):
+        assert documents("validation", longest, 0.4) and documents("train", longest, 0.4)
+        assert not documents("validation", longest, 0.4) & documents("train", 80, 0.4)
+        assert not documents("train", longest, 0.4) & documents("validation", 80, 0.4)
+    with pytest.raises(UsageError, match="none of 3 documents of the validation split fits a bucket"):
+        documents("validation", 20, 0.25)
+
+
 @pytest.mark.parametrize("seed", [5, 7, 10])
 @pytest.mark.parametrize("lengths", [data.Fit(buckets=2, longest=(40, 120)), ((12, 90), (40, 61))])
 def test_packed_rows_that_no_bucket_holds_are_taken_apart(seed, lengths):
