@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.scripts import narrow_ranks
+import rrfp_jax as rrfp
+from tests.scripts import crossed_ranks, narrow_ranks
 from tests.support import toy
 from tests.support.selected import is_quick
 
@@ -253,7 +254,7 @@ def test_a_sum_over_replicas_waits_for_no_stage_that_waits_for_messages(monkeypa
         "rrfp_jax", "launch", "-n", 2, SCRIPTS / "crossed_ranks.py", folder=tmp_path, limit=100.0
     )
     assert status == 0, said
-    alone = toy.trainer(3, data=lambda step: toy.microbatches(8, seed=step))
+    alone = crossed_ranks.trainer(rrfp.Mesh(pp=1))
     np.testing.assert_allclose(_losses(said), [report.loss for report in alone.steps(2)], rtol=1e-5)
 
 
