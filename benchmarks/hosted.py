@@ -157,7 +157,7 @@ class HostSimulation:
         if self._host.dispatch == "ready":
             return [ROOM], inf
         if self._rules.hint is None:
-            return [Room(foreseen=line.coming.keys())], inf
+            return [Room(foreseen=[*line.coming])], inf
         expected = ((one, program, copy) for one, (program, copy) in line.coming.items())
         return rooms(expected, end, now, self._host.round_trip)
 

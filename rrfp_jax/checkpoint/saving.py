@@ -221,7 +221,7 @@ class Checkpoints:
         try:
             if self._world.size == 1:
                 self.advance(to_the_end=True)
-            elif self._saving is not None:
+            elif self._saving is not None and not self._saving.commits:
                 self._say(
                     f"the checkpoint of step {self._saving.run.step} was not completed: the script ended "
                     f"while it was written; call trainer.finish_saving() last"

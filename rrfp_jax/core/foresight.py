@@ -8,9 +8,9 @@ that is expected before the device could run anything else:
 
 The later an input, the less is it worth to be right: what is far away is not foreseen. What is foreseen
 wrongly holds up the device, as programs run in order; hence the margin. Half a round trip is allowed for, as
-in a balanced pipeline the input comes one copy after the queue's end. Where the programs of a device end
-later than the margin allows for, by more than that in the mean, what they compute is foreseen only if nothing
-that is here can run, as then a whole round trip can be gained; by more than a whole one, it is not foreseen.
+in a balanced pipeline the input comes one copy after the queue's end. Where a device's programs end later
+than the margin allows for, in the mean by more than half a round trip, what they compute is foreseen only if
+nothing that is here can run, as then a whole round trip can be gained; by more than a whole one, not at all.
 A fixed order has no choice to lose: there, whatever is on its way is foreseen.
 
 A device has room by time: for a second program when the first may end within `SECOND` round trips, for more
@@ -55,7 +55,7 @@ class Line(Protocol):
     """A device, as the host knows it; times in seconds, as below."""
 
     free: float  # when it had ended what was there before `flights`
-    late: float  # by how much its programs take longer than `MARGIN` allows for, in the mean
+    late: float  # by how much its programs that send take longer than `MARGIN` allows for, in the mean
 
     @property
     def flights(self) -> Iterable[Flight]:

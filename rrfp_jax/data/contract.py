@@ -425,7 +425,7 @@ def _canonical(what: str, array: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[A
     """The array in the machine's order of bytes, 64-bit numbers as the 32-bit ones that JAX computes with."""
     dtype = array.dtype
     known = dtype.kind == "b" or jax.numpy.issubdtype(dtype, np.number)
-    if not known or dtype.char in "gGm":  # long doubles, and time
+    if not known or dtype.type in (np.longdouble, np.clongdouble, np.timedelta64):
         raise UsageError(f"{what} has dtype {dtype}: give arrays of numbers that JAX has, such as float32")
     found = array.astype(jax.dtypes.canonicalize_dtype(dtype.newbyteorder("=")), copy=False)
     if found is not array and found.dtype.kind in "iu" and (changed := array[found != array]).size:

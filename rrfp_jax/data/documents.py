@@ -218,7 +218,7 @@ class Documents:
         if not len(held):
             raise UsageError(
                 f"{shown(source)}: none of {len(of_split)} documents of the {self.split} split fits a "
-                f"bucket: give longer ones"
+                f"bucket: give longer buckets"
             )
         return held
 

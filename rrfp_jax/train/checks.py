@@ -142,7 +142,9 @@ def examined(
     is_odd = library.first_bucket not in (None, bucket)
     try:
         shapes = library.examine(bucket, training)
-        check_metrics(pipe, (own.metrics for own in shapes), specs_of(bucket), shapes[-1].carry_out, training)
+        with library.tracing():
+            layers, carry = (own.metrics for own in shapes), shapes[-1].carry_out
+            check_metrics(pipe, layers, specs_of(bucket), carry, training)
     except UsageError as error:
         if not is_odd:
             raise
@@ -232,7 +234,7 @@ def rows_program(
     try:
         with tracing_alone():
             jax.eval_shape(losses, pair)
-    except Exception:  # such as for a carry [rows * length, ...]; it took all rows together
+    except (TypeError, ValueError):  # such as for a carry [rows * length, ...]; it took all rows together
         return None
     return compiler(losses, pair, effort="roughly"), pair
 

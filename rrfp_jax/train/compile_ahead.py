@@ -124,7 +124,8 @@ def compile_ahead(
     ]
     refusal = None
     if len(found) == layout.stages:
-        refusal = _refusal(run, found, rules, [bucket_name(bucket) for bucket in buckets_of(plan)])
+        buckets = buckets_of(plan)[:: layout.replicas]  # of the first
+        refusal = _refusal(run, found, rules, [*map(bucket_name, buckets)])
     return CompiledRun(
         stages=found,
         rules=rules,

@@ -133,13 +133,14 @@ def _layer(pipe: Pipeline, index: int) -> Callable[..., Any]:
 
 
 def _pulled_back(sums: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with the gradients of its two results by its first argument, each of that result alone."""
+    """The function with the gradients of its two results by its first argument."""
 
     def pulled_back(owned: Any, *rest: Any) -> Any:
-        found, pulls = zip(
-            *(jax.vjp(lambda own, k=k: sums(own, *rest)[k], owned) for k in (0, 1)), strict=True
-        )
-        return found, *(pull(jnp.ones_like(value))[0] for value, pull in zip(found, pulls, strict=True))
+        found, pull = jax.vjp(lambda own: sums(own, *rest), owned)
+        ones, zeros = (jax.tree.map(make, found) for make in (jnp.ones_like, jnp.zeros_like))
+        # What a rule adds to whatever gradient it is given belongs to that of the total alone.
+        added, of_weight = pull(zeros)[0], pull((zeros[0], ones[1]))[0]
+        return found, pull((ones[0], zeros[1]))[0], jax.tree.map(jnp.subtract, of_weight, added)
 
     return pulled_back
 

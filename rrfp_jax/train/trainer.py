@@ -458,7 +458,7 @@ class Trainer:
                 f"these parameters, so restore them before the first step"
             )
         if params_only:
-            self._start(data)
+            self._start(data if self._data is None else self._data)
             self._stepper.saves.finish()
             with during(self._progress, "restoring", str(path)), interrupts_held():
                 self._stepper.saves.restore_params(path, step)
@@ -560,10 +560,9 @@ class Trainer:
         if self._engine.stages:
             return
         with self._one_thread.uses("start"):
-            plan, own = plan_step(data, 0), data if self._data is None else self._data
-            plan = plan if own is data else plan_step(own, 0)  # which further steps will be of
-            self._check_model(own, plan)
-            self._programs = self._stepper.start(own, plan, evaluate)
+            plan = plan_step(data, 0)
+            self._check_model(data, plan)
+            self._programs = self._stepper.start(data, plan, evaluate)
 
     def _check_model(self, data: Data, plan: Sequence[Microbatch]) -> None:
         if not self._checked:

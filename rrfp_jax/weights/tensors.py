@@ -115,11 +115,11 @@ class FromFiles(FromTensors):
     """Of tensors in files of others, which are there when a run resumes, unlike those of another run."""
 
     @classmethod
-    def of(cls, where: Mapping[str, Path], names: NameMap, *more: Any) -> Self:
+    def of(cls, files: Mapping[str, Path], names: NameMap, *more: Any) -> Self:
         """Of the tensors that `files_of_tensors` has found; with `more` fields of a subclass."""
-        files = sorted({str(path) for path in where.values()})
-        told = files[0] if len(files) == 1 else f"{files[0]} and {len(files) - 1} more files"
-        return cls(names, where, told, lambda name: _read(where[name], name), *more)
+        paths = sorted({str(path) for path in files.values()})
+        told = paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more files"
+        return cls(names, files, told, lambda name: _read(files[name], name), *more)
 
     def source_of(self, path: str) -> str | None:
         """See `SourcedInit`."""

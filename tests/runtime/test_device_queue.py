@@ -12,7 +12,7 @@ from rrfp_jax.core.foresight import MARGIN
 from rrfp_jax.core.hints import BF
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, Input, Placement, Task
-from rrfp_jax.runtime.engine.device import LATE_SHARE, DeviceQueue, Running
+from rrfp_jax.runtime.engine.device import LATE_SHARE, LATEST, DeviceQueue, Running
 from rrfp_jax.runtime.engine.loop import Driver, EventWakeup
 from rrfp_jax.runtime.run.mailbox import Mailbox
 from rrfp_jax.runtime.run.waits import SHORTEST_PAUSE
@@ -125,15 +125,19 @@ def test_room_is_worked_out_again_when_something_was_submitted_or_has_ended(watc
     assert queue.room_at(5.0) > 5.0
 
 
-def test_a_queue_knows_how_late_its_programs_are_in_the_mean(watched):
+@pytest.mark.parametrize(
+    ("seconds", "sends", "late"),
+    [(1.2, True, 0.0), (5.0, True, 5.0 - MARGIN), (5.0, False, 0.0), (1e3, True, LATEST)],
+)
+def test_a_queue_knows_how_late_in_the_mean_what_it_sends_is(seconds, sends, late, watched):
     queue, _ = watched
-    took = [1.0] * 10 + [5.0]
-    for start, seconds in enumerate(took, 1):
+    for start, took in enumerate([1.0] * 10 + [seconds], 1):
         running = program(start, None)
-        running.dispatched, running.end = 10.0 * start, 10.0 * start + seconds
+        running.dispatched, running.end = 10.0 * start, 10.0 * start + took
+        running.sends = "a key" if sends else None
         queue.submit(running)
         assert len(queue.ended()) == 1
-        assert queue.late == (0.0 if seconds == 1.0 else pytest.approx(LATE_SHARE * (5.0 - MARGIN)))
+    assert queue.late == pytest.approx(LATE_SHARE * late)
 
 
 def test_the_longer_a_copy_takes_the_longer_are_the_pauses_between_looks():

@@ -23,9 +23,12 @@ from tests.support import toy
 SCHEDULES = ["bf", "bfw", "1f1b", "zb-h1", "ranked:1f1b", "zb-v"]
 
 
-def always(arrival, end, round_trip):
-    """In place of `foreseen_from`."""
-    return -inf if arrival < inf else inf
+def foresee_all(monkeypatch, late=0.0):
+    """Whatever is on its way is expected in time, from devices that are so late in the mean."""
+    monkeypatch.setattr(foresight, "foreseen_from", lambda arrival, *rest: -inf if arrival < inf else inf)
+    monkeypatch.setattr(
+        DeviceQueue, "late", property(lambda self: late, lambda self, late: None), raising=False
+    )
 
 
 def trained(schedule, dispatch, steps=6, microbatches=8, **more):
@@ -45,7 +48,7 @@ def test_bits_and_records(schedule, monkeypatch):
 
     plain, expected = trained(schedule, "ready")
     monkeypatch.setattr(StepExecution, "_dispatch", dispatched)
-    monkeypatch.setattr(foresight, "foreseen_from", always)
+    foresee_all(monkeypatch)
     reports, params = trained(schedule, "foreseen")
     assert any(foreseen), "some tasks were dispatched before their input was there"
     assert [r.loss for r in reports] == [r.loss for r in plain]
@@ -83,6 +86,29 @@ def test_a_stage_is_not_asked_again_before_anything_has_come(schedule, monkeypat
     assert running and had_none and [r.loss for r in reports] == [r.loss for r in plain]
 
 
+@pytest.mark.parametrize("schedule", ["bf", "bfw"])
+def test_what_may_come_late_goes_ahead_of_nothing_that_is_here(schedule, monkeypatch):
+    had_none, handle, dispatched = set(), StageScheduler.handle, []
+
+    def handled(self, event):
+        found = handle(self, event)
+        if not isinstance(event, Room):
+            had_none.discard(self)
+        elif not event.foreseen:
+            (had_none.add if found is None else had_none.discard)(self)
+        elif found is not None:
+            dispatched.append(self in had_none)
+            had_none.discard(self)
+        return found
+
+    plain, _ = trained(schedule, "ready")
+    foresee_all(monkeypatch, late=0.75 * foresight.ROUND_TRIP_SECONDS)
+    monkeypatch.setattr(StageScheduler, "handle", handled)
+    reports, _ = trained(schedule, "foreseen")
+    assert dispatched and all(dispatched)
+    assert [r.loss for r in reports] == [r.loss for r in plain]
+
+
 @pytest.mark.parametrize("schedule", ["bf", "1f1b"])
 def test_an_input_that_is_seen_to_come_after_its_task_has_ended_is_of_its_own_step(schedule, monkeypatch):
     """JAX says that an array is there from another thread, after it has run small programs that read it."""
@@ -101,7 +127,7 @@ def test_an_input_that_is_seen_to_come_after_its_task_has_ended_is_of_its_own_st
     monkeypatch.setattr(StepExecution, "run", ran)
     monkeypatch.setattr(LocalTransport, "poll", polled)
     monkeypatch.setattr(LocalTransport, "seconds_until_poll", lambda self: 1e-5)
-    monkeypatch.setattr(foresight, "foreseen_from", always)
+    foresee_all(monkeypatch)
     reports, _ = trained(schedule, "foreseen")
     assert left == [0] * len(reports)
     assert [r.loss for r in reports] == [r.loss for r in plain]
@@ -117,7 +143,7 @@ def test_a_budget_has_room_for_what_is_early(schedule, monkeypatch):
         early.append(sum(key.stage == stage for key in self._taken))
 
     monkeypatch.setattr(StepExecution, "_dispatch", dispatched)
-    monkeypatch.setattr(foresight, "foreseen_from", always)
+    foresee_all(monkeypatch)
     plain, _ = trained(schedule, "ready")
     least = least_with_early(schedule)
     for budget, most in ((least, MOST_EARLY), (least - 1, 0)):

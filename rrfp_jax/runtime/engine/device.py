@@ -61,6 +61,9 @@ LEAD_SECONDS = 1e-3
 LATE_SHARE = 0.03
 """Of a program in the mean of how late they are: what is rare, and long, must not be forgotten between."""
 
+LATEST = 10
+"""A program counts as so many times as long as usual at most: a pause of the process is none of a program."""
+
 
 @dataclass(slots=True)
 class Running:
@@ -214,7 +217,9 @@ class DeviceQueue:
                     later.dispatched = max(later.dispatched, self.free)
             seconds = running.end - running.start
             mean, deviation = self._usual.get(running.cost, (seconds, 0.0))
-            self.late += LATE_SHARE * (max(0.0, seconds - MARGIN * mean) - self.late)
+            if running.sends is not None:
+                late = min(max(0.0, seconds - MARGIN * mean), LATEST * mean)
+                self.late += LATE_SHARE * (late - self.late)
             deviation = 0.9 * deviation + 0.1 * abs(seconds - mean)
             self._usual[running.cost] = 0.9 * mean + 0.1 * seconds, deviation
             self.settled.append(running)

@@ -430,6 +430,8 @@ class StepExecution(TransferObserver):
         if running.sends is not None:
             carrier = self._local if running.sends.stage in self._parts else self._remote
             carrier.produced(running.sends, running.end)
+            if running.sends.input in self._coming.get(running.sends.stage, ()):  # now it is sure
+                self._ask_at[running.sends.stage] = min(self._ask_at[running.sends.stage], 0.0)
             self._recorder.sent(running.stage, task, PRODUCED)
         late = self._late.pop((running.stage, task), 0.0) if self._late else 0.0
         self._records.append(running.record(late))
