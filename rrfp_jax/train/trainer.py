@@ -458,7 +458,7 @@ class Trainer:
                 f"these parameters, so restore them before the first step"
             )
         if params_only:
-            self._start(data if self._data is None else self._data)
+            self._start(data)
             self._stepper.saves.finish()
             with during(self._progress, "restoring", str(path)), interrupts_held():
                 self._stepper.saves.restore_params(path, step)
@@ -477,7 +477,7 @@ class Trainer:
         data = as_data(data)
         count = getattr(data, "steps", 1) if steps is None else steps
         check_count("evaluate", "steps", count, 1)
-        self._start(data)
+        self._start(data if self._data is None else self._data)
         try:
             for step in range(count):
                 self._progress(Doing("validating", step, count, f"{step / count:.0%}"))

@@ -317,3 +317,18 @@ def test_initial_values_do_not_depend_on_the_placement():
     one.start()
     other.start()
     chex.assert_trees_all_equal(one.stage_params, other.stage_params)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_loss_may_name_axes_of_the_mesh(training):
+    def loss(x, mb):
+        if mb.training == training:
+            x = jax.lax.with_sharding_constraint(x, P(None, "tp"))
+        return rrfp.Loss(x.sum(), weight=x.size)
+
+    pipe = rrfp.Pipeline(
+        [rrfp.layer(lambda p, x, mb: mb["x"] * p, init=lambda key: np.ones((), np.float32))], loss
+    )
+    batch = [{"x": np.ones((2, 4), np.float32)}]
+    own = toy.trainer(pipe=pipe, mesh=rrfp.Mesh(pp=1, tp=2), data=batch)
+    assert own.evaluate(batch).loss == next(own.steps(1)).loss == 1

@@ -425,7 +425,7 @@ def of_three_rows():
     return rrfp.Trainer(pipe, optax.sgd(0.1), data=[{"x": np.ones((3, 2), np.float32)}])
 
 
-def test_whatever_comes_first_a_trainer_starts_on_its_own_data():
+def test_an_evaluation_starts_a_trainer_on_its_own_data():
     trainer = of_three_rows()
     trainer.evaluate([{"x": np.ones((4, 2), np.float32)}])
     (report,) = trainer.steps(1)
