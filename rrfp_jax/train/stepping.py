@@ -338,20 +338,22 @@ class Stepper:
         engine.world.agree("the split", str(split))
         if list(split) == engine.split:
             return
-        if engine.stages:
-            ready = ready or compiled_for_split(engine, split, rules)
-            with interrupts_held():  # all of it, or none
-                self._take_engine(recut(engine, ready, rules))
-        else:
+        if not engine.stages:
             new = Engine(engine.spec, split, engine.executables)
             new.library.know(engine.library)
             self._take_engine(new)
+            return
+        self._move(ready or compiled_for_split(engine, split, rules))
         if self._latest_plan:
             try:
                 self.engine.memory.of_step(self._rules["train"], buckets_of(self._latest_plan))
             except UsageError:  # bytes do not suffice, which only the programs there can tell
-                self.recut(engine.split)
+                self._move(compiled_for_split(self.engine, engine.split, rules))
                 raise
+
+    def _move(self, ready: Ready) -> None:
+        with interrupts_held():  # all of it, or none
+            self._take_engine(recut(self.engine, ready, [*self._rules.values()]))
 
     def _take_engine(self, engine: Engine) -> None:
         self.engine, self._work = engine, self._work_of(engine.split)

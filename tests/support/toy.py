@@ -156,6 +156,19 @@ def trainer(stages=4, **kwargs):
     return made(kwargs.pop("pipe", None) or pipeline(), optimizer, **kwargs)
 
 
+def refuse_bytes(monkeypatch, own, split):
+    """Have bytes of stage 1 not suffice on that split of a Trainer, as only the programs there can tell."""
+    memory = type(own._engine.memory)
+    of_step = memory.of_step
+
+    def too_little(self, *step):
+        if own.split == split:
+            raise rrfp.UsageError("activation_budget=auto: stage 1 has too little")
+        return of_step(self, *step)
+
+    monkeypatch.setattr(memory, "of_step", too_little)
+
+
 def arrays(trainer):
     """Parameters and the optimizer's states that a process has."""
     states = [leaf for own in trainer._engine.optimizers for leaf in jax.tree.leaves(own.tree)]

@@ -199,15 +199,7 @@ def test_a_split_that_cannot_be_changes_nothing(split, said):
 def test_a_split_for_which_bytes_do_not_suffice_changes_nothing(monkeypatch):
     trainer = toy.trainer(2, data=BATCH, split=[4, 4])
     list(trainer.steps(1))
-    memory = type(trainer._engine.memory)
-    of_step = memory.of_step
-
-    def too_little(self, *step):
-        if trainer.split == [3, 5]:
-            raise rrfp.UsageError("stage 1 has too little")
-        return of_step(self, *step)
-
-    monkeypatch.setattr(memory, "of_step", too_little)
+    toy.refuse_bytes(monkeypatch, trainer, [3, 5])
     with pytest.raises(rrfp.UsageError, match="too little"):
         trainer.split = [3, 5]
     assert trainer.split == [4, 4] and np.isfinite(next(trainer.steps(1)).loss)

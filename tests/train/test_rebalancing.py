@@ -163,15 +163,7 @@ def test_layers_go_back_if_bytes_do_not_suffice_after_all(decides, capfd, monkey
     decided = decides(to(3, 5))
     own = trainer()
     list(own.steps(1))
-    engine = type(own._engine.memory)
-    of_step = engine.of_step
-
-    def too_little(memory, *step):
-        if own.split == [3, 5]:
-            raise rrfp.UsageError("activation_budget=auto: stage 1 has too little")
-        return of_step(memory, *step)
-
-    monkeypatch.setattr(engine, "of_step", too_little)
+    toy.refuse_bytes(monkeypatch, own, [3, 5])
     for _ in range(400):
         list(own.steps(1))
         time.sleep(0.05)
