@@ -74,6 +74,31 @@ def test_a_scale_that_is_costly_to_make_is_made_once_a_step():
     assert all(spec.size != WIDTH for spec in traced.forward.outputs[traced.out :])
 
 
+def angles(length):
+    return jnp.arange(length, dtype=jnp.float32)[:, None] * 100.0 ** -jnp.linspace(0, 1, WIDTH)
+
+
+def test_a_table_of_positions_is_made_once_a_step():
+    def stage(params, carry, inputs):
+        return [carry[0] * jnp.cos(angles(ROWS)) @ params[0]], None, None
+
+    square, x = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((WIDTH, WIDTH), (2, ROWS, WIDTH)))
+    traced = differentiate(stage, [square], [x], [])
+    assert [spec.size for spec in traced.prepare.outputs] == [ROWS * WIDTH]
+    programs = (traced.prepare, traced.forward, traced.backward)
+    assert ["cos" in str(own.closed) for own in programs] == [True, False, False]
+
+
+def test_a_table_that_is_larger_than_a_microbatch_is_made_where_it_is_needed():
+    def stage(params, carry, inputs):
+        return [jnp.cos(angles(5 * ROWS)) @ carry[0].T], None, None
+
+    traced = differentiate(stage, [], [jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.float32)], [])
+    assert traced.prepare is None
+    assert len(traced.forward.outputs) == traced.out  # nothing is saved
+    assert ["cos" in str(own.closed) for own in (traced.forward, traced.backward)] == [True, True]
+
+
 def test_what_is_prepared_is_read_by_a_task():
     def stage(params, carry, inputs):
         layer = jax.checkpoint(lambda w, x: x @ jax.scipy.linalg.expm(w / 3))

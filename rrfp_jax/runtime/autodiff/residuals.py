@@ -6,7 +6,9 @@ are, every microbatch in flight would hold a copy of the weights and of everythi
 
     an input of the stage      kept by the runtime anyway: passed again, not copied
     weights alone              computed once a step by `prepare`, read by every forward and backward
-    nothing (tables, masks)    computed again where it is needed
+    nothing, cheaply (masks)   computed again where it is needed
+    nothing, a table (cosines  as what follows from weights alone, unless it is larger than all that a
+    of positions)              microbatch brings and sends on: then as masks
     cheap arithmetic on what   computed again: XLA fuses it into its user, which costs less than
     is there already           writing and reading it
     anything else              saved by the forward, once, even if it is used twice or sent on; or what it
@@ -81,6 +83,7 @@ class ResidualPlan:
 def plan_residuals(whole: ClosedJaxpr, n_params: int, kept: int) -> ResidualPlan:
     """Save the fewest bytes from which all that is wanted, and can be had no other way, follows cheaply."""
     jaxpr, masks = whole.jaxpr, dependence(whole)
+    most = nbytes([atom.aval for atom in (*jaxpr.invars[n_params:], *jaxpr.outvars[:kept])])
     of_weights = {v for v, mask in masks.items() if 0 < mask < 1 << n_params}
     sent = {v for v in jaxpr.outvars[:kept] if isinstance(v, Var)}
     available = {*jaxpr.invars, *jaxpr.constvars, *sent}
@@ -91,16 +94,19 @@ def plan_residuals(whole: ClosedJaxpr, n_params: int, kept: int) -> ResidualPlan
     exact = {*available}
     for equation in jaxpr.eqns:
         read = [v for v in equation.invars if not isinstance(v, Literal)]
+        alone = not any(masks[v] for v in read) and not runs_once(equation)
+        if alone and not is_repeatable(equation) and nbytes([v.aval for v in equation.outvars]) > most:
+            available.update(equation.outvars)  # a table that is too large to be kept
         if not available.issuperset(read):
             continue
-        alone = not any(masks[v] for v in read) and not runs_once(equation)
+        alone = alone and is_repeatable(equation)
         as_it_was = exact.issuperset(read)
         if alone or (equation.primitive.name in CHEAP and (as_it_was or not jumps(equation))):
             available.update(equation.outvars)
         if as_it_was and is_exact(equation):
             exact.update(equation.outvars)
     chosen = _fewest_bytes([v for v in wanted if v not in available], jaxpr.eqns, available)
-    prepared += [v for v in chosen if v in of_weights]
+    prepared += [v for v in chosen if v in of_weights or not masks[v]]
     saved = [v for e in jaxpr.eqns for v in e.outvars if v in chosen and v not in prepared]
     rebuilt = [v for v in wanted if v not in {*saved, *prepared}]
     return ResidualPlan(whole, kept, prepared, saved, rebuilt)

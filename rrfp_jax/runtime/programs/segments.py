@@ -231,7 +231,7 @@ class OnDevices:
             donated = tuple(range(count))
             return self.compiler(adding(program.__call__, count), *sums, *given, out=out, donate=donated)
         free = len(program.closed.jaxpr.outvars) - len(first)
-        out = [*first, *[None] * free]
+        out = [*first, *[None if given else self.compiler.stage_mesh.whole] * free]
         acts = out or program.closed.effects  # such as a print
         return self.compiler(program.__call__, *given, out=out) if acts else None
 
