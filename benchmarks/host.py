@@ -175,7 +175,7 @@ def load_stages(trainer: rrfp.Trainer, data: Sequence[Mapping[str, Any]]) -> lis
     """Every stage's part of a step, its data on the device and its sums zero."""
     engine, count = trainer._engine, len(data)
     bucket, _ = engine.library.first
-    known = engine._programs_of(trainer._stepper.rules(count, "train"), [bucket] * count)
+    known = engine.programs_of(trainer._stepper.rules(count, "train"), [bucket] * count)
     inputs = engine._inputs.load(0, known, lambda fields: data)
     engine.reset_gradients()
     engine._has_gradients = True  # so that the trainer's next step starts from zero

@@ -77,6 +77,13 @@ class Loader:
                 found.append(arrays)
             return found
 
+    @property
+    def loaded(self) -> Sequence[Microbatch] | None:
+        """The plan of the step whose data is there, loaded ahead."""
+        ahead = self._ahead
+        whole = ahead is not None and ahead.ended.is_set() and len(ahead.arrays) == len(ahead.plan or ())
+        return ahead.plan if ahead is not None and whole else None
+
     def begin(self, data: Data, step: int) -> None:
         """Begin with a step that will come next. Raises as `settle` does."""
         self.settle()

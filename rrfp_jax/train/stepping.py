@@ -6,6 +6,7 @@ import math
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from time import perf_counter
@@ -37,7 +38,7 @@ from rrfp_jax.runtime.run.alike import check_programs
 from rrfp_jax.runtime.run.recorder import RunPhase
 from rrfp_jax.runtime.run.signals import interrupts_held
 from rrfp_jax.runtime.run.world import START_SECONDS
-from rrfp_jax.runtime.stages.step import Sums, not_finite
+from rrfp_jax.runtime.stages.step import LoadedStep, StepPrograms, Sums, not_finite
 from rrfp_jax.sim.choice import Auto
 from rrfp_jax.sim.planned import Planned, base_of
 from rrfp_jax.trace.costs import CostTable, WorkloadCosts, measured
@@ -75,6 +76,10 @@ class StepOutcome:
     plan_hash: str
     sums: Sums
     ahead: PlannedStep | None
+
+
+NOTHING_AHEAD: tuple[Sequence[Microbatch], LoadedStep | None] = ((), None)
+"""Of the next step, by its plan: it is not on the devices yet."""
 
 
 def check_costs(planned: Planned, placement: Placement, buckets: Iterable[Bucket]) -> None:
@@ -153,6 +158,7 @@ class Stepper:
         self._known_buckets: Mapping[Phase, dict[Bucket, None]] = {"train": {}, "evaluate": {}}
         self._rules: dict[Phase, StepRules] = {}  # of the latest steps; training first
         self._latest_plan: Sequence[Microbatch] = ()
+        self._ahead = NOTHING_AHEAD
         self._work = self._work_of(engine.split)
 
     def start(self, data: Data, plan: Sequence[Microbatch], evaluate: Data | None) -> tuple[int, int]:
@@ -238,20 +244,27 @@ class Stepper:
         if trains and isinstance(self.schedule, Planned):
             ahead = self._plan_ahead(self.schedule, step, rules, buckets)
             rules = rules if ahead is None else self._known(phase, ahead.rules)
-
-        def load(fields: Sequence[frozenset[str]]) -> Sequence[Mapping[str, Any]]:
-            arrays = self.loader.load(data, step, plan, fields)
-            if more:
-                self.loader.begin(data, step + 1)
-            return arrays
-
-        sums = engine.run(step, rules, buckets, load, self.standing.loss_scale.value, waited)
+        known = engine.programs_of(rules, buckets)
+        (of, loaded), self._ahead = self._ahead, NOTHING_AHEAD
+        if loaded is None or of is not plan or loaded.known is not known:
+            loaded = engine.load(step, known, partial(self.loader.load, data, step, plan))
+        following = data, step + 1
+        meanwhile = partial(self.loader.begin, *following), partial(self._put_ahead, *following, known)
+        sums = engine.run(loaded, self.standing.loss_scale.value, waited, meanwhile if more else ())
         if trains and sums.weight <= 0:
             raise TrainingError(
                 f"step {step}: the summed loss weight is {sums.weight}, so there is nothing to divide by; "
                 f"is every token masked, or does the loss function leave out Loss(..., weight=...)?"
             )
         return StepOutcome(plan, planned, sums, ahead)
+
+    def _put_ahead(self, data: Data, step: int, like: StepPrograms) -> None:
+        """Put a step's data on the devices, if it has been loaded and is like the present step's."""
+        plan = self.loader.loaded
+        if plan is not None and self.loader.summary(plan)[1] == like.buckets:
+            with suppress(Exception):  # what fails is left to that step
+                load = partial(self.loader.load, data, step, plan)
+                self._ahead = plan, self.engine.load(step, like, load)
 
     def _plan_ahead(
         self, planned: Planned, step: int, rules: StepRules, buckets: Sequence[Bucket]
@@ -346,7 +359,9 @@ class Stepper:
         self._move(ready or compiled_for_split(engine, split, rules))
         if self._latest_plan:
             try:
-                self.engine.memory.of_step(self._rules["train"], buckets_of(self._latest_plan))
+                # Not by an order that was planned for other stages.
+                known = self.rules(len(self._latest_plan), "train")
+                self.engine.memory.of_step(known, buckets_of(self._latest_plan))
             except UsageError:  # bytes do not suffice, which only the programs there can tell
                 self._move(compiled_for_split(self.engine, engine.split, rules))
                 raise

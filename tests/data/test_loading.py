@@ -264,3 +264,41 @@ def test_settings_of_the_caller_hold_where_layers_are_traced_and_data_is_loaded(
         list(toy.trainer(2, pipe=pipe, data=data).steps(2))
     assert {name.partition("-")[0] for name, _ in seen} == {"MainThread", "ThreadPoolExecutor", "rrfp"}
     assert {precision for _, precision in seen} == {"highest"}
+
+
+def puts(trainer, monkeypatch):
+    """The steps whose data is put on the devices, and whether a step runs then; data is loaded in time."""
+    engine, loader, found, running = trainer._engine, trainer._stepper.loader, [], []
+    begin, load, run = loader.begin, engine.load, engine.driver.run
+
+    def in_time(data, step):
+        begin(data, step)
+        loader.settle()
+
+    def noted(step, known, own):
+        found.append((step, bool(running)))
+        return load(step, known, own)
+
+    def runs(*args):
+        running.append(True)
+        records = run(*args)
+        running.pop()
+        return records
+
+    for owner, name, new in ((loader, "begin", in_time), (engine, "load", noted), (engine.driver, "run", runs)):
+        monkeypatch.setattr(owner, name, new)
+    return found
+
+
+@pytest.mark.slow(reason="3 s: Trainers of its own")
+def test_the_next_steps_data_is_put_on_the_devices_while_the_last_tasks_run(monkeypatch):
+    plain = toy.trainer(2)
+    expected = [plain.step(toy.microbatches(3, seed=seed)).loss for seed in (0, 7, 2, 3)]
+    trainer = toy.trainer(2, data=lambda step: toy.microbatches(3, seed=step))
+    trainer.start()
+    found = puts(trainer, monkeypatch)
+    losses = [next(trainer.steps(3)).loss]  # and what has been put there for step 1 is for that data alone
+    losses.append(trainer.step(toy.microbatches(3, seed=7)).loss)
+    losses += [report.loss for report in trainer.steps(2)]
+    assert losses == expected
+    assert found == [(0, False), (1, True), (1, False), (2, False), (3, True)]

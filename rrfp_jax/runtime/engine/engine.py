@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -40,7 +40,16 @@ from rrfp_jax.runtime.stages.memory import Memory
 from rrfp_jax.runtime.stages.optimizer import Optimizer
 from rrfp_jax.runtime.stages.stage import Stage
 from rrfp_jax.runtime.stages.staging import BuiltStages, Staging
-from rrfp_jax.runtime.stages.step import Inputs, Load, ModelStep, StagePart, StepPrograms, Sums, add_up
+from rrfp_jax.runtime.stages.step import (
+    Inputs,
+    Load,
+    LoadedStep,
+    ModelStep,
+    StagePart,
+    StepPrograms,
+    Sums,
+    add_up,
+)
 from rrfp_jax.runtime.transport.choice import TransportName, between_processes
 from rrfp_jax.runtime.transport.protocol import Endpoints, OneArrayCompiler, Transport, by_jit
 from rrfp_jax.trace.records import Part, RecordedStep, StepTrace, TaskRecord
@@ -224,38 +233,48 @@ class Engine:
         if self.library.prepare(buckets, rules):
             self.driver.reserve(self.library.arrivals(phase_of(rules)))
 
+    def programs_of(self, rules: StepRules, buckets: Sequence[Bucket]) -> StepPrograms:
+        """What a step with these rules and buckets runs, compiled first if it has not been."""
+        known = self._known
+        if known is None or (known.rules, known.buckets) != (rules, buckets):
+            known = self._known = self._new_programs_of(rules, buckets)
+        return known
+
+    def load(self, step: int, known: StepPrograms, load: Load) -> LoadedStep:
+        """Put a step's data on the devices.
+
+        Args:
+            step: its number, which random keys depend on.
+            known: what it runs.
+            load: gives the arrays of all microbatches; asked once, and only for what a stage here reads.
+        """
+        began = perf_counter()
+        inputs = self._inputs.load(step, known, load)  # kept to the end, which ledgers count
+        return LoadedStep(step=step, known=known, inputs=inputs, seconds=perf_counter() - began)
+
     def run(
         self,
-        step: int,
-        rules: StepRules,
-        buckets: Sequence[Bucket],
-        load: Load,
+        loaded: LoadedStep,
         loss_scale: float = 1.0,
         waited_seconds: float = 0.0,
+        meanwhile: Sequence[Callable[[], None]] = (),
     ) -> Sums:
         """Run one step; the gradients are then in the stages' sums, unless it has forwards only.
 
         All processes do so together, and all get the same sums.
 
         Args:
-            step: number of the step, which random keys depend on.
-            rules: of the step.
-            buckets: of each microbatch; compiled first if they have not been.
-            load: gives the arrays of all microbatches; asked once, and only for what a stage here reads.
+            loaded: what `load` gave.
             loss_scale: by which gradients are multiplied.
             waited_seconds: that its data has been waited for already.
+            meanwhile: what else there is to do; see `Driver.run`.
 
         Raises:
             TrainingError: see `Driver.run`.
         """
-        known = self._known
-        if known is None or (known.rules, known.buckets) != (rules, buckets):
-            known = self._known = self._programs_of(rules, buckets)
+        step, known, inputs = loaded.step, loaded.known, loaded.inputs
         for stage in self.stages.values():
             stage.scale_loss(loss_scale)
-        began = perf_counter()
-        inputs = self._inputs.load(step, known, load)  # kept to the end, which ledgers count
-        load_seconds = waited_seconds + perf_counter() - began
         parts, params, phase = {}, dict[int, list[jax.Array]](), known.phase
         final = phase == "train" and not (self._reductions or self._ties)
         for s, stage in self.stages.items():
@@ -267,7 +286,7 @@ class Engine:
             self._has_gradients = True
         update = LastUpdate(self._updated, params)
         memory = known.memory
-        records = self.driver.run(rules, step, parts, memory.budgets, update, memory.early)
+        records = self.driver.run(known.rules, step, parts, memory.budgets, update, memory.early, meanwhile)
         if phase == "train":
             if self._reductions:
                 if self.driver.remote is not None and self.layout.crossed:
@@ -276,14 +295,13 @@ class Engine:
                 self._add_replicas()
             if self._ties:
                 ties.collect_gradients(self._ties, self.stages, self.driver.exchange)
-        mine = self._results(step, known, parts, records) | {"load_seconds": load_seconds}
+        mine = self._results(step, known, parts, records) | {"load_seconds": waited_seconds + loaded.seconds}
         told = mine if self.layout.reported else None  # of every stage replica once
         gathered = self.driver.gather(f"the results of {phase} step {step}", told, records, step)
         results = [*filter(None, gathered)]
-        return add_up(results, len(buckets), self._recorded(step, known, results), known.memory.totals)
+        return add_up(results, len(known.buckets), self._recorded(step, known, results), known.memory.totals)
 
-    def _programs_of(self, rules: StepRules, buckets: Sequence[Bucket]) -> StepPrograms:
-        """What steps with these rules and buckets run, compiled first if it has not been."""
+    def _new_programs_of(self, rules: StepRules, buckets: Sequence[Bucket]) -> StepPrograms:
         self.prepare(buckets, rules)
         layout, placement, phase = self.layout, self.placement, phase_of(rules)
         distinct = list(dict.fromkeys(buckets))

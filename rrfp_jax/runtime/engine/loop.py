@@ -176,12 +176,14 @@ class Driver:
         budgets: Sequence[Budget | None] = (),
         update: LastUpdate | None = None,
         early: int | None = None,
+        meanwhile: Sequence[Callable[[], None]] = (),
     ) -> list[TaskRecord]:
         """Run one step to the end of this process's parts of it, given by stage replica.
 
         `budgets` are in bytes, of all stage replicas; empty for none. Tasks are queued behind the last
         `update`, which is neither idle time nor compute. Of each stage so many tasks may be
-        dispatched before their inputs have come, `early`; None for any number.
+        dispatched before their inputs have come, `early`; None for any number. Of `meanwhile`
+        the first is called once all devices have something to do, the last once all tasks are dispatched.
 
         Raises:
             TrainingError: a program or a transfer failed, a process is gone, or nothing moved for
@@ -208,7 +210,7 @@ class Driver:
             if update is not None and update.dispatched is not None:
                 under_way.follows(update.dispatched, update.params)
             open_queues.enter_context(self._carrying(round, under_way))
-            return under_way.run(interrupted)
+            return under_way.run(interrupted, meanwhile)
 
     @contextmanager
     def _carrying(self, round: int, observer: TransferObserver = UNOBSERVED) -> Iterator[None]:
@@ -365,8 +367,11 @@ class StepExecution(TransferObserver):
             elif update.error is not None:
                 raise self._failed(update.error, None, stages[0]) from update.error
 
-    def run(self, interrupted: Callable[[], bool]) -> list[TaskRecord]:
+    def run(
+        self, interrupted: Callable[[], bool], meanwhile: Sequence[Callable[[], None]] = ()
+    ) -> list[TaskRecord]:
         """To the end of this process's part; `interrupted` tells whether to break it off."""
+        errands = [*meanwhile]
         try:
             with self._driver._world.waits_for(self._waiting, self._driver._stall_seconds) as self._wait:
                 while not self._is_over():
@@ -380,11 +385,17 @@ class StepExecution(TransferObserver):
                         self._wait.progressed()
                     elif self._wait.reached():
                         raise TrainingError(self._stalled())
-                    if not self._is_over():
+                    if errands and (len(errands) > 1 or self._is_dispatched()):
+                        errands.pop(0)()
+                    elif not self._is_over():
                         self._sleep()
         finally:
             del self._wait  # it knows this step: both, and all arrays, would stay until garbage is collected
         return self._records
+
+    def _is_dispatched(self) -> bool:
+        """Whether every task here has been dispatched."""
+        return all(scheduler.finished for scheduler in self._schedulers.values())
 
     def _is_over(self) -> bool:
         """Whether all has run, and come: an input may be seen to come after its task has been seen to end."""

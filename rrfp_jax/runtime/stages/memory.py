@@ -34,7 +34,7 @@ from rrfp_jax.runtime.stages.stage import Stage
 class BucketLedger:
     """What one shape bucket needs on a stage."""
 
-    data_bytes: int  # fields of a microbatch that are read here; loaded for the whole step at its beginning
+    data_bytes: int  # fields of a microbatch that are read here; on the device for the whole step
     prepared_bytes: int  # what is computed from parameters once a step
     chunks: Chunks  # what each microbatch takes on each chunk
 
@@ -225,7 +225,8 @@ def _share(setting: Setting, own: Sequence[tuple[StageLedger, Sequence[str]]]) -
         for ledger, names in own:
             total -= ledger.fixed_bytes
             total -= sum(ledger.buckets[name].prepared_bytes for name in {*names})
-            total -= sum(ledger.buckets[name].data_bytes for name in names)
+            # The next step's data is put there before the present one has ended.
+            total -= 2 * sum(ledger.buckets[name].data_bytes for name in names)
     if total is not None:
         total = transient + (total - transient) // len(own)
     return Share(total, transient, len(own))

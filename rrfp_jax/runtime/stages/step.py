@@ -42,6 +42,16 @@ class StepPrograms:
     stages: Mapping[int, StagePart]
 
 
+@dataclass(frozen=True, kw_only=True)
+class LoadedStep:
+    """A step whose data is on the devices."""
+
+    step: int
+    known: StepPrograms
+    inputs: Mapping[int, list[list[jax.Array | None]]]  # see `Inputs.load`
+    seconds: float  # that nothing else was done for
+
+
 class StagePart(NamedTuple):
     """A stage replica's part of a step."""
 
