@@ -73,7 +73,10 @@ class InMemory:
     def __init__(self, microbatches: Sequence[Arrays] | Callable[[int], Iterable[Arrays]]) -> None:
         self._source = microbatches if callable(microbatches) else None
         self._step: int | None = None
-        self._current = [] if callable(microbatches) else _arrays_of_all("microbatches is", microbatches)
+        self._current: list[Arrays] = []
+        if not callable(microbatches):
+            once = not isinstance(microbatches, Sequence)  # a generator may fill its buffers again
+            self._current = _arrays_of_all("microbatches is", microbatches, copied=once)
 
     def plan(self, step: int) -> Sequence[Microbatch]:
         """See `Data.plan`; the source is the position in the step."""

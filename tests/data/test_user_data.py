@@ -95,6 +95,8 @@ def test_what_a_step_was_given_may_change_while_the_next_ones_run(expected):
             for value in mb.values():
                 value[...] = 0
     assert found == expected
+    same = [trainer.value_and_grad(given)[0] for given in (fresh(0), Yielding()(0))]
+    assert same[0] == same[1], "a generator fills the same buffers"
 
 
 def test_a_load_that_draws_anew_into_one_buffer_is_found_out():
