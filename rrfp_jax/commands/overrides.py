@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from absl import flags
 from ml_collections import config_dict, config_flags
+from ml_collections.config_flags.config_flags import UnsupportedOperationError
 
 from rrfp_jax.commands.config_line import ConfigLine
 from rrfp_jax.errors import UsageError
@@ -55,6 +56,8 @@ def override(config: T, argv: Sequence[str]) -> T:
             return _rebuild(config, tree, frozenset(cleared))
         except flags.IllegalFlagValueError as error:
             raise UsageError(_misfit(config, argv, str(error))) from error
+        except UnsupportedOperationError as error:
+            raise UsageError(f"{str(error).partition('. ')[0]}: set it in the file") from error
         except (flags.Error, ValueError, TypeError) as error:
             raise UsageError(f"{error}") from error
 
@@ -105,8 +108,7 @@ def _parsed_as(value: Any, hint: Any) -> Any:
     """A field's value as the type that texts for it are parsed as; by the declared one, not by its own."""
     value, choices = plain(value), typing.get_args(hint) or (hint,)
     if value is None:
-        kinds = choices if _is_union(hint) else (object,)
-        return config_dict.placeholder(next(kind for kind in kinds if kind is not NoneType))
+        return config_dict.placeholder(_kinds(hint)[0] if _is_union(hint) else object)
     if isinstance(value, bool) or not isinstance(value, (int, float, PathLike)):
         return value
     if any(typing.get_origin(choice) is tuple for choice in choices):
@@ -127,6 +129,15 @@ def _as_before(new: Any, old: Any, choices: Sequence[Any]) -> Any:
             if kind in choices and isinstance(new, str):
                 return kind(new)
     return new
+
+
+def _kinds(hint: Any) -> list[Any]:
+    """The classes that a declared type allows, of a Literal those of its words; None is left out."""
+    kinds: list[Any] = []
+    for choice in typing.get_args(hint) if _is_union(hint) else (hint,):
+        origin = typing.get_origin(choice)
+        kinds += map(type, typing.get_args(choice)) if origin is typing.Literal else [origin or choice]
+    return [kind for kind in kinds if kind is not NoneType]
 
 
 def _is_union(hint: Any) -> bool:

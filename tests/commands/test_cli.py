@@ -13,7 +13,7 @@ import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Optional
+from typing import Literal, Optional
 
 import jax
 import numpy as np
@@ -257,6 +257,28 @@ def test_an_override_is_read_by_what_the_field_may_be_and_not_by_what_it_is(own,
     assert override(config, ["--config.steps=1"]) == dataclasses.replace(config, steps=1)
 
 
+@dataclass(frozen=True)
+class Declared:
+    """Fields of types that ml_collections does not know, or knows less of."""
+
+    sizes: tuple[int, ...] | None = None
+    kind: Literal["a", "b"] | None = None
+    tags: dict[str, int] | None = None
+    steps: int = 2
+
+
+@pytest.mark.parametrize(
+    ("given", "made"),
+    [
+        ("steps=3", 3),
+        ("sizes=3,4", (3, 4)),
+        ("kind=b", "b"),
+    ],
+)
+def test_an_override_is_read_by_what_is_declared(given, made):
+    assert getattr(override(Declared(), [f"--config.{given}"]), given.partition("=")[0]) == made
+
+
 @dataclasses.dataclass(frozen=True)
 class Tagged:
     tags: dict[str, str] = dataclasses.field(default_factory=lambda: {"team": "x"})
@@ -279,6 +301,10 @@ def test_a_field_that_is_a_list_or_a_dict_stays_as_the_file_has_it(given, said):
     assert override(Tagged(), ["--config.steps=3"]) == Tagged(steps=3)
     with pytest.raises(UsageError, match=f"^{re.escape(said)}$"):
         override(Tagged(), [f"--config.{given}"])
+    with pytest.raises(
+        UsageError, match=r"'dict'> of field config\.tags is not .* overriding: set it in the file$"
+    ):
+        override(Declared(), ["--config.tags=y"])
     assert "  tags={'team': 'x'} (in the file only)\n" in listed(Tagged())
 
 
