@@ -10,9 +10,10 @@ import dataclasses
 import difflib
 import sys
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from os import PathLike
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, TypeVar
 
@@ -27,6 +28,12 @@ from rrfp_jax.runs.config import RunConfig, fields_of, has_flag, is_nested, load
 from rrfp_jax.user_code import called
 
 T = TypeVar("T")
+
+READERS: dict[type, Callable[[str], Any]] = {
+    **{int: int, float: float, bool: lambda text: {"true": True, "false": False}[text.lower()]},
+    **{str: str, Path: Path},
+}
+"""What makes values of texts, by class; the first that can does."""
 
 
 def config_of(line: ConfigLine) -> RunConfig:
@@ -106,29 +113,35 @@ def _mutable(config: Any) -> dict[str, Any]:
 
 def _parsed_as(value: Any, hint: Any) -> Any:
     """A field's value as the type that texts for it are parsed as; by the declared one, not by its own."""
-    value, choices = plain(value), typing.get_args(hint) or (hint,)
+    value, kinds = plain(value), _kinds(hint)
     if value is None:
-        return config_dict.placeholder(_kinds(hint)[0] if _is_union(hint) else object)
+        return config_dict.placeholder(_parser(kinds) if _is_union(hint) else object)
     if isinstance(value, bool) or not isinstance(value, (int, float, PathLike)):
         return value
-    if any(typing.get_origin(choice) is tuple for choice in choices):
-        return (value,)  # one number or several
-    if str in choices:
-        return str(value)
-    return float(value) if isinstance(value, int) and float in choices and int not in choices else value
+    parser = _parser(kinds)
+    return (value,) if parser is tuple else parser(value) if parser in (str, float) else value
 
 
-def _as_before(new: Any, old: Any, choices: Sequence[Any]) -> Any:
-    """What has been given for a number: a number, too, if it can be one."""
-    if not isinstance(old, (int, float)):
-        return new
-    if isinstance(new, tuple) and len(new) == 1:
+def _parser(kinds: Sequence[Any]) -> Any:
+    """The first of these classes, or the one that takes the texts for all of them."""
+    if tuple in kinds:
+        return tuple  # one number or several
+    is_text = str in kinds or Path in kinds or len({bool, int, float} & {*kinds}) > 1
+    return str if is_text else kinds[0]
+
+
+def _as_declared(name: str, new: Any, old: Any, hint: Any) -> Any:
+    """What has been parsed for a field, as its declared type has it; a number if it may be one."""
+    kinds = _kinds(hint)
+    if isinstance(new, tuple) and len(new) == 1 and isinstance(old, (int, float)):
         return new[0]
-    for kind in (int, float):
-        with suppress(ValueError):
-            if kind in choices and isinstance(new, str):
-                return kind(new)
-    return new
+    if type(new) is not str or not READERS.keys() & {*kinds}:
+        return new
+    for kind, read in READERS.items():
+        with suppress(KeyError, ValueError):
+            if kind in kinds:
+                return read(new)
+    raise UsageError(f"--config.{name}={printable(new)}: give {' or '.join(words_of(hint))}")
 
 
 def _kinds(hint: Any) -> list[Any]:
@@ -162,5 +175,5 @@ def _rebuild(config: T, tree: Any, cleared: frozenset[str], prefix: str = "") ->
         elif is_nested(old):
             values[item.name] = _rebuild(old, new, cleared, f"{prefix}{item.name}.")
         elif old is None or (item.name in tree and new != _parsed_as(old, types_of[item.name])):
-            values[item.name] = _as_before(new, old, typing.get_args(types_of[item.name]))
+            values[item.name] = _as_declared(f"{prefix}{item.name}", new, old, types_of[item.name])
     return dataclasses.replace(config, **values)  # type: ignore[type-var]

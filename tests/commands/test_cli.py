@@ -231,7 +231,7 @@ def test_overrides_of_every_type(folder):
     assert override(config, ["--config.mesh.tp=2"]).mesh.tp == 2
     assert [override(config, [f"--config.loss_scale={s}"]).loss_scale for s in ("dynamic", "8")] == [
         "dynamic",
-        "8",
+        8.0,
     ]
     assert (made.split, made.max_in_flight, made.clip_norm, made.path) == ((4, 6), 3, None, "a=b")
     assert made.mesh == type(made.mesh)(pp=2, share_devices=True)
@@ -264,6 +264,11 @@ class Declared:
     sizes: tuple[int, ...] | None = None
     kind: Literal["a", "b"] | None = None
     tags: dict[str, int] | None = None
+    rate: float | Literal["auto"] = "auto"
+    cache: bool | Literal["auto"] = "auto"
+    share: int | float = 3
+    folder: Path = Path("x")
+    log: Path | None = None
     steps: int = 2
 
 
@@ -273,10 +278,19 @@ class Declared:
         ("steps=3", 3),
         ("sizes=3,4", (3, 4)),
         ("kind=b", "b"),
+        *[("rate=0.5", 0.5), ("rate=auto", "auto"), ("cache=False", False)],
+        *[("share=2.5", 2.5), ("share=7", 7), ("share=1.0", 1.0)],
+        *[("folder=/y", Path("/y")), ("log=/y", Path("/y"))],
     ],
 )
 def test_an_override_is_read_by_what_is_declared(given, made):
-    assert getattr(override(Declared(), [f"--config.{given}"]), given.partition("=")[0]) == made
+    found = getattr(override(Declared(), [f"--config.{given}"]), given.partition("=")[0])
+    assert (found, type(found)) == (made, type(made))
+
+
+def test_a_text_that_is_no_number_is_refused_for_one():
+    with pytest.raises(UsageError, match=r"^--config\.share=x: give a whole number or a number$"):
+        override(Declared(), ["--config.share=x"])
 
 
 @dataclasses.dataclass(frozen=True)
