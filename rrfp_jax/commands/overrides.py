@@ -55,7 +55,7 @@ def override(config: T, argv: Sequence[str]) -> T:
     given = {argument: argument.removeprefix("--config.").partition("=") for argument in argv}
     none = [name for name, _, value in given.values() if value.lower() == "none"]
     cleared = [name for name in none if _is_union(_field_type(config, name))]
-    full = ["rrfp", *(argument for argument, (name, _, _) in given.items() if name not in cleared)]
+    full = ["rrfp", *(_spelt(config, own) for own, (name, _, _) in given.items() if name not in cleared)]
     with called(type(config).__name__, UsageError):
         try:
             config_flags.DEFINE_config_dict("config", tree, flag_values=values, sys_argv=full)
@@ -87,6 +87,17 @@ def _misnamed(argument: str, fields: Mapping[str, Any]) -> str | None:
     near = difflib.get_close_matches(name, known, 1, 0.5)
     hint = f"did you mean --config.{near[0]}?" if near else f"known: {', '.join(sorted(known))}"
     return f"no such flag; {hint}"
+
+
+def _spelt(config: Any, argument: str) -> str:
+    """An argument of several words without brackets with them, else they are parsed as one word."""
+    name, _, value = argument.removeprefix("--config.").partition("=")
+    hint = _field_type(config, name)
+    choices = typing.get_args(hint) if _is_union(hint) else (hint,)
+    of_words = [own for own in choices if (typing.get_origin(own), *typing.get_args(own)[:1]) == (tuple, str)]
+    if value[:1] in "([\"'" or not of_words:
+        return argument
+    return f"--config.{name}={tuple(word.strip() for word in value.split(','))}"
 
 
 def _misfit(config: Any, argv: Sequence[str], said: str) -> str:

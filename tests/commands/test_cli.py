@@ -269,6 +269,7 @@ class Declared:
     share: int | float = 3
     folder: Path = Path("x")
     log: Path | None = None
+    words: tuple[str, ...] = ("p", "q")
     steps: int = 2
 
 
@@ -276,6 +277,8 @@ class Declared:
     ("given", "made"),
     [
         ("steps=3", 3),
+        *[("words=u,v", ("u", "v")), ("words=u-1, v", ("u-1", "v")), ("words=1,2", ("1", "2"))],
+        *[("words=('u,v',)", ("u,v",)), ("words=()", ())],
         ("sizes=3,4", (3, 4)),
         ("kind=b", "b"),
         *[("rate=0.5", 0.5), ("rate=auto", "auto"), ("cache=False", False)],
