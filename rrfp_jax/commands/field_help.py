@@ -73,9 +73,9 @@ def _heading(kind: type) -> str:
 
 
 def _fields(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
-    """The dotted names, values and sentences of all fields, nested dataclasses taken apart."""
+    """The dotted names, values and sentences of all fields that can be given, those nested taken apart."""
     sentences = sentences_of(type(config))
-    for item in dataclasses.fields(config):
+    for item in (own for own in dataclasses.fields(config) if own.init):
         value = getattr(config, item.name)
         if is_nested(value):
             yield from _fields(value, f"{prefix}{item.name}.")

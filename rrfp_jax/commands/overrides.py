@@ -181,6 +181,8 @@ def _rebuild(config: T, tree: Any, cleared: frozenset[str], prefix: str = "") ->
     types_of, values = typing.get_type_hints(type(config)), dict[str, Any]()
     for item in dataclasses.fields(config):  # type: ignore[arg-type]
         old, new = getattr(config, item.name), tree.get(item.name)
+        if not item.init:
+            continue  # it follows from the others
         if prefix + item.name in cleared:
             values[item.name] = None
         elif is_nested(old):

@@ -267,8 +267,8 @@ def has_flag(value: Any) -> bool:
 
 
 def fields_of(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The dotted names and values of all fields, nested dataclasses taken apart."""
-    for item in dataclasses.fields(config):
+    """The dotted names and values of all fields that can be given, nested dataclasses taken apart."""
+    for item in (own for own in dataclasses.fields(config) if own.init):
         value = getattr(config, item.name)
         if is_nested(value):
             yield from fields_of(value, f"{prefix}{item.name}.")

@@ -271,6 +271,10 @@ class Declared:
     log: Path | None = None
     words: tuple[str, ...] = ("p", "q")
     steps: int = 2
+    warmup: int | None = dataclasses.field(init=False, default=None)
+
+    def __post_init__(self):
+        object.__setattr__(self, "warmup", self.steps - 2 or None)
 
 
 @pytest.mark.parametrize(
@@ -289,6 +293,13 @@ class Declared:
 def test_an_override_is_read_by_what_is_declared(given, made):
     found = getattr(override(Declared(), [f"--config.{given}"]), given.partition("=")[0])
     assert (found, type(found)) == (made, type(made))
+
+
+def test_a_field_that_follows_from_others_has_no_flag():
+    assert override(Declared(), ["--config.steps=8"]).warmup == 6
+    assert "warmup" not in listed(Declared())
+    with pytest.raises(UsageError, match=r"^--config\.warmup=8: no such flag"):
+        override(Declared(), ["--config.warmup=8"])
 
 
 def test_a_text_that_is_no_number_is_refused_for_one():
