@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rrfp_jax.errors import UsageError, imported
-from rrfp_jax.fields import check_fields
+from rrfp_jax.fields import check_fields, expanded
 from rrfp_jax.files import read_whole
 
 LARGEST_TOKENIZER = 2**30
@@ -66,6 +66,7 @@ class ModelFile:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        object.__setattr__(self, "path", str(expanded("path", self.path)))  # packages take no Path
 
     @functools.cached_property
     def fingerprint(self) -> str:

@@ -198,6 +198,11 @@ def test_a_missing_package_is_named_with_its_remedy(monkeypatch):
         _ = TokenizerFile("a.json").size
 
 
+def test_a_tokenizers_path_is_text_whatever_was_given(folder, monkeypatch):
+    monkeypatch.setenv("HOME", str(folder))
+    assert SentencePiece("~/m.model").path == SentencePiece(folder / "m.model").path == f"{folder}/m.model"
+
+
 # What follows needs packages of the extra `data`.
 
 
