@@ -350,7 +350,7 @@ class Examples:
         marker: where an image stands in a text; see `JsonLines`.
 
     Raises:
-        UsageError: `examples` has no length or no end, such as a repeated MapDataset.
+        UsageError: `examples` is a dict of columns, or has no length or no end, as a repeated MapDataset.
     """
 
     examples: Any
@@ -363,8 +363,11 @@ class Examples:
         check_fields(self)
         if not self.marker:
             raise UsageError("marker='': give the text that an image stands for")
+        kind = type(self.examples).__name__
+        if isinstance(self.examples, Mapping):  # of columns, or of splits
+            rows = "datasets.Dataset.from_dict(columns), a list of dicts, or one split"
+            raise UsageError(f"examples of type {kind}: give what has rows by index, such as {rows}")
         if not hasattr(self.examples, "__len__") or not hasattr(self.examples, "__getitem__"):
-            kind = type(self.examples).__name__
             raise UsageError(f"examples of type {kind}: give something with a length and indices")
         if (count := len(self.examples)) > 2**40:
             raise UsageError(

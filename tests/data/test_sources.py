@@ -165,6 +165,7 @@ def write_offsets(folder, offsets):
         (lambda f: corpus(Examples([[1, 2]], ""), Bytes()), "holds tokens already; give None"),
         (lambda f: corpus(Examples(["x"], ""), Bytes(), bad="skip"), "none of which can be used"),
         (lambda f: Examples(iter("abc")), "a length and indices"),
+        (lambda f: Examples({"text": ["a"]}), r"type dict: .* rows by index, .*from_dict\(columns\), a list"),
         (lambda f: corpus(TokenFile(str(f / "no.npy"))), "no array of offsets of documents"),
         (lambda f: corpus(write_offsets(f, [0, 5, 3])), "must ascend from 0 to at most the 9 tokens"),
         (lambda f: corpus(write_offsets(f, [0, 10])), "must ascend from 0"),
