@@ -417,14 +417,16 @@ def hugging_face(path: str, field: str = "text", split: str = "train") -> Exampl
 
 def _raw(example: Any, field: str) -> Raw:
     if field:
-        if not isinstance(example, dict) or field not in example:
-            raise BadDocument(f"without the field {field!r}")
+        if not isinstance(example, Mapping) or field not in example:
+            remedy = " (field='' takes them as they are)" if isinstance(example, (bytes, str, list)) else ""
+            raise BadDocument(f"without the field {field!r}{remedy}")
         example = example[field]
     if isinstance(example, (bytes, str)):
         return example
+    is_array = isinstance(example, (list, tuple)) or hasattr(example, "__array__")
     try:
-        array = np.asarray(example) if isinstance(example, (list, tuple, np.ndarray)) else None
-    except (ValueError, OverflowError) as error:  # ragged
+        array = np.asarray(example) if is_array else None
+    except (TypeError, ValueError, OverflowError) as error:  # ragged
         raise BadDocument("neither text nor tokens") from error
     if array is None or array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise BadDocument("neither text nor tokens")

@@ -5,8 +5,10 @@ import fcntl
 import json
 import os
 import warnings
+from collections import UserDict
 from dataclasses import replace
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -142,6 +144,18 @@ def test_bad_documents_are_refused_or_skipped_by_name(folder, jsonl, make, said)
     assert (lengths > 0).tolist() == [True] * 4 + [False] * (len(lengths) - 4)
 
 
+def test_examples_may_be_any_mapping_and_tokens_any_array():
+    examples = [UserDict(ids=jnp.arange(3)), UserDict(ids=Tensor())]
+    assert documents(corpus(Examples(examples, "ids"))) == [[0, 1, 2], [7, 8]]
+
+
+class Tensor:
+    """Of another library."""
+
+    def __array__(self, dtype=None, copy=None):
+        return np.array([7, 8])
+
+
 def test_long_lists_of_bad_documents_are_cut_but_counted():
     with pytest.raises(UsageError, match=r"99 bad documents: 99 too short: e:0, .* e:9 and 89 more\."):
         _ = corpus(Examples(["x"] * 99, "", "e"), Bytes()).lengths
@@ -165,6 +179,7 @@ def write_offsets(folder, offsets):
         (lambda f: corpus(Examples([[1, 2]], ""), Bytes()), "holds tokens already; give None"),
         (lambda f: corpus(Examples(["x"], ""), Bytes(), bad="skip"), "none of which can be used"),
         (lambda f: Examples(iter("abc")), "a length and indices"),
+        (lambda f: corpus(Examples(["x"]), Bytes()), "'text' .field='' takes them as they are.: example:0"),
         (lambda f: Examples({"text": ["a"]}), r"type dict: .* rows by index, .*from_dict\(columns\), a list"),
         (lambda f: corpus(TokenFile(str(f / "no.npy"))), "no array of offsets of documents"),
         (lambda f: corpus(write_offsets(f, [0, 5, 3])), "must ascend from 0 to at most the 9 tokens"),
