@@ -167,7 +167,10 @@ def _wide(leaf: Any) -> Any:
     return np.dtype(np.float32) if leaf.dtype.itemsize < 4 else leaf.dtype
 
 
-TOLERANCES = {"float64": 1e-10, "float32": 1e-5, "complex64": 1e-5, "float16": 5e-3, "bfloat16": 3e-2}
+TOLERANCES = {
+    **{"float64": 1e-10, "complex128": 1e-10, "float32": 1e-5, "complex64": 1e-5},
+    **{"float16": 5e-3, "bfloat16": 3e-2},
+}
 """By dtype of a parameter, the share of its largest gradient by which that may be off; float8: 0.25."""
 
 LOSS_TOLERANCE = 1e-6
@@ -324,5 +327,5 @@ def leaf_errors(gradient: Params, expected: Params) -> dict[str, float]:
 
 def _difference(shard: Any, reference: Any) -> float:
     """The largest between a part of an array and the same part of another."""
-    own = np.asarray(shard.data).astype(np.float64)
+    own = np.asarray(shard.data).astype(np.promote_types(shard.data.dtype, np.float64))  # or complex128
     return float(np.max(np.abs(own - reference[shard.index]), initial=0.0))

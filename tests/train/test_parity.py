@@ -10,6 +10,7 @@ import pytest
 import rrfp_jax as rrfp
 from rrfp_jax.runtime.stages.step import ModelStep
 from rrfp_jax.runtime.transport.protocol import LocalTransport
+from rrfp_jax.train.reference import leaf_errors
 from tests.support import toy
 
 SPLITS = [(1, None), (2, None), (2, (1, 7)), (4, None), (4, (1, 4, 2, 1))]
@@ -152,6 +153,12 @@ def test_check_agrees_and_tells_bytes(four_stages, capsys):
 def test_check_notices_a_wrong_gradient(four_stages, monkeypatch):
     drop_gradients(monkeypatch, lambda stage, microbatch: True)
     assert not four_stages.check().ok
+
+
+@pytest.mark.parametrize(("found", "error"), [(3 + 4j, 0), (3 - 4j, 8 / 5)])
+def test_a_complex_gradient_is_compared_with_its_imaginary_part(found, error):
+    found, expected = ({"0": {"w": np.array([value], np.complex64)}} for value in (found, 3 + 4j))
+    assert leaf_errors(found, expected) == {"0.w": pytest.approx(error)}
 
 
 def attention(params, carry, mb):
