@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rrfp_jax.runtime.autodiff.differentiate import differentiate
 from rrfp_jax.runtime.autodiff.split_backward import SINK, SOURCE, UNCUTTABLE, FlowNetwork
-from rrfp_jax.runtime.autodiff.traced import inputs_of_outputs
+from rrfp_jax.runtime.autodiff.traced import inputs_of_outputs, output_dependence
 from rrfp_jax.runtime.sizes import nbytes
 
 ROWS, WIDTH = 16, 64
@@ -198,6 +198,20 @@ WAYS = {  # of a matrix and a vector; which input the output is
 def test_which_input_an_output_is(way):
     function, expected = WAYS[way]
     assert inputs_of_outputs(jax.make_jaxpr(function)(W, X)) == [expected]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        jax.jit(lambda w, x: jnp.sin(w)),
+        jax.checkpoint(lambda w, x: jnp.sin(w)),
+        lambda w, x: jax.lax.scan(lambda c, row: (jnp.sin(c), None), w, x)[0],
+        lambda w, x: jax.lax.cond(w.sum() > 0, lambda w, x: jnp.sin(w), lambda w, x: w, w, x),
+    ],
+    ids=["jit", "checkpoint", "scan", "cond"],
+)
+def test_an_output_does_not_follow_from_what_its_call_leaves_unused(function):
+    assert output_dependence(jax.make_jaxpr(function)(W, X)) == [1]
 
 
 @pytest.mark.parametrize(("impl", "expected"), [("threefry2x32", 0), ("rbg", None)])

@@ -228,7 +228,7 @@ def _masks(jaxpr: Any, equation: JaxprEqn, known: Mapping[Var, int], choices: bo
     read = list(dict.fromkeys(atom for atom in equation.invars if not isinstance(atom, Literal)))
     choice = equation.invars[0] if equation.primitive.name == "cond" and not choices else None
     of, outputs = [0 if var is choice else known[var] for var in read], equation.outvars
-    if len(outputs) == 1 or len({*of} - {0}) < 2 or not calls_programs(equation):
+    if len({*of} - {0}) < 2 or not calls_programs(equation):
         return [functools.reduce(or_, of, 0)] * len(outputs)
     masks = []
     for var in outputs:
