@@ -208,16 +208,28 @@ def check_loss_is_a_sum(
     if program is None:
         return
     losses, pair = program
-    values = np.asarray(losses(compiler.stage_mesh.put(pair)))
+    carried = len(jax.tree.leaves(carry))
+    # A number in the carry may be a sum over rows, as of auxiliary losses: two rows apart have it twice.
+    without = [np.zeros_like(v) if i < carried and not v.shape else v for i, v in enumerate(pair)]
+    for given in (pair, without):
+        trouble = _coupling(np.asarray(losses(compiler.stage_mesh.put(given))))
+        if not trouble:
+            return
+    raise UsageError(trouble)
+
+
+def _coupling(values: np.ndarray[Any, Any]) -> str:
+    """What is said of totals and weights, of two rows and both, that are no sums; nothing if they are."""
     for name, (first, second, whole) in zip(("total", "weight"), values.T.tolist(), strict=True):
         parts, size = first + second, max(abs(whole), abs(first) + abs(second), 1e-6)
         if np.isfinite(whole) and abs(whole - parts) > SUM_TOLERANCE * size:
-            raise UsageError(
+            return (
                 f"the loss is not a sum: Loss.{name} of two rows together is {whole:.6g}, but {parts:.6g} "
                 f"for the two apart. Return sums, not means: rrfp.Loss(values.sum(), weight=count); a step "
                 f"divides by the summed weight itself. If rows are coupled on purpose, or a field has as "
                 f"many values as there are rows by chance: Pipeline(..., additive=False)"
             )
+    return ""
 
 
 def rows_program(

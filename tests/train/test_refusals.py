@@ -1,5 +1,6 @@
 """What a Trainer refuses: settings, parameters, and data."""
 
+from contextlib import nullcontext
 from functools import partial
 
 import flax.linen as linen
@@ -275,6 +276,15 @@ class TestLoss:
         with refused("not a sum", name, "Return sums", "additive=False"):
             make(pipe=toy.pipeline(loss))
         make(pipe=toy.pipeline(loss, additive=False))
+
+    @pytest.mark.parametrize(("reduce", "accepted"), [(jnp.sum, True), (jnp.mean, False)])
+    def test_a_sum_that_the_carry_brings_along_is_accepted(self, reduce, accepted):
+        def loss(carry, mb):
+            return rrfp.Loss(reduce(carry[0] ** 2) + 100 * carry[1], weight=mb["mask"].sum())
+
+        summed = rrfp.layer(lambda carry, mb: (carry, (carry**2).sum()))
+        with nullcontext() if accepted else refused("not a sum", "Loss.total"):
+            make(pipe=rrfp.Pipeline([*toy.layers(), summed], loss))
 
     @pytest.mark.parametrize(
         ("name", "value"),
