@@ -383,6 +383,10 @@ TRAINED_ELSEWHERE = {  # layers without a gradient from the loss that are taken 
         [of_matrix(lambda w, _, mb: ITS_OWN[1]({"w": w}, mb["x"], mb)), ITS_OWN, ITS_OWN, (matrix, dense)],
         {},
     ),
+    "not used by a layer whose carry is not used": (
+        [of_matrix(lambda w, _, mb: mb["x"]), (matrix, enter), (matrix, dense)],
+        {},
+    ),
     "a head that only evaluates": (
         [
             (matrix, enter),

@@ -296,6 +296,8 @@ def _place(
     for k, step in enumerate(steps[layer:], layer):
         total = len(step.leaves)
         mask = sum(flag << i for i, flag in enumerate(step.inputs(params, following)))
+        if k == layer and not any(made & mask for made in follows[k]):
+            return ""
         used = [j for j, own in enumerate(follows[k]) if own & mask and (j in needed[k + 1] or j == total)]
         if not used:  # the loss may need what a later step makes without its carry
             deaf = [n for n in range(k + 1, len(steps)) if not needed[n] and (needed[n + 1] or steps[n].sums)]
