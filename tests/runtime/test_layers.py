@@ -457,6 +457,12 @@ def test_a_class_without_random_numbers_is_given_none():
     assert trainer.stage_params["2"]["scale"].tolist() == [2.0] * WIDTH
 
 
+def test_a_module_with_random_streams_leaks_no_tracer():
+    dropout = rrfp.layer(nnx.Dropout, 0.5, call=lambda module, x, mb: module(x))
+    with jax.checking_leaks():
+        toy.trainer(1, pipe=rrfp.Pipeline([*toy.layers(), dropout], toy.loss)).start()
+
+
 def test_a_model_without_parameters_is_evaluated_but_not_trained():
     def loss(carry, mb):
         return rrfp.Loss(1.0 * carry["tokens"].sum(), weight=carry["tokens"].size)

@@ -184,7 +184,8 @@ class NNXLayer(FlaxLayer):
         graph, streams, params, others = nnx.split(module, nnx.RngState, nnx.Param, ...)
         constants = frozenset(leaf_paths({"": nnx.to_pure_dict(others)}))
         kept = nnx.merge_state(params, others)
-        return kept, _ModuleParts(graph, streams, jax.tree.map(jax.typeof, kept), constants)
+        streams, specs = jax.tree.map(jax.typeof, (streams, kept))
+        return kept, _ModuleParts(graph, streams, specs, constants)
 
 
 def _plain(state: nnx.State) -> Params:
