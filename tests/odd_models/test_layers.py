@@ -307,7 +307,7 @@ REFUSED = {
     "reference outside": (lambda w, x, mb: outside(w, x), REFERENCE),
     "while": (
         lambda w, x, mb: jax.lax.while_loop(lambda c: c.sum() < 9, lambda c: jnp.abs(c) + 1, x @ w),
-        ("layer 2", "cannot be differentiated", "jax.lax.scan"),
+        ("layer 2", "cannot be differentiated", "static start/stop. For a loop, take jax.lax.scan or"),
     ),
     "fori_loop of unknown length": (
         lambda w, x, mb: jax.lax.fori_loop(0, jnp.argmax(x[0]), lambda i, c: jnp.sin(c), x @ w),

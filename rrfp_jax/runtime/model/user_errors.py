@@ -62,7 +62,7 @@ def named(who: str, failed: str) -> Iterator[None]:
 def reason_of(error: BaseException) -> str:
     """An error's type and text, the user's line that led to it, and the innermost line of a package."""
     lines = str(error).strip().splitlines()
-    text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    text = f"{type(error).__name__}: {lines[0].rstrip('.')}" if lines else type(error).__name__
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen ")]
     by = [(author_of(frame.filename), frame) for frame in frames]
     own = [frame for author, frame in by if author == "user"]
