@@ -315,7 +315,7 @@ REFUSED = {
     ),
     "a function on the host without derivative": (
         lambda w, x, mb: jax.pure_callback(np.sin, DRAWN, x @ w),
-        ("layer 2", "cannot be differentiated"),
+        ("layer 2", "cannot be differentiated", "Give the callback a derivative (jax.custom_jvp)"),
     ),
     **{
         name: (lambda w, x, mb, f=function: f(x @ w), ("layers 0-2 would not train, for", "0.w", said))
@@ -436,6 +436,15 @@ def test_a_check_refuses_layers_that_would_not_train():
         rrfp.UsageError, match=r"layers 0-1 would not train.*int32 \(test_layers.py, line \d+\)"
     ):
         quantized(optax.sgd(0.1), rows()).check()
+
+
+def test_a_rule_that_gives_a_wrong_shape_is_not_taken_for_a_loop():
+    rule = jax.custom_vjp(jnp.sin)
+    rule.defvjp(lambda x: (jnp.sin(x), None), lambda _, g: (g[0],))
+    pipeline = Odd(layers=[(matrix, enter), of_matrix(lambda w, x, mb: rule(x @ w))], loss=squares).pipeline()
+    with pytest.raises(rrfp.UsageError, match=r"layer 1 .* cannot be differentiated: .* bwd rule") as caught:
+        rrfp.Trainer(pipeline, optax.sgd(0.1), data=rows(), mesh=rrfp.Mesh(pp=2)).start()
+    assert "loop" not in str(caught.value)
 
 
 def test_a_model_that_is_only_evaluated_may_have_them():

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, jaxpr_as_fun, jaxprs_in_params
 
-from rrfp_jax.errors import UsageError
+from rrfp_jax.errors import UsageError, text_of
 from rrfp_jax.runtime._jax import line_of, live_part
 from rrfp_jax.runtime.autodiff.traced import dependence, inline, output_dependence, spec_of, with_inner
 from rrfp_jax.runtime.model.pipeline import LayerShapes, Pipeline, Specs
@@ -45,6 +45,12 @@ _STILL = frozenset(["stop_gradient", "round", "floor", "ceil", "sign", "nextafte
 
 _CALLS = frozenset(["jit", "pjit", "closed_call", "eval_jaxpr", "core_call", "checkpoint", "remat", "remat2"])
 """Primitives that only call a program. Functions with a derivative of their own are not among them."""
+
+_DIFFERENTIABLE = {
+    "_loop": "For a loop, take jax.lax.scan or a fori_loop of fixed length",
+    "callback": "Give the callback a derivative (jax.custom_jvp)",
+}
+"""By a word in JAX's error, what has a derivative in place of what has none."""
 
 _COMPARISONS = frozenset(["eq", "ne", "lt", "le", "gt", "ge", "is_finite"])
 
@@ -159,10 +165,9 @@ def _sources(step: _Step, moves: Sequence[bool], flags: Sequence[int]) -> Mappin
     try:
         traced = _pulled_back(step.closed, inputs, outputs)
     except Exception as error:
-        raise UsageError(
-            f"{step.name} cannot be differentiated: {reason_of(error)}. For a loop, take jax.lax.scan or a "
-            f"fori_loop of fixed length; where no gradient is wanted, jax.lax.stop_gradient before it"
-        ) from error
+        ways = [way for word, way in _DIFFERENTIABLE.items() if word in text_of(error)]
+        remedy = f". {ways[0]}; where no gradient is wanted, jax.lax.stop_gradient before it" if ways else ""
+        raise UsageError(f"{step.name} cannot be differentiated: {reason_of(error)}{remedy}") from error
     masks = [mask >> len(jaxpr.invars) for mask in output_dependence(traced)]
     found = {
         i: frozenset(k for bit, k in enumerate(outputs) if mask >> bit & 1)
