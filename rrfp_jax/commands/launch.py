@@ -15,7 +15,7 @@ from rrfp_jax.commands.verbs import LAUNCH
 from rrfp_jax.environment import ENVIRONMENT
 from rrfp_jax.errors import DONE, INTERRUPTED, REFUSED, UsageError
 from rrfp_jax.fields import check_name, path_of
-from rrfp_jax.files import read_whole
+from rrfp_jax.files import is_used, read_whole
 from rrfp_jax.printing import warn
 from rrfp_jax.runs.lent_folder import lent_folder
 
@@ -57,6 +57,9 @@ def _launch_script(options: argparse.Namespace) -> int:
 
     patience = Patience.of(ENVIRONMENT)
     folder = RunFolder(directory, name)
+    if is_used(folder.final):
+        folder.discard()
+        raise UsageError(f"{folder.final}: another live run is there: give this one another --name")
     if earlier := folder.begin():
         warn(f"{LAUNCH.command}: an earlier run is kept as {earlier}")
     argv = [sys.executable, *command]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rrfp_jax.launcher import spawn
+from rrfp_jax.launcher.folders import RunFolder
 from rrfp_jax.launcher.rank_process import RankProcess
 from rrfp_jax.launcher.supervisor import Screen
 from rrfp_jax.progress import LIVE, MARK, Doing
@@ -93,6 +94,16 @@ def test_the_command_runs_scripts_and_modules(tmp_path, marker, monkeypatch, cap
     assert (tmp_path / "elsewhere/trial/rank-1.log").read_text() == "['a', 'b']\n"
     assert main(["-n", "1", "train_it.py", marker, "-n"]) == 0
     assert "an earlier run is kept as" in capfd.readouterr().err
+
+
+def test_a_script_leaves_a_live_run_of_its_name_alone(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    living = RunFolder(tmp_path / "runs", "train")
+    living.begin()
+    assert main(["-n", "1", "train.py"]) == 2
+    assert "runs/train: another live run is there: give this one another --name" in capfd.readouterr().err
+    assert list((tmp_path / "runs").iterdir()) == [living.path]
 
 
 @pytest.mark.parametrize(
