@@ -56,7 +56,8 @@ rrfp launch -n N [--name NAME] [--directory DIR] [--max-restarts N] (SCRIPT.py |
                    [--max-restarts N [--replace-after SECONDS]]""",
     notes=f"""\
 If a rank ends badly the others are ended too, and one diagnosis says which and why (also in diagnosis.txt).
-Signals are passed on to all ranks; a second Ctrl-C or SIGTERM kills them. No process is left behind.
+Signals are passed on to all ranks, SIGHUP as SIGTERM; a second Ctrl-C or SIGTERM kills them. No process is
+left behind.
 RRFP_SILENCE_SECONDS (25) is how long a rank may be silent, as when it is frozen, before it is given up;
 RRFP_SAVE_SECONDS (120) how long ranks may take to save after SIGTERM or Ctrl-C.
 

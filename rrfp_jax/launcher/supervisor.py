@@ -146,10 +146,13 @@ class Supervisor:
             rank.send(number)
 
     def _heed_signals(self, now: float) -> None:
-        for number in self._signals.take():
-            if number == ASKS_WHY:
+        for came in self._signals.take():
+            if came == ASKS_WHY:
                 self.monitor.wanted = True
                 continue
+            if came == signal.SIGHUP and self.passed_on:
+                continue  # a terminal that closes sends it twice, or after Ctrl-C: nobody is impatient
+            number = signal.SIGTERM if came == signal.SIGHUP else came
             self._was_well = self._was_well or not any(map(self._ended_badly, self.ranks))
             self.passed_on.append(number)
             for rank in self.ranks:
@@ -157,7 +160,8 @@ class Supervisor:
             seconds = self._patience.after(self.passed_on)
             self._kill_at = min(self._kill_at, now + seconds)
             self._screen.live()
-            name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+            names = {signal.SIGINT: "Ctrl-C", signal.SIGHUP: "SIGTERM, for SIGHUP,"}
+            name = names.get(signal.Signals(came), signal.Signals(came).name)
             has = f"is passed on to the ranks, which have {seconds:g} s; a second one kills them"
             self._say(f"{name} {has if seconds else 'again: the ranks are killed'}")
 

@@ -147,10 +147,19 @@ time.sleep(60)
 """
 
 
-def test_sigterm_lets_ranks_save_and_is_a_good_end(launch, tmp_path):
-    when(both_say("ready", tmp_path), signal.SIGTERM)
+@pytest.mark.parametrize(
+    ("numbers", "name"),
+    [
+        ([signal.SIGTERM], "SIGTERM"),
+        ([signal.SIGHUP, signal.SIGHUP], "SIGTERM, for SIGHUP,"),
+        ([signal.SIGTERM, signal.SIGHUP], "SIGTERM"),
+    ],
+)
+def test_sigterm_lets_ranks_save_and_is_a_good_end(launch, tmp_path, numbers, name):
+    """And so does a terminal that closes, also after another signal."""
+    when(both_say("ready", tmp_path), *numbers)
     done = launch(SAVES % 1.5)  # longer than after other signals
-    assert done.status == DONE and done.err.startswith("rrfp launch: SIGTERM is passed on to the ranks")
+    assert done.status == DONE and done.err.startswith(f"rrfp launch: {name} is passed on to the ranks")
     assert done.err.count("\n") == 1
     assert (done.folder / "rank-0.log").read_text() == "ready\nsaves\nsaved\n"
 
