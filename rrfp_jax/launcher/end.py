@@ -291,10 +291,10 @@ def _how_by_status(rank: RankEnd) -> str:
     if status == 0:
         return "ended with status 0 while others still needed it"
     if status > 0:
-        raised = status == 1 and any(line.startswith(TRACEBACK) for line in rank.log_tail)
-        return f"exited with status {status}" + (
-            f" after {rank.sentence}" if raised else " without a message"
-        )
+        raised = any(line.startswith(TRACEBACK) for line in rank.log_tail)
+        said = f" after {rank.sentence}" if raised else f"; its last line: {rank.sentence}"
+        known = any(rank.log_tail) and (status == 1 or not raised)
+        return f"exited with status {status}" + (said if known else " without a message")
     lost = any("JAX distributed service detected" in line for line in rank.log_tail)
     without = ", as JAX does without its coordination service" if lost else ""
     name = _signal_name(-status)

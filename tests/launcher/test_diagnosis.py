@@ -257,4 +257,9 @@ class TestWhatPythonSaysBeforeARankHasJoined:
     def test_an_exception_is_not_called_silence(self):
         log = ("Traceback (most recent call last):", '  File "t.py"', "KeyError: 'x'")
         assert first_line(end(0, log_tail=log)) == "rank 0 exited with status 1 after KeyError: 'x'"
-        assert first_line(end(0, log_tail=("no",))) == "rank 0 exited with status 1 without a message"
+        assert first_line(end(0, log_tail=("",))) == "rank 0 exited with status 1 without a message"
+
+    @pytest.mark.parametrize("status", [1, 3])
+    def test_what_is_said_instead_of_an_exception_is_told(self, status):
+        told = f"rank 0 exited with status {status}; its last line: rrfp train: the loss is nan"
+        assert first_line(end(0, status, log_tail=("step 1", "rrfp train: the loss is nan", ""))) == told
