@@ -194,7 +194,8 @@ class Job:
 
     @property
     def log(self) -> Path:
-        return Path(f"{self.environment['SLURM_JOB_NAME']}-{self.id}.log")
+        name = re.sub(r"[/%\\]", "_", self.environment["SLURM_JOB_NAME"])  # srun takes % and \ as marks
+        return Path(f"{name}-{self.id}.log")
 
     def srun(self, *arguments: str, whole: bool = False, **streams: Any) -> subprocess.Popen[bytes]:
         """Start a step, beside others; with the options of the whole job, or with its own only."""

@@ -339,6 +339,11 @@ def test_a_rank_that_fails_on_nodes_that_answer_fails_the_job(job):
     assert not job.requeued.exists()
 
 
+def test_a_jobs_name_that_no_file_may_have_or_srun_would_read_as_a_pattern():
+    job = Job.of([], {**JOB, "SLURM_JOB_NAME": "exp/lr%1\\"}, 0)
+    assert job.log == Path("exp_lr_1_-6.log")
+
+
 def test_whoever_is_in_no_job_is_told_so():
     with pytest.raises(UsageError, match="SLURM_NTASKS: is not set; start this with sbatch"):
         Job.of([], {}, 0)
