@@ -179,7 +179,7 @@ class Job:
         if spare >= count or (spare and tasks % count):
             raise UsageError(
                 f"{SPARE}{spare} in a job of {tasks} tasks on {count} nodes: give sbatch --nodes, the spare "
-                f"ones included, and --ntasks-per-node"
+                f"ones included, --ntasks-per-node, and their product as --ntasks"
             )
         return cls(arguments=arguments, environment=environment, nodes=nodes, spare=spare)
 

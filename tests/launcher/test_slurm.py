@@ -349,6 +349,11 @@ def test_whoever_is_in_no_job_is_told_so():
         Job.of([], {}, 0)
 
 
+def test_whoever_asks_for_spare_nodes_is_told_all_that_they_need():
+    with pytest.raises(UsageError, match="--ntasks-per-node, and their product as --ntasks"):
+        Job.of([], JOB, 1)
+
+
 @pytest.mark.parametrize("spare", ["3", "-1", "x", ""])
 def test_nodes_that_cannot_be_spare(job, spare):
     script = job(f"--spare-nodes={spare}", srun="", scontrol=SCONTROL, more=THREE)
