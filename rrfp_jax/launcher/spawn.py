@@ -136,7 +136,7 @@ class Launch:
                     supervisor.start(rank, self.argv, told | own, where)
             except (OSError, RuntimeError) as error:
                 raise TrainingError(f"cannot start the ranks: {error}") from None
-            supervisor.watch(lambda: self._replicas.look(self._say))
+            supervisor.watch(lambda: self._replicas.look(supervisor.say))
         return supervisor
 
     def _end_of(self, supervisor: Supervisor) -> RunEnd:

@@ -85,12 +85,17 @@ class Supervisor:
         count: int,
         may_hand_over: bool = False,
     ) -> None:
+        self._screen = screen = Screen()
+
+        def say_alone(text: str) -> None:
+            screen.live()  # a live line makes room
+            say(text)
+
         self.ranks: list[RankProcess] = []
         self.passed_on: list[int] = []
-        self.monitor = HangMonitor(count, folder, say, patience.silence)
+        self.monitor = HangMonitor(count, folder, say_alone, patience.silence)
         self._was_well, self._may_hand_over = False, may_hand_over
-        self._patience, self._folder, self._signals, self._say = patience, folder, signals, say
-        self._screen = Screen()
+        self._patience, self._folder, self._signals, self.say = patience, folder, signals, say_alone
         self._selector = selectors.DefaultSelector()
         self._selector.register(signals, selectors.EVENT_READ)
         self._terminate_at = self._kill_at = inf
@@ -159,11 +164,10 @@ class Supervisor:
                 rank.send(number, to_group=False)
             seconds = self._patience.after(self.passed_on)
             self._kill_at = min(self._kill_at, now + seconds)
-            self._screen.live()
             names = {signal.SIGINT: "Ctrl-C", signal.SIGHUP: "SIGTERM, for SIGHUP,"}
             name = names.get(signal.Signals(came), signal.Signals(came).name)
             has = f"is passed on to the ranks, which have {seconds:g} s; a second one kills them"
-            self._say(f"{name} {has if seconds else 'again: the ranks are killed'}")
+            self.say(f"{name} {has if seconds else 'again: the ranks are killed'}")
 
     def _ended_badly(self, rank: RankProcess) -> bool:
         """Whether a rank has ended otherwise than it was to, upon which the others cannot go on."""

@@ -11,9 +11,10 @@ import pytest
 from rrfp_jax.launcher import spawn
 from rrfp_jax.launcher.folders import RunFolder
 from rrfp_jax.launcher.rank_process import RankProcess
-from rrfp_jax.launcher.supervisor import Screen
+from rrfp_jax.launcher.supervisor import Patience, Screen, Supervisor
 from rrfp_jax.progress import LIVE, MARK, Doing
 from rrfp_jax.report import progress_line
+from rrfp_jax.runtime.run.signals import collected_signals
 from tests.support.commands import launch
 from tests.support.commands import launch as main
 
@@ -51,6 +52,17 @@ def test_lines_go_above_the_live_one(monkeypatch):
     assert screen.environment == {LIVE: "1"}
     monkeypatch.setattr(sys, "stdout", Terminal(is_one=False))
     assert Screen().environment == {}
+
+
+def test_what_the_launcher_says_takes_the_place_of_the_live_line(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "stdout", terminal := Terminal())
+    with collected_signals([]) as signals:
+        folder, told = RunFolder(tmp_path, "trial"), lambda text: terminal.buffer.write(text.encode())
+        supervisor = Supervisor(Patience(), folder, signals, told, 1)
+        supervisor._screen.live(b"compiling 1/2")
+        supervisor.monitor._say("no rank has joined")
+        supervisor.close()
+    assert terminal.shown() == "compiling 1/2<no rank has joined"
 
 
 def test_live_lines_are_not_kept(tmp_path):
