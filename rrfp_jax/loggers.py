@@ -35,12 +35,14 @@ class Logger:
     """Writes the metrics of reports. Call it in every process; rank 0 writes.
 
     Args:
-        make: opens what is written to, given the first step; called when that is reported.
+        make: opens what is written to, given the first step; called when that is reported, and anew when
+            steps go back.
         at_once: open it now, as for step 0.
     """
 
     def __init__(self, make: Callable[[int], Sink], *, at_once: bool = False) -> None:
         self._make, self._sink = make, make(0) if at_once and join().rank == 0 else None
+        self._last = 0  # step written
         self._first: dict[str, float] | None = None  # of hyperparameters that have not changed
 
     def on_step(self, report: Report) -> None:
@@ -73,6 +75,9 @@ class Logger:
     def _write(self, step: int, figures: Mapping[str, float]) -> None:
         if join().rank > 0:
             return
+        if step < self._last:  # of a run that begins anew, which W&B would drop
+            self.close()
+        self._last = step
         if self._sink is None:
             self._sink = self._make(step)
         self._sink.write(step, figures)
@@ -94,7 +99,7 @@ def figures_of(report: Report) -> dict[str, float]:
 
 
 def tensorboard(folder: str | PathLike[str], **options: Any) -> Logger:
-    """To TensorBoard's files. A resumed run writes into the same folder.
+    """To TensorBoard's files. A run that resumes or begins anew writes into the same folder.
 
     Args:
         folder: of this run; `tensorboard --logdir` takes it, or one above it.
@@ -108,7 +113,7 @@ def tensorboard(folder: str | PathLike[str], **options: Any) -> Logger:
 
     def make(step: int) -> Sink:
         # What an earlier start wrote of this step and later ones is not shown: they are done once more.
-        chosen = {"flush_secs": FLUSH_SECONDS, "purge_step": step or None, **options}
+        chosen = {"flush_secs": FLUSH_SECONDS, "purge_step": step, **options}
         writer = package.SummaryWriter(str(path), **chosen)
 
         def write(step: int, figures: Mapping[str, float]) -> None:
@@ -121,7 +126,7 @@ def tensorboard(folder: str | PathLike[str], **options: Any) -> Logger:
 
 
 def wandb(project: str, **options: Any) -> Logger:
-    """To Weights & Biases.
+    """To Weights & Biases; if steps go back, as when a notebook's cell runs again, to a new run there.
 
     Args:
         project: its name there.

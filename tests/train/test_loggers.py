@@ -82,6 +82,10 @@ def test_tensorboard(tmp_path):
     expected = {name: [(step, value) for step in range(5)] for name, value in FIGURES.items()}
     del expected["train/loss"]
     assert found == expected | validation
+    log(rrfp.loggers.tensorboard(tmp_path, filename_suffix=".anew"), range(2))
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert [event.step for event in events.Scalars("train/loss")] == [0, 1], "from step 0 on"
 
 
 def records(path):
@@ -233,6 +237,22 @@ def test_hyperparameters_are_written_from_their_first_change_on():
         hyperparams = {"learning_rate": 0.125, "momentum": momentum, "b1": 0.9}
         logger.on_step(dataclasses.replace(REPORT, hyperparams=hyperparams))
     assert written == [set(), set()] + [{"hyperparams/momentum"}] * 3
+
+
+def test_a_run_that_begins_anew_has_a_place_of_its_own():
+    written = []
+
+    def make(first):
+        return loggers.Sink(
+            lambda step, figures: written.append((first, step)), lambda: written.append("end")
+        )
+
+    logger = loggers.Logger(make)
+    for step in (0, 1, 0, 1):
+        logger.on_step(dataclasses.replace(REPORT, step=step))
+        logger.on_validation(dataclasses.replace(REPORT, step=step), EVALUATION)
+    first, second = [(0, 0)] * 2, [(0, 1)] * 2
+    assert written == [*first, *second, "end", *first, *second]
 
 
 def test_other_ranks_write_nothing(monkeypatch, tmp_path):
