@@ -112,3 +112,26 @@ def test_what_an_optimizer_prints_is_of_one_stage_and_leaves_its_hyperparameters
     state = specs_of([spec for _, spec in whole.state], compiler)
     found = Hyperparams.compile(whole, whole.part(range(2), "stage 0"), state, compiler)
     assert found.names == ["learning_rate"]
+
+
+def adding(init, added):
+    """An optimizer with a state that follows from no parameter."""
+    return optax.GradientTransformation(init, lambda updates, state, _: (added(updates, state), state))
+
+
+ONE = adding(lambda _: jnp.zeros(()), lambda updates, one: jax.tree.map(lambda u: u + one, updates))
+EACH = adding(
+    lambda params: jax.tree.map(jnp.zeros_like, params), lambda u, own: jax.tree.map(jnp.add, u, own)
+)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "layer", "owners"),
+    [
+        (optax.adam(0.1), {"count": jnp.ones(())}, [set(), {0}, {1}, {0}, {1}]),
+        (optax.chain(ONE, optax.sgd(0.1)), jnp.ones(()), [set()]),
+        (optax.chain(EACH, optax.sgd(0.1)), jnp.ones(()), [{0}, {1}]),
+    ],
+)
+def test_what_all_updates_read_is_of_no_parameter_though_it_is_named_like_one(optimizer, layer, owners):
+    assert WholeOptimizer.trace(optimizer, {"0": layer, "1": layer}).owners == owners

@@ -228,16 +228,20 @@ class WholeOptimizer:
         """For each leaf of the state, the parameter with whose name its path ends, if their shapes agree.
 
         An optimizer keeps trees like that of the parameters. A leaf has the name of no parameter that it does
-        not follow from: one that ends like its own may be another layer's.
+        not follow from: one that ends like its own may be another layer's. One that follows from none, such
+        as a count, has the name of none if the update of another reads it.
         """
+        n, masks = len(self.paths), self._masks
+        readers = Counter(k for mask in masks[:n] for k in _bits(mask >> n, len(self.state)))
         place = {path: i for i, path in enumerate(self.paths)}
         shapes = dict(zip(self.paths, (spec_of(var).shape for var in self.init.jaxpr.invars), strict=True))
         found = []
-        for (path, spec), reads in zip(self.state, self._reads[1], strict=True):
+        for k, ((path, spec), reads) in enumerate(zip(self.state, self._reads[1], strict=True)):
             names = [keystr((entry,), simple=True) for entry in path]
             ends = (".".join(names[i:]) for i in range(len(names)))
-            like = (end for end in ends if shapes.get(end) == spec.shape)
-            found.append(next((end for end in like if not reads or place[end] in reads), None))
+            like = (place[end] for end in ends if shapes.get(end) == spec.shape)
+            own = (i for i in like if (i in reads if reads else readers[k] <= masks[i] >> (n + k) & 1))
+            found.append(next((self.paths[i] for i in own), None))
         return found
 
     @cached_property
