@@ -43,6 +43,7 @@ from rrfp_jax.checkpoint.leaves import (
     shards_to_write,
 )
 from rrfp_jax.errors import TrainingError, UsageError, caused_by
+from rrfp_jax.runtime._jax import on_host
 from rrfp_jax.runtime.run.waits import LONGEST_SLEEP_SECONDS, ForOther
 from rrfp_jax.runtime.run.world import START_SECONDS, World
 
@@ -163,9 +164,10 @@ class Checkpoints:
         self.advance(to_the_end=True)
         self._copied.clear()
         own = [(key, leaf, shards) for key, leaf in leaves if (shards := shards_to_write(leaf))]
-        for _, _, shards in own:
-            for shard in shards.values():
-                shard.copy_to_host_async()
+        with jax.transfer_guard_device_to_host("allow"):
+            for _, _, shards in own:
+                for shard in shards.values():
+                    shard.copy_to_host_async()
         self._saving = _Saving(run, self._thread.submit(self._write, run.step, own, hashes))
         _UNDER_WAY[self._folder.path] = self
 
@@ -394,7 +396,7 @@ def _state(job: Future[Any]) -> str:
 def _host_copy(leaf: jax.Array, shards: Mapping[Place, jax.Array]) -> Parts:
     """The values in memory of the host's own; on CPU NumPy would share the device's, which is donated."""
     shared = next(iter(leaf.devices())).platform == "cpu"
-    copies = {p: np.array(shard, copy=True) if shared else np.asarray(shard) for p, shard in shards.items()}
+    copies = {place: np.array(own, copy=shared) for place, own in on_host(shards).items()}
     return Parts(leaf.shape, np.dtype(leaf.dtype), leaf.sharding.shard_shape(leaf.shape), copies)
 
 

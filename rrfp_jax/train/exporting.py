@@ -27,6 +27,7 @@ from rrfp_jax.checkpoint.leaves import (
 from rrfp_jax.checkpoint.saving import leaf_differences
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.printing import say
+from rrfp_jax.runtime._jax import on_host
 from rrfp_jax.runtime.engine.engine import Engine
 from rrfp_jax.runtime.model.layers import FunctionLayer, Params
 from rrfp_jax.runtime.model.pipeline import Pipeline
@@ -60,7 +61,7 @@ def _told(mine: Mapping[Key, jax.Array], key: Key) -> list[tuple[Place, Any, Any
     """This process's parts of an array as plain data: place, shape and bytes."""
     leaf = mine.get(key)
     parts = {} if leaf is None else shards_to_write(leaf)
-    return [(place, part.shape, np.asarray(part).tobytes()) for place, part in parts.items()]
+    return [(place, part.shape, on_host(part).tobytes()) for place, part in parts.items()]
 
 
 def _joined(spec: jax.ShapeDtypeStruct, parts: list[Any]) -> np.ndarray[Any, Any]:

@@ -18,14 +18,16 @@ import optax
 import pytest
 
 import rrfp_jax as rrfp
+from rrfp_jax.checkpoint.saving import _host_copy
 from rrfp_jax.core.events import ROOM, Arrived, ScheduleError
 from rrfp_jax.core.orders import GPipe
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.step_rules import StepRules
-from rrfp_jax.runtime.engine.engine import on_host
+from rrfp_jax.runtime._jax import on_host
 from rrfp_jax.runtime.engine.loop import Driver
-from rrfp_jax.runtime.stages.stage import Stage
+from rrfp_jax.runtime.stages.stage import Stage, _is_finite
 from rrfp_jax.runtime.stages.step import ModelStep
+from rrfp_jax.train.exporting import _told
 from rrfp_jax.train.report import REPORTED
 from tests.support import toy
 from tests.support.interleave import check_invariants
@@ -311,13 +313,35 @@ def test_transfers_that_nobody_asked_for_may_be_disallowed(case, tmp_path):
         assert losses() == expected
 
 
+def test_what_is_kept_and_restored_is_read_back_whatever_guard_there_is(tmp_path, monkeypatch):
+    """In threads, too. On a CPU it is there already, and JAX enforces nothing."""
+    array, guards = type(jnp.ones(1)), set()
+
+    def noted(inner, own):
+        guards.add(jax.config.jax_transfer_guard_device_to_host)
+        return inner(own)
+
+    for name in ("copy_to_host_async", "tolist"):
+        inner = getattr(array, name)
+        monkeypatch.setattr(array, name, lambda own, inner=inner: noted(inner, own))
+    optimizer = optax.inject_hyperparams(optax.adam)(0.01)
+    trainer = toy.trainer(2, optimizer=optimizer, data=toy.microbatches(4))
+    list(trainer.steps(1))
+    trainer.save(tmp_path)
+    trainer.restore(tmp_path)
+    assert guards == {"allow"}
+
+
 def test_results_come_under_a_guard_also_where_they_must_be_copied():
     """Floats on a CPU are not: they are there already."""
+    made = lambda: jax.device_put(np.zeros(3, np.int8), jax.devices()[0]).astype(jnp.int4)  # noqa: E731
     results = {"norm": jnp.arange(3, dtype=jnp.int4), "losses": [jnp.arange(2.0)]}
     with jax.transfer_guard("disallow"):
         found = on_host(results)
+        assert _is_finite(made()) and len(_told({(): made()}, ())) == 1
+        assert _host_copy(made(), {(0,): made()}).nbytes == 3
         with pytest.raises(RuntimeError, match="Disallowed device-to-host transfer"):
-            np.asarray(jax.device_put(np.zeros(3, np.int8), jax.devices()[0]).astype(jnp.int4))
+            np.asarray(made())
     assert found["norm"].tolist() == [0, 1, 2] and found["losses"][0].tolist() == [0.0, 1.0]
 
 

@@ -12,13 +12,13 @@ from time import perf_counter
 from typing import Any
 
 import jax
-import numpy as np
 import optax
 
 from rrfp_jax.core.group import GroupProtocol
 from rrfp_jax.core.step_rules import Bucket, StepRules, bucket_name
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.printing import say
+from rrfp_jax.runtime._jax import on_host
 from rrfp_jax.runtime.engine.device import LEAD_SECONDS
 from rrfp_jax.runtime.engine.loop import Driver, LastUpdate
 from rrfp_jax.runtime.engine.settings import Settings
@@ -65,14 +65,6 @@ class EngineSpec:
     optimizer: optax.GradientTransformation | None
     init: InitFunction | None
     settings: Settings
-
-
-def on_host(tree: Any) -> Any:
-    """`jax.device_get` of arrays, at a fifth of its cost on the host; likewise no guard is against it."""
-    with jax.transfer_guard_device_to_host("allow"):
-        for leaf in jax.tree.leaves(tree):
-            leaf.copy_to_host_async()
-        return jax.tree.map(np.asarray, tree)
 
 
 def remote_of(

@@ -29,6 +29,7 @@ from jax.tree_util import DictKey, GetAttrKey, SequenceKey, keystr
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import shown
 from rrfp_jax.random_keys import is_key, plain
+from rrfp_jax.runtime._jax import on_host
 from rrfp_jax.runtime.autodiff.traced import (
     Program,
     bits,
@@ -336,7 +337,7 @@ class Hyperparams:
 
     def kept_numbers(self, state: Sequence[jax.Array]) -> dict[str, float]:
         """The plain numbers of a state, by name."""
-        found = zip(self.names, self(state).tolist(), strict=True)
+        found = zip(self.names, on_host(self(state)).tolist(), strict=True)
         return {name: value for name, value in found if name in self.kept}
 
 

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from rrfp_jax.random_keys import as_key, plain
+from rrfp_jax.runtime._jax import on_host
 from rrfp_jax.runtime.mesh.stage_mesh import StageMesh, from_shards
 from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.model.roles import LeafRoles, leaf_paths
@@ -196,4 +197,4 @@ def replace_arrays(arrays: list[jax.Array], values: Sequence[Any]) -> None:
 
 def _is_finite(leaf: jax.Array) -> bool:
     """Whether all that is here of an array is."""
-    return all(np.isfinite(np.asarray(shard.data)).all() for shard in leaf.addressable_shards)
+    return all(np.isfinite(on_host(shard.data)).all() for shard in leaf.addressable_shards)
