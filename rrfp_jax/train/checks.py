@@ -18,7 +18,7 @@ from rrfp_jax.data.contract import Data, Microbatch, buckets_of, load_repeatedly
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.fields import LARGEST, shown
 from rrfp_jax.printing import warn
-from rrfp_jax.runtime._jax import cast_like
+from rrfp_jax.runtime._jax import cast_like, on_host
 from rrfp_jax.runtime.engine.engine import Engine
 from rrfp_jax.runtime.engine.settings import Settings, is_whole
 from rrfp_jax.runtime.mesh.stage_mesh import tracing_alone
@@ -212,7 +212,7 @@ def check_loss_is_a_sum(
     # A number in the carry may be a sum over rows, as of auxiliary losses: two rows apart have it twice.
     without = [np.zeros_like(v) if i < carried and not v.shape else v for i, v in enumerate(pair)]
     for given in (pair, without):
-        trouble = _coupling(np.asarray(losses(compiler.stage_mesh.put(given))))
+        trouble = _coupling(on_host(losses(compiler.stage_mesh.put(given))))
         if not trouble:
             return
     raise UsageError(trouble)
