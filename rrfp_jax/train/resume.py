@@ -255,13 +255,14 @@ def say_restored_hyperparameters(engine: Engine, asked: Mapping[str, float]) -> 
     """
     now = given_hyperparameters(engine)
     mine = [[name, asked[name], now[name]] for name in now if now[name] != asked[name]]
-    for told in engine.world.gather("the optimizer's restored numbers", mine):
-        for name, new, old in told if engine.world.rank == 0 else ():
-            say(
-                f"{name} stays {old:g}, as the checkpoint has it in the optimizer's state; {new:g} was asked "
-                f"for. Only what is a schedule from a run's beginning on can be changed: "
-                f"{name}=optax.constant_schedule({new:g})",
-            )
+    told = engine.world.gather("the optimizer's restored numbers", mine)
+    every = dict.fromkeys(tuple(number) for own in told for number in own)  # replicas tell the same ones
+    for name, new, old in every if engine.world.rank == 0 else ():
+        say(
+            f"{name} stays {old:g}, as the checkpoint has it in the optimizer's state; {new:g} was asked "
+            f"for. Only what is a schedule from a run's beginning on can be changed: "
+            f"{name}=optax.constant_schedule({new:g})",
+        )
 
 
 class Found(NamedTuple):

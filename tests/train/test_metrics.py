@@ -10,6 +10,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import rrfp_jax as rrfp
+from rrfp_jax.runtime.run.world import World
 from rrfp_jax.runtime.stages.step import Reduced, figures
 from rrfp_jax.train.report import Evaluation
 
@@ -169,8 +170,14 @@ def test_hyperparameters_are_those_of_the_update(optimizer, expected):
         assert shown in str(report) or not rates
 
 
-def test_a_number_that_a_checkpoint_keeps_is_said(tmp_path, capfd):
+def test_a_number_that_a_checkpoint_keeps_is_said_once(tmp_path, capfd, monkeypatch):
     """Whoever asks for another one hears that it does not count; a schedule's is asked anew."""
+    gather = World.gather
+
+    def of_two_replicas(self, what, *own):
+        return gather(self, what, *own) * (2 if what == "the optimizer's restored numbers" else 1)
+
+    monkeypatch.setattr(World, "gather", of_two_replicas)
 
     def made(rate, **numbers):
         optimizer = optax.inject_hyperparams(optax.sgd)(optax.constant_schedule(rate), **numbers)
