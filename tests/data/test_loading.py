@@ -285,8 +285,9 @@ def puts(trainer, monkeypatch):
         running.pop()
         return records
 
-    for owner, name, new in ((loader, "begin", in_time), (engine, "load", noted), (engine.driver, "run", runs)):
-        monkeypatch.setattr(owner, name, new)
+    monkeypatch.setattr(loader, "begin", in_time)
+    monkeypatch.setattr(engine, "load", noted)
+    monkeypatch.setattr(engine.driver, "run", runs)
     return found
 
 
