@@ -75,9 +75,9 @@ def test_a_stage_is_not_asked_again_before_anything_has_come(schedule, monkeypat
         (had_none.add if isinstance(event, Room) and found is None else had_none.discard)(self)
         return found
 
-    def ran(self, interrupted):
+    def ran(self, *given):
         running.update(self._schedulers.values())
-        return begun(self, interrupted)
+        return begun(self, *given)
 
     running = set()
     monkeypatch.setattr(StepExecution, "run", ran)
@@ -127,8 +127,8 @@ def test_an_input_that_is_seen_to_come_after_its_task_has_ended_is_of_its_own_st
         held.append(poll(self))
         return held.pop(0) if len(held) > 20 else []
 
-    def ran(self, interrupted):
-        records = run(self, interrupted)
+    def ran(self, *given):
+        records = run(self, *given)
         left.append(len(self._taken))
         return records
 
