@@ -15,6 +15,7 @@ import hashlib
 import inspect
 import itertools
 import math
+import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -105,7 +106,8 @@ class Stream:
     MapDataset, use `Examples`, which reads only what a step needs.
 
     Args:
-        elements: an iterable, not an iterator; it yields the same elements each time.
+        elements: an iterable, not an iterator; it yields the same elements each time. An evaluation takes
+            as many steps as its `len` has; of one without, one step unless told.
         microbatches: per step.
         buckets: fields of every shape that microbatches can have, so that others are rejected; () for any.
 
@@ -129,6 +131,8 @@ class Stream:
             raise UsageError(f"microbatches={shown(microbatches)}: a step needs a whole number, at least one")
         self.buckets = buckets
         self._elements, self._microbatches = elements, microbatches
+        length = operator.length_hint(elements)  # 0 if unknown; grain has one that stands for no end
+        self.steps = max(1, length // microbatches) if length < 2**40 else 1
         self._iterator: Iterator[Any] = iter(elements)
         self._next: float = 0  # step that it gives next
         self._end: tuple[float, int] = math.inf, 0  # step that lacks microbatches, and how many it has

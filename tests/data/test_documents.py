@@ -189,7 +189,8 @@ def test_streams():
             return iter([{"x": np.full(2, self.begun)}] * 4)
 
     stream = rrfp.data.Stream([{"x": np.full(2, i)} for i in range(6)], 2)
-    plans = [stream.plan(step) for step in range(3)]
+    plans = [stream.plan(step) for step in range(stream.steps)]
+    assert len(plans) == 3 and rrfp.data.Stream(Drifting(), 2).steps == 1
     assert [stream.plan(step) for step in (1, 0, 2)] == [plans[1], plans[0], plans[2]]
     assert stream.load(plans[1][1], ["x"])["x"].tolist() == [3, 3]
     with pytest.raises(UsageError, match=r"step 3: the stream ends before it, with 0 of 2"):
