@@ -144,8 +144,9 @@ def _parser(kinds: Sequence[Any]) -> Any:
 def _as_declared(name: str, new: Any, old: Any, hint: Any) -> Any:
     """What has been parsed for a field, as its declared type has it; a number if it may be one."""
     kinds = _kinds(hint)
-    if isinstance(new, tuple) and len(new) == 1 and isinstance(old, (int, float)):
-        return new[0]
+    if isinstance(new, tuple) and len(new) == 1:
+        is_alone = type(new[0]) in kinds if old is None else isinstance(old, (int, float))
+        return new[0] if is_alone else new
     if type(new) is not str or not READERS.keys() & {*kinds}:
         return new
     for kind, read in READERS.items():

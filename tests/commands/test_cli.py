@@ -262,6 +262,7 @@ class Declared:
     """Fields of types that ml_collections does not know, or knows less of."""
 
     sizes: tuple[int, ...] | None = None
+    widths: int | tuple[int, ...] | None = None
     kind: Literal["a", "b"] | None = None
     tags: dict[str, int] | None = None
     rate: float | Literal["auto"] = "auto"
@@ -283,7 +284,7 @@ class Declared:
         ("steps=3", 3),
         *[("words=u,v", ("u", "v")), ("words=u-1, v", ("u-1", "v")), ("words=1,2", ("1", "2"))],
         *[("words=('u,v',)", ("u,v",)), ("words=()", ())],
-        ("sizes=3,4", (3, 4)),
+        *[("sizes=3,4", (3, 4)), ("sizes=3", (3,)), ("widths=3,4", (3, 4)), ("widths=3", 3)],
         ("kind=b", "b"),
         *[("rate=0.5", 0.5), ("rate=auto", "auto"), ("cache=False", False)],
         *[("share=2.5", 2.5), ("share=7", 7), ("share=1.0", 1.0)],
