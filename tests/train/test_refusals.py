@@ -405,6 +405,12 @@ class TestFrozenAndTied:
             make(pipe=rrfp.Pipeline(layers, toy.loss))
         make(pipe=rrfp.Pipeline(layers, toy.loss, frozen="-1.rows"))
 
+    @pytest.mark.parametrize("dtype", ["int4", "float4_e2m1fn"])
+    def test_numbers_of_less_than_a_byte_are_no_parameters(self, dtype):
+        layers = [rrfp.layer(toy.embed, init=lambda key: {**toy.embed_init(key), "q": jnp.ones(3, dtype)})]
+        with refused(f"0.q is {dtype}", "int8", f".astype('{dtype}')"):
+            make(pipe=rrfp.Pipeline([*layers, *toy.layers()[1:]], toy.loss, frozen="0.q"))
+
     def test_an_optimizer_that_couples_stages_through_what_is_frozen_is_accepted(self):
         coupled = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1))
         make(2, optimizer=coupled, pipe=toy.pipeline(frozen=["0.*", "1.*", "2.*", "3.*"]))

@@ -145,6 +145,11 @@ class Roles:
         if frozen and len(every) == len(specs):
             raise UsageError(f"frozen={list(frozen)} freezes every parameter: nothing is left to train")
         for path, spec in specs.items():
+            if jnp.issubdtype(spec.dtype, np.number) and jax.dtypes.itemsize_bits(spec.dtype) < 8:
+                raise UsageError(
+                    f"parameter {path} is {spec.dtype}, which JAX's compiled programs do not take: keep it "
+                    f"in 8 bits, such as int8, and convert it in the layer: .astype({spec.dtype.name!r})"
+                )
             if path not in every and not jnp.issubdtype(spec.dtype, jnp.inexact):
                 raise UsageError(
                     f"parameter {path} is {spec.dtype}, which has no gradient: freeze it, "
