@@ -243,6 +243,8 @@ def readable_checkpoints(
 ) -> Iterator[CheckpointView]:
     """The checkpoints of a folder, or the one that it is, whose small files are intact, the latest first.
 
+    Those that come while they are read are the last.
+
     `UsageError`, which begins with `what` the folder is for, if there are none, or none of the wanted step.
     """
     path = folder_of(what, given)
@@ -259,10 +261,13 @@ def readable_checkpoints(
             f"{what}({str(given)!r}): {of} is there; "
             + (f"there are: {known}" if known else "give the folder that they were saved to")
         )
-    for own in reversed(steps):
-        try:
-            run, leaves = folder.open(own)
-        except Damaged as error:
-            say(f"the checkpoint {folder.final(own)} is rejected: {error}")
-        else:
-            yield CheckpointView(folder.final(own), run, {leaf.key: leaf for leaf in leaves.values()})
+    while steps:
+        for own in reversed(steps):
+            try:
+                run, leaves = folder.open(own)
+            except Damaged as error:
+                say(f"the checkpoint {folder.final(own)} is rejected: {error}")
+            else:
+                yield CheckpointView(folder.final(own), run, {leaf.key: leaf for leaf in leaves.values()})
+        # A run that still saves may have removed them meanwhile, for newer ones.
+        steps = [own for own in folder.steps() if step is None and own > steps[-1]]

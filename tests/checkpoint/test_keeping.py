@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from rrfp_jax.checkpoint import saving
-from rrfp_jax.checkpoint.folder import CheckpointFolder
+from rrfp_jax.checkpoint.folder import CheckpointFolder, readable_checkpoints
 from rrfp_jax.checkpoint.format import RunState
 from rrfp_jax.checkpoint.saving import Checkpoints
 from rrfp_jax.errors import TrainingError
@@ -72,6 +72,13 @@ class TestKeeping:
         for step in (1, 2, 10, 20):
             save(made(keep=2), step)
         assert sorted(path.name for path in made.folder.iterdir()) == ["10", "20"]
+
+    def test_one_that_is_removed_while_it_is_read_gives_way_to_a_newer_one(self, made):
+        save(made(keep=1), 10)
+        found = readable_checkpoints("test", made.folder)
+        assert next(found).run.step == 10
+        save(made(keep=1), 20)
+        assert [own.run.step for own in found] == [20]
 
     def test_folders_of_others_stay(self, made):
         """Such as of classes, folds, or years."""
