@@ -56,12 +56,14 @@ def replay_of(trace: StepTrace) -> ReplayInputs:
         earliest = [*accumulate((record.ready for record in reversed(records)), min)][::-1]
         for (last, record), ready in zip(pairwise(chain([None], records)), earliest, strict=True):
             assert record is not None
-            place, began = (stage, record.task), record.dispatched
+            # It may have been dispatched before its input came (core/foresight.py).
+            place, began = (stage, record.task), max(record.dispatched, record.ready)
             if last is not None and (
                 # It was chosen when the device was seen to be free, rather than when its input came.
-                record.ready <= last.end or (ready <= last.end and record.dispatched - last.end <= notice)
+                record.ready <= last.end
+                or (ready <= last.end and record.ready <= record.dispatched <= last.end + notice)
             ):
-                leads[stage, last.task] = last.end - record.dispatched
+                leads[stage, last.task] = last.end - began
                 began = max(began, last.end)
             elif _arrives(trace, record):
                 began = min(began, max(arrivals[place], trace.start if last is None else last.end))

@@ -10,14 +10,15 @@ from hypothesis import strategies as st
 from rrfp_jax.core.events import ROOM, Arrived, Chosen, IllegalEvent, Room, ScheduleError
 from rrfp_jax.core.hints import BF, Hint
 from rrfp_jax.core.scheduler import QUOTED, StageScheduler
+from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import Budget, StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, Kind, Placement, Task
 from rrfp_jax.sim.engine import simulate
-from rrfp_jax.trace.costs import TableCosts
+from rrfp_jax.trace.costs import TableCosts, recorded
 from rrfp_jax.trace.records import Part, StepTrace
 from rrfp_jax.trace.replayed import replay_of
 from tests.support.interleave import ReplayError, replay
-from tests.support.small_step import B, F
+from tests.support.small_step import B, F, all_foreseen, simulated
 from tests.support.spoilt import rules
 from tests.support.steps import steps
 from tests.verification.exploration.keys import key_of
@@ -142,3 +143,15 @@ def test_the_host_sees_an_end_late():
     assert all(lead == pytest.approx(-2e-3) for lead in replay.leads.values()) and len(replay.leads) == 5
     assert replay.costs.durations == pytest.approx(durations)
     assert again(trace, own).makespan == pytest.approx(trace.makespan)
+
+
+@pytest.mark.parametrize(("name", "speedup"), [("1f1b", 3), ("zb-v", 3), ("bfw", 1)])
+def test_a_task_dispatched_before_its_input_came_runs_once_it_is_there(name, speedup):
+    trace, _, _ = simulated(name, "log-normal")
+    own = StepRules(placement=trace.placement, microbatches=8, schedule=by_name(name), limit=5)
+    costs, found = recorded(trace), replay_of(all_foreseen(trace))
+    assert found.costs.durations == pytest.approx(costs.durations)
+    faster = {place: seconds / speedup for place, seconds in costs.durations.items()}
+    true = simulate(own, replace(costs, durations=faster)).makespan
+    replayed = simulate(own, replace(found.costs, durations=faster), lead=EARLY, leads=found.leads)
+    assert replayed.makespan == pytest.approx(true)

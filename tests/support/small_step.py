@@ -34,6 +34,17 @@ def trace_of(*records, stages=1, chunks=1):
     return StepTrace(0, Placement(stages, chunks), [Part.of(records)])
 
 
+def all_foreseen(trace):
+    """The same step, with every task dispatched at its start, whenever its input came."""
+
+    def foreseen(record):
+        sender = trace.sender(record)
+        ready = trace.start if sender is None or sender.stage == record.stage else record.ready
+        return record._replace(dispatched=trace.start, ready=ready)
+
+    return StepTrace(0, trace.placement, [Part.of(list(map(foreseen, trace.records)))])
+
+
 def simulated(name, family):
     """A step of a family under a schedule, the step, and whether the schedule is a fixed order."""
     step, schedule = FAMILIES[family](4, 8, seed=3), by_name(name)
