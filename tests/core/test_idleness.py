@@ -18,7 +18,7 @@ from rrfp_jax.studies.compare import COLUMNS
 from rrfp_jax.trace.costs import WorkloadCosts, log_normal
 from rrfp_jax.trace.idleness import Cause, Idle, idleness, shares, stage_times
 from tests.support.drain import Drain
-from tests.support.small_step import record, trace_of
+from tests.support.small_step import all_foreseen, record, simulated, trace_of
 from tests.support.steps import steps
 
 F0, F1, B0, B1 = (Task(kind, 0, j) for kind in (FORWARD, BACKWARD) for j in (0, 1))
@@ -68,6 +68,12 @@ def test_a_task_queued_for_an_input_that_came_late_is_a_wrong_estimate():
         "another task is ready, but F1 was queued first, as its input was expected earlier"
     )
     assert causes(trace, 0, fixed_order=True)[1] == (Cause.ORDER, 1.5, 3), "which had no choice"
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb-v"])
+def test_what_follows_from_a_task_that_waits_for_its_input_is_not_ready_before(name):
+    trace, _, fixed = simulated(name, "log-normal")
+    assert idleness(all_foreseen(trace), fixed) == idleness(trace, fixed)
 
 
 @pytest.mark.parametrize(
