@@ -182,8 +182,10 @@ class Estimate:
         """The faster, in the simulator, of the split by cost and the even one; one that fits, if any does.
 
         By cost: the slowest virtual stage is as fast as it can be. Yet where memory decides how many
-        microbatches are in flight, an even split may do better. `TooLarge` if no split by cost fits.
+        microbatches are in flight, an even split may do better. `TooLarge` if no split by cost fits;
+        `UsageError` if there are too few layers.
         """
+        self._chunks(None)
         found = [self.forecast(split) for split in (self._split_by_cost(), None)]
         return min(found, key=lambda one: (one.does_not_fit is not None, one.step_seconds))
 

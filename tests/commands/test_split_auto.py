@@ -60,6 +60,10 @@ class TestAuto:
         with refused("interleaved 1F1B needs a multiple of 2", "got 3: give 2 or 4"):
             heavy_head(2, split="auto", schedule="interleaved-1f1b")
 
+    def test_too_few_layers_are_refused(self):
+        with refused("7 stages for 6 layers: each stage needs at least one; use at most 6"):
+            heavy_head(7, split="auto")
+
     def test_it_needs_data(self):
         with refused("split='auto'", "data="):
             heavy_head(split="auto", data=None)
