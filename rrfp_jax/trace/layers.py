@@ -94,9 +94,12 @@ def layer_shares(work: Work, busy: Mapping[int, float], placement: Placement) ->
     stage_of = [placement.place(v)[0] for v in range(len(parts))]
     measured = [sum(one.estimate for one in part if one.name == work.measure) for part in parts]
     others = [sum(one.estimate for one in part if one.name != work.measure) for part in parts]
-    rates = [busy[v] / measured[v] for v in range(len(parts)) if measured[v] and not others[v]]
-    usual = median_low(rates) if len(rates) > 1 else None  # seconds of the measure for one that shapes say
-    found: dict[int, list[float]] = defaultdict(list)
+    rates, found = defaultdict[int, list[float]](list), defaultdict[int, list[float]](list)  # by stage
+    for v in range(len(parts)):
+        if measured[v] and not others[v]:
+            rates[stage_of[v]].append(busy[v] / measured[v])
+    # Seconds of the measure for one that shapes say: by stage, as chunks of one may take unequally long.
+    usual = median_low(map(fmean, rates.values())) if sum(map(len, rates.values())) > 1 else None
     for v, stage in enumerate(stage_of):
         if usual is None:
             found[stage].append(1.0)

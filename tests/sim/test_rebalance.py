@@ -26,7 +26,7 @@ from rrfp_jax.sim.splits import (
     simulated,
 )
 from rrfp_jax.trace.costs import WorkloadCosts
-from rrfp_jax.trace.layers import LayerWork, Work
+from rrfp_jax.trace.layers import LayerWork, Work, layer_shares
 from rrfp_jax.trace.replayed import replay_of
 from tests.support.spoilt import EVEN, MICROBATCHES, STAGES, Straggler, ran, rules
 
@@ -311,6 +311,12 @@ def test_bytes_go_with_the_layers():
     _, other = layers.recut(step, replay_of(step.trace).costs, (2, 2, 2, 2))
     assert [budget.costs[0][0] for budget in other.budgets] == [20] * STAGES
     assert [budget.limit for budget in other.budgets] == [100] * STAGES
+
+
+def test_stages_whose_chunks_take_unequally_long_are_not_all_slow():
+    work, placement = Work([LayerWork("Block", 1.0, 3)] * 8, [2] * 4), by_name("zb-v").placement_for(2)
+    shares = layer_shares(work, {0: 2.0, 1: 2.0, 2: 2.6, 3: 2.6}, placement)
+    assert shares.slowness == pytest.approx([1.0, 1.0])
 
 
 def test_nothing_is_known_without_work():
