@@ -82,7 +82,7 @@ class Kernel(NamedTuple):
 
 def program_cost(closed: ClosedJaxpr, added: int = 0) -> ProgramCost:
     """The cost of a program whose last `added` results are gradients, each added to a sum at once."""
-    flops, products = _operations(closed)
+    _, flops, products = _operations(closed)
     whole = sum(products.values())
     shares = {dtype: n / whole for dtype, n in products.items()} if whole else {"float32": 1.0}
     flat = _flat(closed, added)
@@ -90,11 +90,12 @@ def program_cost(closed: ClosedJaxpr, added: int = 0) -> ProgramCost:
     return ProgramCost(by_dtype, bytes=_bytes_moved(flat), temporary_bytes=_most_at_once(flat))
 
 
-def _operations(closed: ClosedJaxpr) -> tuple[float, Counter[str]]:
-    """How many, as XLA counts them, and those of products by their dtype."""
+def _operations(closed: ClosedJaxpr) -> tuple[float, float, Counter[str]]:
+    """How many, as XLA counts them, loops once, and as often as they run; of products by their dtype."""
     specs = [spec_of(var) for var in closed.jaxpr.invars]
     analysis = _lowered(closed, specs).cost_analysis() or {}
-    flops, products = analysis.get("flops", 0.0), Counter[str]()
+    once, products = analysis.get("flops", 0.0), Counter[str]()
+    flops = once
     for equation in inline(closed).jaxpr.eqns:
         if equation.primitive.name == "dot_general":
             factors = [spec_of(factor) for factor in equation.invars]
@@ -103,10 +104,11 @@ def _operations(closed: ClosedJaxpr) -> tuple[float, Counter[str]]:
             depth = math.prod(factors[0].shape[axis] for axis in contracted[0])
             products[dtype.name] += 2 * spec_of(equation.outvars[0]).size * depth
         elif equation.primitive.name == SCAN:
-            times, (inside, of_products) = equation.params["length"], _operations(equation.params["jaxpr"])
-            flops += (times - 1) * inside
+            times = equation.params["length"]
+            counted, inside, of_products = _operations(equation.params["jaxpr"])
+            flops += times * inside - counted
             products.update({dtype: times * count for dtype, count in of_products.items()})
-    return flops, products
+    return once, flops, products
 
 
 def _lowered(closed: ClosedJaxpr, specs: Sequence[Any]) -> Any:

@@ -57,6 +57,15 @@ def test_scans_count_as_often_as_they_run():
     assert eight.temporary_bytes == one.temporary_bytes == BYTES
 
 
+def test_scans_within_scans():
+    def often(function, times):
+        return lambda x: jax.lax.scan(lambda x, _: (function(x), None), x, None, length=times)[0]
+
+    for times in (1, 4):
+        found = cost(often(often(lambda x: x @ x, 16), times), SQUARE)
+        assert found.flops["float32"] == pytest.approx(16 * times * 2 * N**3, rel=1e-3)
+
+
 def test_temporaries_are_near_what_xla_says():
     def attention(q, k, v):
         return jax.nn.softmax(q @ k.T) @ v
