@@ -89,13 +89,25 @@ def test_a_table_of_positions_is_made_once_a_step():
     assert ["cos" in str(own.closed) for own in programs] == [True, False, False]
 
 
-def test_a_table_that_is_larger_than_a_microbatch_is_made_where_it_is_needed():
+def test_a_table_is_kept_rather_than_what_a_microbatch_makes_of_it():
     def stage(params, carry, inputs):
-        return [jnp.cos(angles(5 * ROWS)) @ carry[0].T], None, None
+        return [(carry[0] + jnp.cos(angles(ROWS))) @ params[0]], None, None
+
+    square, x = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((WIDTH, WIDTH), (1, ROWS, WIDTH)))
+    traced = differentiate(stage, [square], [x], [])
+    assert [spec.size for spec in traced.prepare.outputs] == [ROWS * WIDTH]
+    assert len(traced.forward.outputs) == traced.out  # nothing is saved
+
+
+@pytest.mark.parametrize("count, size", [(1, 5), (8, 1)], ids=["one", "together"])
+def test_tables_that_are_larger_than_a_microbatch_are_made_where_they_are_needed(count, size):
+    def stage(params, carry, inputs):
+        for i in range(count):
+            carry = [jnp.sin(jnp.cos(angles(size * ROWS) + i)[:ROWS] * carry[0])]
+        return [carry[0] @ (1 + jnp.cos(angles(size * ROWS)).T)], None, None
 
     traced = differentiate(stage, [], [jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.float32)], [])
     assert traced.prepare is None
-    assert len(traced.forward.outputs) == traced.out  # nothing is saved
     assert ["cos" in str(own.closed) for own in (traced.forward, traced.backward)] == [True, True]
 
 

@@ -7,8 +7,8 @@ are, every microbatch in flight would hold a copy of the weights and of everythi
     an input of the stage      kept by the runtime anyway: passed again, not copied
     weights alone              computed once a step by `prepare`, read by every forward and backward
     nothing, cheaply (masks)   computed again where it is needed
-    nothing, a table (cosines  as what follows from weights alone, unless it is larger than all that a
-    of positions)              microbatch brings and sends on: then as masks
+    nothing, a table (cosines  as what follows from weights alone, unless all tables together are larger
+    of positions)              than what a microbatch brings and sends on: then as masks
     cheap arithmetic on what   computed again: XLA fuses it into its user, which costs less than
     is there already           writing and reading it
     anything else              saved by the forward, once, even if it is used twice or sent on; or what it
@@ -24,7 +24,7 @@ copy of the weights. So it is taken out of the backward (`hoist`), and computed 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +51,9 @@ from rrfp_jax.runtime.autodiff.traced import (
     without_barriers,
 )
 from rrfp_jax.runtime.sizes import nbytes
+
+TABLE_SHARE = 16
+"""What is computed once a step costs so much less than what is saved of every microbatch."""
 
 
 @dataclass(frozen=True)
@@ -86,37 +89,52 @@ def plan_residuals(whole: ClosedJaxpr, n_params: int, kept: int) -> ResidualPlan
     most = nbytes([atom.aval for atom in (*jaxpr.invars[n_params:], *jaxpr.outvars[:kept])])
     of_weights = {v for v, mask in masks.items() if 0 < mask < 1 << n_params}
     sent = {v for v in jaxpr.outvars[:kept] if isinstance(v, Var)}
-    available = {*jaxpr.invars, *jaxpr.constvars, *sent}
-    wanted = dict.fromkeys(v for v in jaxpr.outvars[kept:] if isinstance(v, Var) and v not in available)
+    given = {*jaxpr.invars, *jaxpr.constvars, *sent}
+    wanted = dict.fromkeys(v for v in jaxpr.outvars[kept:] if isinstance(v, Var) and v not in given)
     also = _compared(jaxpr, jaxpr.invars[:n_params], of_weights) if wanted else ()
-    prepared = [v for v in {**wanted, **dict.fromkeys(also)} if v in of_weights and v not in available]
-    available.update(prepared)
-    exact = {*available}
-    for equation in jaxpr.eqns:
-        read = [v for v in equation.invars if not isinstance(v, Literal)]
-        alone = not any(masks[v] for v in read) and not runs_once(equation)
-        if alone and not is_repeatable(equation) and nbytes([v.aval for v in equation.outvars]) > most:
-            available.update(equation.outvars)  # a table that is too large to be kept
-        if not available.issuperset(read):
-            continue
-        alone = alone and is_repeatable(equation)
-        as_it_was = exact.issuperset(read)
-        if alone or (equation.primitive.name in CHEAP and (as_it_was or not jumps(equation))):
-            available.update(equation.outvars)
-        if as_it_was and is_exact(equation):
-            exact.update(equation.outvars)
-    chosen = _fewest_bytes([v for v in wanted if v not in available], jaxpr.eqns, available)
+    prepared = [v for v in {**wanted, **dict.fromkeys(also)} if v in of_weights and v not in given]
+    given.update(prepared)
+    for tables in (True, False):
+        available = _available(jaxpr, masks, given, tables)
+        rest = [v for v in wanted if v not in available]
+        chosen = _fewest_bytes(rest, jaxpr.eqns, available, {v for v in masks if not masks[v]})
+        if nbytes([v.aval for v in chosen if not masks[v]]) <= most:
+            break
     prepared += [v for v in chosen if v in of_weights or not masks[v]]
     saved = [v for e in jaxpr.eqns for v in e.outvars if v in chosen and v not in prepared]
     rebuilt = [v for v in wanted if v not in {*saved, *prepared}]
     return ResidualPlan(whole, kept, prepared, saved, rebuilt)
 
 
-def _fewest_bytes(wanted: Sequence[Var], equations: Sequence[JaxprEqn], available: Set[Any]) -> list[Any]:
+def _available(jaxpr: Any, masks: Mapping[Var, int], given: Set[Any], tables: bool) -> set[Any]:
+    """What a backward can compute again: cheaply from what it is given, or from nothing.
+
+    If there are to be `tables`, what is made from nothing, and not cheaply, is left out.
+    """
+    available, exact = {*given}, {*given}
+    for equation in jaxpr.eqns:
+        read = [v for v in equation.invars if not isinstance(v, Literal)]
+        if not available.issuperset(read):
+            continue
+        alone = not any(masks[v] for v in read) and not runs_once(equation)
+        as_it_was = exact.issuperset(read)
+        if (alone and (is_repeatable(equation) or not tables)) or (
+            equation.primitive.name in CHEAP and (as_it_was or not jumps(equation))
+        ):
+            available.update(equation.outvars)
+        if as_it_was and is_exact(equation):
+            exact.update(equation.outvars)
+    return available
+
+
+def _fewest_bytes(
+    wanted: Sequence[Var], equations: Sequence[JaxprEqn], available: Set[Any], tables: Set[Var]
+) -> list[Any]:
     """The values to be saved so that the wanted ones follow from them, and what is available, cheaply.
 
-    By a minimum cut: node ("has", v) is on the sink's side if the backward has v, ("makes", v) if it computes
-    v itself, by cheap arithmetic on what it has.
+    Tables are there once, for all microbatches, and count as little. By a minimum cut: node ("has", v) is on
+    the sink's side if the backward has v, ("makes", v) if it computes v itself, by cheap arithmetic on what
+    it has.
     """
     producers = {v: equation for equation in equations for v in equation.outvars}
     network = FlowNetwork()
@@ -128,7 +146,8 @@ def _fewest_bytes(wanted: Sequence[Var], equations: Sequence[JaxprEqn], availabl
         if v in placed:
             continue
         placed[v] = None
-        network.edge(("makes", v), ("has", v), UNCUTTABLE if is_key(v.aval) else nbytes(v.aval))
+        size = UNCUTTABLE if is_key(v.aval) else nbytes(v.aval)
+        network.edge(("makes", v), ("has", v), -(-size // TABLE_SHARE) if v in tables else size)
         if producers[v].primitive.name not in CHEAP or jumps(producers[v]):
             network.edge(SOURCE, ("makes", v))
             continue
