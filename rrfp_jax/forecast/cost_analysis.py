@@ -97,13 +97,16 @@ def _operations(closed: ClosedJaxpr) -> tuple[float, float, Counter[str]]:
     once, products = analysis.get("flops", 0.0), Counter[str]()
     flops = once
     for equation in inline(closed).jaxpr.eqns:
-        if equation.primitive.name == "dot_general":
+        if (name := equation.primitive.name) in ("dot_general", "conv_general_dilated"):
             factors = [spec_of(factor) for factor in equation.invars]
             dtype = max((factor.dtype for factor in factors), key=lambda d: d.itemsize)
-            contracted, _ = equation.params["dimension_numbers"]
-            depth = math.prod(factors[0].shape[axis] for axis in contracted[0])
+            numbers = equation.params["dimension_numbers"]
+            if name == "dot_general":
+                depth = math.prod(factors[0].shape[axis] for axis in numbers[0][0])
+            else:
+                depth = factors[1].size // factors[1].shape[numbers.rhs_spec[0]]
             products[dtype.name] += 2 * spec_of(equation.outvars[0]).size * depth
-        elif equation.primitive.name == SCAN:
+        elif name == SCAN:
             times = equation.params["length"]
             counted, inside, of_products = _operations(equation.params["jaxpr"])
             flops += times * inside - counted

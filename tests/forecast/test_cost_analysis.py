@@ -33,6 +33,12 @@ def test_products_by_dtype():
     assert found.flops == {"float32": 2 * N**3, "bfloat16": 2 * N**3}
 
 
+def test_a_convolution_is_a_product():
+    image, kernel = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((1, 3, 8, 8), (16, 3, 2, 2)))
+    found = cost(lambda a, b, c: (jax.lax.conv(a, b, (2, 2), "VALID"), c @ c), image, kernel, SQUARE)
+    assert found.flops == {"bfloat16": 2 * 16 * 4 * 4 * 3 * 2 * 2, "float32": 2 * N**3}
+
+
 def test_elementwise_operations_are_fused():
     chain = cost(lambda x: jnp.tanh(2 * x + 1).sum(-1), SQUARE)
     assert chain.bytes == BYTES + 4 * N  # read once, a column written
