@@ -79,9 +79,9 @@ def read_run(given: Path) -> Run:
         timed.append(TimedStep(recorded=step, wall_seconds=wall, **beside))
     kept = given / "config.json"
     config = read_json(kept, dict[str, Any]) if folder and kept.exists() else {}
-    origin = config.get("_origin")
+    origin, schedule = config.get("_origin"), line.schedule or steps[-1].rules.name
     return Run(
-        origin=_origin_line(origin if isinstance(origin, dict) else {}, steps[-1].rules.name),
+        origin=_origin_line(origin if isinstance(origin, dict) else {}, schedule),
         shared=shared_by(origin),
         name=(folder or given.absolute().parent).resolve().name,
         steps=timed,
