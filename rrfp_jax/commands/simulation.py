@@ -185,7 +185,7 @@ def _cells(outcome: Outcome, speedup: float, shares: Sequence[float]) -> list[st
         *(f"{share:.1%}" for share in shares),
         str(outcome.in_flight),
         "-" if outcome.bytes is None else f"{outcome.bytes / 2**20:,.0f}",
-        f"{outcome.above_bound:.1%}",
+        f"{max(outcome.above_bound, 0.0):.1%}",  # it may be rounded below
     ]
 
 
