@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
 from queue import SimpleQueue
 from time import perf_counter
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -84,8 +85,8 @@ class Loader:
         whole = ahead is not None and ahead.ended.is_set() and len(ahead.arrays) == len(ahead.plan or ())
         return ahead.plan if ahead is not None and whole else None
 
-    def begin(self, data: Data, step: int) -> None:
-        """Begin with a step that will come next. Raises as `settle` does."""
+    def begin(self, data: Data, step: int, settings: Any = None) -> None:
+        """Begin with a step that will come next, under JAX's settings here, or those. Raises as `settle`."""
         self.settle()
         if self._thread is None or not self._thread.is_alive():  # a forked child has none of its own
             todo: SimpleQueue[_Ahead | None] = SimpleQueue()
@@ -93,7 +94,8 @@ class Loader:
             thread.start()
             weakref.finalize(self, todo.put, None).atexit = False
             self._thread, self._todo = thread, todo
-        ahead = _Ahead(data, step, self._reads, self._request)
+        given = settings_here() if settings is None else settings
+        ahead = _Ahead(data, step, self._reads, self._request, given)
         self._todo.put(ahead)
         self._ahead = ahead
 
@@ -138,14 +140,19 @@ class _Ahead:
     """The data of one step, as a thread loads it."""
 
     def __init__(
-        self, data: Data, step: int, reads: Callable[[Bucket, int], Set[str]], request: _Request
+        self,
+        data: Data,
+        step: int,
+        reads: Callable[[Bucket, int], Set[str]],
+        request: _Request,
+        settings: Any,
     ) -> None:
         self.data, self.step = data, step
         self.plan: Sequence[Microbatch] | None = None
         self.summary: tuple[str, list[Bucket]] | None = None
         self.arrays: dict[int, Arrays] = {}
         self.ended = threading.Event()
-        self._reads, self._request, self._settings = reads, request, settings_here()
+        self._reads, self._request, self._settings = reads, request, settings
 
     def load(self) -> None:
         """Ask for all of it; the step that needs what fails asks again, on the main thread."""

@@ -30,6 +30,7 @@ from rrfp_jax.forecast.costs import layer_work
 from rrfp_jax.loss_scale import loss_scale_of
 from rrfp_jax.printing import say
 from rrfp_jax.report.store import TRACED_STEPS
+from rrfp_jax.runtime._jax import settings_here
 from rrfp_jax.runtime.engine.engine import Engine
 from rrfp_jax.runtime.engine.resplit import Ready, compiled_for_split, recut
 from rrfp_jax.runtime.engine.settings import Settings, check_order
@@ -246,10 +247,12 @@ class Stepper:
             rules = rules if ahead is None else self._known(phase, ahead.rules)
         known = engine.programs_of(rules, buckets)
         (of, loaded), self._ahead = self._ahead, NOTHING_AHEAD
-        if loaded is None or of is not plan or loaded.known is not known:
+        if loaded is not None and of is plan and loaded.known.reads == known.reads:
+            loaded = replace(loaded, known=known)
+        else:
             loaded = engine.load(step, known, partial(self.loader.load, data, step, plan))
-        following = data, step + 1
-        meanwhile = partial(self.loader.begin, *following), partial(self._put_ahead, *following, known)
+        begin = partial(self.loader.begin, data, step + 1, settings_here())
+        meanwhile = begin, partial(self._put_ahead, data, step + 1, known)
         sums = engine.run(loaded, self.standing.loss_scale.value, waited, meanwhile if more else ())
         if trains and sums.weight <= 0:
             raise TrainingError(
@@ -264,7 +267,7 @@ class Stepper:
         if plan is not None and self.loader.summary(plan)[1] == like.buckets:
             with suppress(Exception):  # what fails is left to that step
                 load = partial(self.loader.load, data, step, plan)
-                self._ahead = plan, self.engine.load(step, like, load)
+                self._ahead = plan, replace(self.engine.load(step, like, load), seconds=0.0)
 
     def _plan_ahead(
         self, planned: Planned, step: int, rules: StepRules, buckets: Sequence[Bucket]
@@ -371,7 +374,7 @@ class Stepper:
             self._take_engine(recut(self.engine, ready, [*self._rules.values()]))
 
     def _take_engine(self, engine: Engine) -> None:
-        self.engine, self._work = engine, self._work_of(engine.split)
+        self.engine, self._work, self._ahead = engine, self._work_of(engine.split), NOTHING_AHEAD
         self.recorded.clear()  # what it tells of stages is of other layers
 
     def _tune(self, step: int, left: int | None) -> None:

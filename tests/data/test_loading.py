@@ -248,7 +248,8 @@ def test_settings_of_the_caller_hold_where_layers_are_traced_and_data_is_loaded(
     seen = []
 
     def note():
-        seen.append((threading.current_thread().name, jax.config.jax_default_matmul_precision))
+        guard = jax.config.jax_transfer_guard_device_to_device  # steps have another
+        seen.append((threading.current_thread().name, jax.config.jax_default_matmul_precision, guard))
 
     def block(params, carry, mb):
         note()
@@ -260,10 +261,10 @@ def test_settings_of_the_caller_hold_where_layers_are_traced_and_data_is_loaded(
 
     embed, _, head = toy.layers()
     pipe = rrfp.Pipeline([embed, rrfp.layer(block, init=toy.block_init, repeat=2), head], toy.loss)
-    with jax.default_matmul_precision("highest"):
+    with jax.default_matmul_precision("highest"), jax.transfer_guard_device_to_device("log"):
         list(toy.trainer(2, pipe=pipe, data=data).steps(2))
-    assert {name.partition("-")[0] for name, _ in seen} == {"MainThread", "ThreadPoolExecutor", "rrfp"}
-    assert {precision for _, precision in seen} == {"highest"}
+    assert {name.partition("-")[0] for name, _, _ in seen} == {"MainThread", "ThreadPoolExecutor", "rrfp"}
+    assert {tuple(settings) for _, *settings in seen} == {("highest", "log")}
 
 
 def puts(trainer, monkeypatch):
@@ -271,8 +272,8 @@ def puts(trainer, monkeypatch):
     engine, loader, found, running = trainer._engine, trainer._stepper.loader, [], []
     begin, load, run = loader.begin, engine.load, engine.driver.run
 
-    def in_time(data, step):
-        begin(data, step)
+    def in_time(*given):
+        begin(*given)
         loader.settle()
 
     def noted(step, known, own):
@@ -303,3 +304,12 @@ def test_the_next_steps_data_is_put_on_the_devices_while_the_last_tasks_run(monk
     losses += [report.loss for report in trainer.steps(2)]
     assert losses == expected
     assert found == [(0, False), (1, True), (1, False), (2, False), (3, True)]
+
+
+@pytest.mark.slow(reason="3 s: a Trainer of its own")
+def test_data_is_put_on_the_devices_once_where_each_step_has_an_order_of_its_own(monkeypatch):
+    trainer = toy.trainer(2, data=lambda step: toy.microbatches(3, seed=step), schedule="planned")
+    trainer.start()
+    found = puts(trainer, monkeypatch)
+    assert [report.schedule for report in trainer.steps(4)][-1] == "planned"
+    assert found == [(0, False), (1, True), (2, True), (3, True)]

@@ -240,7 +240,7 @@ class TestBudgetsOfSteps:
     def test_auto_is_what_the_device_has_left(self):
         limit = 20_000
         memory = memory_of_step("auto", [ledger(0, limit=limit), ledger(1, "b")], rules_of(), ["x"] * 8)
-        assert memory.totals == [int(limit * (1 - MARGIN)) - 8000 - 40 - 2 * 8 * 5, None]
+        assert memory.totals == [int(limit * (1 - MARGIN)) - 8000 - 40 - 8 * 5, None]
         assert memory.budgets[1] is None
         with pytest.raises(rrfp.UsageError, match=r"activation_budget=auto: stage 0 has .* another device"):
             memory_of_step("auto", [ledger(0, limit=8000), ledger(1, "b")], rules_of(), ["x"] * 8)

@@ -34,6 +34,7 @@ from rrfp_jax.runtime.programs.initial import InitFunction
 from rrfp_jax.runtime.programs.library import Library, phase_of
 from rrfp_jax.runtime.run.consensus import Agreement, CarrierName
 from rrfp_jax.runtime.run.recorder import COMPILING
+from rrfp_jax.runtime.sizes import nbytes
 from rrfp_jax.runtime.stages import leaves as ties
 from rrfp_jax.runtime.stages.leaves import Held
 from rrfp_jax.runtime.stages.memory import Memory
@@ -65,6 +66,14 @@ class EngineSpec:
     optimizer: optax.GradientTransformation | None
     init: InitFunction | None
     settings: Settings
+
+
+def _if_there_is_room(
+    parts: Mapping[int, ModelStep], inputs: Mapping[int, Any], put: Callable[[], None]
+) -> None:
+    """Put data like a step's on the devices if it takes no more than the step's microbatches took."""
+    if all(nbytes(inputs[s]) <= part.meter.peak for s, part in parts.items()):
+        put()
 
 
 def remote_of(
@@ -259,7 +268,8 @@ class Engine:
             loaded: what `load` gave.
             loss_scale: by which gradients are multiplied.
             waited_seconds: that its data has been waited for already.
-            meanwhile: what else there is to do; see `Driver.run`.
+            meanwhile: what else there is to do; see `Driver.run`. The last puts data like that of `loaded` on
+                the devices, where microbatches were; it is left out if they took less.
 
         Raises:
             TrainingError: see `Driver.run`.

@@ -183,7 +183,8 @@ class Driver:
         `budgets` are in bytes, of all stage replicas; empty for none. Tasks are queued behind the last
         `update`, which is neither idle time nor compute. Of each stage so many tasks may be
         dispatched before their inputs have come, `early`; None for any number. Of `meanwhile`
-        the first is called once all devices have something to do, the last once all tasks are dispatched.
+        the first is called once all devices have something to do, the last once all tasks are dispatched, if
+        that comes before their end.
 
         Raises:
             TrainingError: a program or a transfer failed, a process is gone, or nothing moved for
@@ -385,7 +386,7 @@ class StepExecution(TransferObserver):
                         self._wait.progressed()
                     elif self._wait.reached():
                         raise TrainingError(self._stalled())
-                    if errands and (len(errands) > 1 or self._is_dispatched()):
+                    if errands and (len(errands) > 1 or self._is_at_leisure()):
                         errands.pop(0)()
                     elif not self._is_over():
                         self._sleep()
@@ -393,9 +394,11 @@ class StepExecution(TransferObserver):
             del self._wait  # it knows this step: both, and all arrays, would stay until garbage is collected
         return self._records
 
-    def _is_dispatched(self) -> bool:
-        """Whether every task here has been dispatched."""
-        return all(scheduler.finished for scheduler in self._schedulers.values())
+    def _is_at_leisure(self) -> bool:
+        """Whether every task here has been dispatched, and no other process waits for one that still runs."""
+        flights = (running for queue in self._queues for running in queue.flights)
+        to_others = any(own.sends is not None and own.sends.stage not in self._parts for own in flights)
+        return not to_others and all(scheduler.finished for scheduler in self._schedulers.values())
 
     def _is_over(self) -> bool:
         """Whether all has run, and come: an input may be seen to come after its task has been seen to end."""

@@ -225,8 +225,7 @@ def _share(setting: Setting, own: Sequence[tuple[StageLedger, Sequence[str]]]) -
         for ledger, names in own:
             total -= ledger.fixed_bytes
             total -= sum(ledger.buckets[name].prepared_bytes for name in {*names})
-            # The next step's data is put there before the present one has ended.
-            total -= 2 * sum(ledger.buckets[name].data_bytes for name in names)
+            total -= sum(ledger.buckets[name].data_bytes for name in names)
     if total is not None:
         total = transient + (total - transient) // len(own)
     return Share(total, transient, len(own))

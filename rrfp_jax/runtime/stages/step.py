@@ -41,6 +41,11 @@ class StepPrograms:
     readers: Sequence[Mapping[int, Sequence[int]]]  # of each, by stage replica what it reads: `RankPrograms`
     stages: Mapping[int, StagePart]
 
+    @property
+    def reads(self) -> tuple[Any, ...]:
+        """What is put on the devices of a step's data."""
+        return self.buckets, self.fields, self.readers
+
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedStep:
@@ -49,7 +54,7 @@ class LoadedStep:
     step: int
     known: StepPrograms
     inputs: Mapping[int, list[list[jax.Array | None]]]  # see `Inputs.load`
-    seconds: float  # that nothing else was done for
+    seconds: float  # that a step waited for it
 
 
 class StagePart(NamedTuple):
