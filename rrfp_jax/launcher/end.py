@@ -70,11 +70,7 @@ class RankEnd:
 
     @property
     def _last_line(self) -> str:
-        """The last that is not empty; of a refusal that ended it, all lines."""
-        lines = [line for line in self.log_tail if line.strip()] or ["it says nothing"]
-        marks = [i for i, line in enumerate(lines) if line.startswith((REFUSAL, TRACEBACK))]
-        refused = self.status == 1 and marks and lines[marks[-1]].startswith(REFUSAL)
-        return "\n".join(lines[marks[-1] :]) if refused else lines[-1]
+        return next((line for line in reversed(self.log_tail) if line.strip()), "it says nothing")
 
     @property
     def spoke(self) -> float:

@@ -250,13 +250,9 @@ def test_many_waits_are_cut_short():
 
 class TestWhatPythonSaysBeforeARankHasJoined:
     def test_a_refusal_by_all_is_a_refusal(self):
-        log = [*TRACE.splitlines(), "", *TRACE.splitlines()[:2], "rrfp_jax.errors.UsageError: pp=0: no"]
+        log = ("Traceback (most recent call last):", '  File "t.py"', "rrfp_jax.errors.UsageError: pp=0: no")
         found = diagnose([end(rank, log_tail=log) for rank in range(2)])
         assert (found.status, found.text) == (2, "all ranks: pp=0: no")
-        found = diagnose([end(rank, log_tail=[*log, "give:", "  1"]) for rank in range(2)])
-        assert (found.status, found.text) == (2, "all ranks: pp=0: no\ngive:\n  1")
-        assert diagnose([end(0, log_tail=[*log, *TRACE.splitlines()])]).status == 1
-        assert diagnose([end(0, -SIGKILL, log_tail=[*log, "step 1"])]).status == 1
 
     def test_an_exception_is_not_called_silence(self):
         log = ("Traceback (most recent call last):", '  File "t.py"', "KeyError: 'x'")
