@@ -208,14 +208,17 @@ def check_loss_is_a_sum(
     if program is None:
         return
     losses, pair = program
-    carried = len(jax.tree.leaves(carry))
-    # A number in the carry may be a sum over rows, as of auxiliary losses: two rows apart have it twice.
-    without = [np.zeros_like(v) if i < carried and not v.shape else v for i, v in enumerate(pair)]
-    for given in (pair, without):
-        trouble = _coupling(on_host(losses(compiler.stage_mesh.put(given))))
-        if not trouble:
-            return
-    raise UsageError(trouble)
+    numbers = [i for i, spec in enumerate(jax.tree.leaves(carry)) if not spec.shape]
+
+    def values(share: int) -> Any:
+        given = [(share * v).astype(v.dtype) if i in numbers else v for i, v in enumerate(pair)]
+        return on_host(losses(compiler.stage_mesh.put(given)))
+
+    trouble = _coupling(values(1))
+    if trouble:  # a number in the carry may be a sum over rows, as of auxiliary losses, each row with its own
+        trouble = _coupling(np.stack([values(share)[i] for i, share in enumerate((1, 31, 32))]))
+    if trouble:
+        raise UsageError(trouble)
 
 
 def _coupling(values: np.ndarray[Any, Any]) -> str:
@@ -256,8 +259,8 @@ def _losses_of_rows(
 ) -> tuple[Callable[..., Any], Sequence[Any]]:
     """Total and weight of a loss for row 0, row 1, and both, float32[3, 2]; and two rows, a flat list.
 
-    If there is but one row, that twice; with random values of the carry. Arrays without any element are left
-    as they are.
+    If there is but one row, its fields twice; with random values of the carry. Arrays without any element are
+    left as they are.
     """
     random = np.random.default_rng(0)
     chosen = [0, min(1, rows - 1)]
@@ -265,7 +268,8 @@ def _losses_of_rows(
     def of_carry(spec: Any) -> Any:
         if spec.shape[:1] != (rows,):
             return random.standard_normal(spec.shape).astype(spec.dtype)
-        return random.standard_normal((2, *spec.shape[1:]), np.float32)[chosen].astype(spec.dtype)
+        two = [size * random.standard_normal(spec.shape[1:], np.float32) for size in (1, 2)]
+        return np.stack(two).astype(spec.dtype)  # of unlike size, lest a mean be the same for both
 
     def of_field(array: Any) -> Any:
         return np.asarray(array)[chosen] if array.shape[:1] == (rows,) else array

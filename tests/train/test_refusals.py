@@ -277,10 +277,17 @@ class TestLoss:
             make(pipe=toy.pipeline(loss))
         make(pipe=toy.pipeline(loss, additive=False))
 
-    @pytest.mark.parametrize(("reduce", "accepted"), [(jnp.sum, True), (jnp.mean, False)])
-    def test_a_sum_that_the_carry_brings_along_is_accepted(self, reduce, accepted):
+    @pytest.mark.parametrize(
+        ("total", "accepted"),
+        [
+            (lambda rows, own: rows.sum() + 100 * own, True),
+            (lambda rows, own: rows.mean() + 100 * own, False),
+            *[(lambda rows, own: rows.mean() * own, False), (lambda rows, own: rows.mean() / own, False)],
+        ],
+    )
+    def test_a_sum_that_the_carry_brings_along_is_accepted(self, total, accepted):
         def loss(carry, mb):
-            return rrfp.Loss(reduce(carry[0] ** 2) + 100 * carry[1], weight=mb["mask"].sum())
+            return rrfp.Loss(total(carry[0] ** 2, carry[1]), weight=mb["mask"].sum())
 
         summed = rrfp.layer(lambda carry, mb: (carry, (carry**2).sum()))
         with nullcontext() if accepted else refused("not a sum", "Loss.total"):
