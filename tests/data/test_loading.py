@@ -313,3 +313,22 @@ def test_data_is_put_on_the_devices_once_where_each_step_has_an_order_of_its_own
     found = puts(trainer, monkeypatch)
     assert [report.schedule for report in trainer.steps(4)][-1] == "planned"
     assert found == [(0, False), (1, True), (2, True), (3, True)]
+
+
+@pytest.mark.slow(reason="3 s: a Trainer of its own")
+def test_data_that_takes_more_than_microbatches_is_not_put_on_the_devices_ahead(monkeypatch):
+    def data(step):  # of which the model reads little
+        wide = np.zeros((2, 8, 4096), np.float32)
+        return [mb | {"wide": wide} for mb in toy.microbatches(3, seed=step)]
+
+    def narrow(params, carry, mb):
+        made = toy.block(params, carry, mb)
+        return made | {"x": made["x"] + mb["wide"].mean()}
+
+    embed, _, head = toy.layers()
+    pipe = rrfp.Pipeline([embed, rrfp.layer(narrow, init=toy.block_init, repeat=2), head], toy.loss)
+    trainer = toy.trainer(2, pipe=pipe, data=data)
+    trainer.start()
+    found = puts(trainer, monkeypatch)
+    list(trainer.steps(2))
+    assert found == [(0, False), (1, False)]

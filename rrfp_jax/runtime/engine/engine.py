@@ -288,7 +288,10 @@ class Engine:
             self._has_gradients = True
         update = LastUpdate(self._updated, params)
         memory = known.memory
-        records = self.driver.run(known.rules, step, parts, memory.budgets, update, memory.early, meanwhile)
+        errands = [*meanwhile]
+        if errands:
+            errands.append(partial(_if_there_is_room, parts, inputs, errands.pop()))
+        records = self.driver.run(known.rules, step, parts, memory.budgets, update, memory.early, errands)
         if phase == "train":
             if self._reductions:
                 if self.driver.remote is not None and self.layout.crossed:
