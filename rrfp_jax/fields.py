@@ -230,6 +230,8 @@ def words_of(hint: Any) -> list[str]:
     origin, choices = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, UnionType):
         return [word for choice in choices for word in words_of(choice)]
+    if origin is typing.Literal:
+        return [*map(repr, choices)]
     if origin is tuple:
         return ["several of them in brackets"]
     known = {int: "a whole number", float: "a number", str: "text", bool: "True or False", NoneType: "None"}

@@ -127,9 +127,11 @@ def _parsed_as(value: Any, hint: Any) -> Any:
     value, kinds = plain(value), _kinds(hint)
     if value is None:
         return config_dict.placeholder(_parser(kinds) if _is_union(hint) else object)
-    if isinstance(value, bool) or not isinstance(value, (int, float, PathLike)):
+    if not isinstance(value, (int, float, PathLike)):
         return value
     parser = _parser(kinds)
+    if isinstance(value, bool) and parser is not str:
+        return value
     return (value,) if parser is tuple else parser(value) if parser in (str, float) else value
 
 

@@ -267,6 +267,8 @@ class Declared:
     tags: dict[str, int] | None = None
     rate: float | Literal["auto"] = "auto"
     cache: bool | Literal["auto"] = "auto"
+    cached: bool | Literal["auto"] = True
+    level: Literal[1, 2] = 1
     share: int | float = 3
     folder: Path = Path("x")
     log: Path | None = None
@@ -287,6 +289,7 @@ class Declared:
         *[("sizes=3,4", (3, 4)), ("sizes=3", (3,)), ("widths=3,4", (3, 4)), ("widths=3", 3)],
         ("kind=b", "b"),
         *[("rate=0.5", 0.5), ("rate=auto", "auto"), ("cache=False", False)],
+        *[("cached=auto", "auto"), ("cached=False", False)],
         *[("share=2.5", 2.5), ("share=7", 7), ("share=1.0", 1.0)],
         *[("folder=/y", Path("/y")), ("log=/y", Path("/y"))],
     ],
@@ -306,6 +309,8 @@ def test_a_field_that_follows_from_others_has_no_flag():
 def test_a_text_that_is_no_number_is_refused_for_one():
     with pytest.raises(UsageError, match=r"^--config\.share=x: give a whole number or a number$"):
         override(Declared(), ["--config.share=x"])
+    with pytest.raises(UsageError, match=r"^--config\.level=x: give 1 or 2$"):
+        override(Declared(), ["--config.level=x"])
 
 
 @dataclasses.dataclass(frozen=True)
