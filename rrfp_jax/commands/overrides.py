@@ -94,10 +94,10 @@ def _spelt(config: Any, argument: str) -> str:
     name, _, value = argument.removeprefix("--config.").partition("=")
     hint = _field_type(config, name)
     choices = typing.get_args(hint) if _is_union(hint) else (hint,)
-    of_words = [own for own in choices if (typing.get_origin(own), *typing.get_args(own)[:1]) == (tuple, str)]
-    if value[:1] in "([\"'" or not of_words:
+    firsts = [word for own in choices if typing.get_origin(own) is tuple for word in typing.get_args(own)[:1]]
+    if (value and value[0] in "([\"'") or not any({*_kinds(word)} == {str} for word in firsts):
         return argument
-    return f"--config.{name}={tuple(word.strip() for word in value.split(','))}"
+    return f"--config.{name}={tuple(word.strip() for word in value.split(',') if value)}"
 
 
 def _misfit(config: Any, argv: Sequence[str], said: str) -> str:

@@ -273,6 +273,7 @@ class Declared:
     folder: Path = Path("x")
     log: Path | None = None
     words: tuple[str, ...] = ("p", "q")
+    letters: tuple[Literal["a", "b"], ...] = ("a",)
     steps: int = 2
     warmup: int | None = dataclasses.field(init=False, default=None)
 
@@ -285,7 +286,8 @@ class Declared:
     [
         ("steps=3", 3),
         *[("words=u,v", ("u", "v")), ("words=u-1, v", ("u-1", "v")), ("words=1,2", ("1", "2"))],
-        *[("words=('u,v',)", ("u,v",)), ("words=()", ())],
+        *[("words=('u,v',)", ("u,v",)), ("words=()", ()), ("words=", ())],
+        ("letters=a,b", ("a", "b")),
         *[("sizes=3,4", (3, 4)), ("sizes=3", (3,)), ("widths=3,4", (3, 4)), ("widths=3", 3)],
         ("kind=b", "b"),
         *[("rate=0.5", 0.5), ("rate=auto", "auto"), ("cache=False", False)],
