@@ -477,6 +477,8 @@ class Trainer:
         data = as_data(data)
         count = getattr(data, "steps", 1) if steps is None else steps
         check_count("evaluate", "steps", count, 1)
+        if not self._engine.stages:
+            plan_step(data, 0)  # which is refused before anything is compiled
         self._start(data if self._data is None else self._data)
         try:
             for step in range(count):
@@ -512,8 +514,7 @@ class Trainer:
         self._start(data)
         asked = given_hyperparameters(self._engine)
         with during(self._progress, "restoring", str(path)), interrupts_held():  # all of it, or none
-            restored = self._stepper.saves.restore(path, step)
-            if restored is None:
+            if (restored := self._stepper.saves.restore(path, step)) is None:
                 return False
             self._stepper.go_on_from(*restored)
         say_restored_hyperparameters(self._engine, asked)

@@ -17,6 +17,7 @@ from rrfp_jax.report.run_folder import read_run
 from rrfp_jax.runtime.programs.compiler import IS_DROPPED
 from rrfp_jax.runtime.programs.executables import Executables
 from rrfp_jax.sim.splits import Move, RebalanceDecision, Verdict
+from rrfp_jax.train.stepping import NOTHING_AHEAD
 from tests.support import toy
 
 BATCH = toy.microbatches(4)
@@ -102,6 +103,7 @@ def test_nothing_refers_to_arrays_of_where_layers_were(decides):
     try:
         until_moved(own, [3, 5])
         until_moved(own, [4, 4])
+        own._stepper._ahead = NOTHING_AHEAD  # data of the next step, which is to come
         assert live_bytes() == arrays
     finally:
         gc.enable()
