@@ -183,8 +183,8 @@ class Driver:
         `budgets` are in bytes, of all stage replicas; empty for none. Tasks are queued behind the last
         `update`, which is neither idle time nor compute. Of each stage so many tasks may be
         dispatched before their inputs have come, `early`; None for any number. Of `meanwhile`
-        the first is called once all devices have something to do, the last once all tasks are dispatched, if
-        that comes before their end.
+        the first is called once all devices have something to do, the last once all tasks are dispatched and
+        no other process waits for one, unless all have ended by then.
 
         Raises:
             TrainingError: a program or a transfer failed, a process is gone, or nothing moved for
@@ -396,9 +396,10 @@ class StepExecution(TransferObserver):
 
     def _is_at_leisure(self) -> bool:
         """Whether every task here has been dispatched, and no other process waits for one that still runs."""
+        if not all(scheduler.finished for scheduler in self._schedulers.values()):
+            return False
         flights = (running for queue in self._queues for running in queue.flights)
-        to_others = any(own.sends is not None and own.sends.stage not in self._parts for own in flights)
-        return not to_others and all(scheduler.finished for scheduler in self._schedulers.values())
+        return all(own.sends is None or own.sends.stage in self._parts for own in flights)
 
     def _is_over(self) -> bool:
         """Whether all has run, and come: an input may be seen to come after its task has been seen to end."""
