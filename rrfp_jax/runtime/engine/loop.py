@@ -562,8 +562,8 @@ class StepExecution(TransferObserver):
         return TrainingError(f"{what} failed: {error}")
 
     def _sleep(self) -> None:
-        # What has ended since the driver looked may have rung before messages were read, which ends a ring.
-        if any(queue.settled or (queue.flights and queue.flights[0].end) for queue in self._queues):
+        # A thread that wakes this one costs far more than a look, and rings but once for what it has seen.
+        if any(queue.settled or (queue.flights and queue.flights[0].has_ended()) for queue in self._queues):
             return
         seconds = soonest_poll(self._transports)
         now = perf_counter()
