@@ -24,7 +24,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rrfp_jax.errors import INTERRUPTED, REFUSED
-from rrfp_jax.launcher.hang import HangReport, differing_orders, orders_differ, sentence
+from rrfp_jax.launcher.hang import HangReport, differing_orders, orders_differ
 from rrfp_jax.runtime.run.exits import STATUSES, ExitKind, ExitReport
 from rrfp_jax.runtime.run.recorder import Recording
 from rrfp_jax.runtime.run.waits import words
@@ -91,8 +91,7 @@ class RunEnd:
     ranks: Sequence[RankEnd] = ()  # all of the run
     culprits: Sequence[RankEnd] = ()  # that are the cause
     alike: bool = False  # all ranks are the cause, with one sentence
-    orders: tuple[Recording, Recording, int] | None = None  # different tasks, and at which position
-    hung: HangReport | None = None  # why no rank moved while all of them lived, if that is the cause
+    hung: str = ""  # why no rank moved while all of them lived, or which two did different tasks
     lost: Sequence[int] = ()  # the one rank that is the cause, and all that died of a signal
 
     @property
@@ -118,9 +117,10 @@ def diagnose(
     failed = [r for r in ranks if r.kind == "failed"]
     gave_up = any(r.report is not None and not r.report.traceback for r in failed)
     orders = differing_orders(r.recording for r in ranks if r.recording is not None)
-    hung = stall if gave_up else None
-    if orders is not None or hung is not None:
-        return RunEnd(kind="failed", ranks=ranks, orders=orders, hung=hung)
+    hung = f"it hung: {stall.sentence}" if stall is not None and gave_up else ""
+    hung = orders_differ(*orders) if orders is not None else hung
+    if hung:
+        return RunEnd(kind="failed", ranks=ranks, hung=hung)
     if len(ranks) > 1 and len(failed) == len(ranks) and len({r.sentence for r in failed}) == 1:
         first = min(failed, key=lambda r: r.spoke)
         return RunEnd(kind="failed", ranks=ranks, culprits=[first], alike=True)
@@ -189,10 +189,8 @@ def render_end(end: RunEnd) -> str:
         return ""
     if end.kind == "refused":
         return _refusals(end.ranks)
-    if end.orders is not None:
-        lines = [orders_differ(*end.orders)]
-    elif end.hung is not None:
-        lines = [f"it hung: {sentence(end.hung)}"]
+    if end.hung:
+        lines = [end.hung]
     elif not end.culprits:
         lines = ["interrupted"]
         others = [r for r in end.ranks if r.status == -signal.SIGKILL or r.kind == "failed"]

@@ -1,4 +1,4 @@
-"""Why a run does not move. `judge` makes a value of snapshots, `render_report` makes words of that.
+"""Why a run does not move. `judge` says it of snapshots, `render_report` adds what every rank is at.
 
 The order of belief:
 
@@ -24,7 +24,7 @@ from itertools import combinations, pairwise, product
 from typing import NamedTuple, TypeAlias
 
 from rrfp_jax.core.events import WaitCause
-from rrfp_jax.core.tasks import Direction, Input, Output, Task
+from rrfp_jax.core.tasks import Direction, Input, Output
 from rrfp_jax.launcher.snapshot import RankSnapshot
 from rrfp_jax.runtime.run.consensus import difference, first_difference
 from rrfp_jax.runtime.run.recorder import (
@@ -53,39 +53,16 @@ TRACED_SECONDS = 30.0
 class HangCause(StrEnum):
     """Why a run does not move, or that it does."""
 
-    MOVES = "moves"  # it did something `seconds` ago
-    PAUSES = "pauses"  # nothing for `seconds`, but it paused for `paused` before
-    PREPARES = "prepares"  # all ranks start or compile, since `seconds`, and none waits for another
+    MOVES = "moves"  # it did something just now
+    PAUSES = "pauses"  # nothing for a while, but it paused for as long before
+    PREPARES = "prepares"  # all ranks start or compile, and none waits for another
     OUT = "out"  # a rank has ended, stands still, or does not answer
     ABSENT = "absent"  # ranks have not begun to join the others
-    ORDERS_DIFFER = "orders differ"  # two ranks of a stage dispatched different tasks at `position`
-    LOST = "lost"  # the first of two ranks has sent `lost.what`, which the second one lacks
-    LATE = "late"  # `others` wait for a rank, directly or not, which waits for nobody
-    NOT_ENTERED = "not entered"  # a rank has not entered `program`, in which the second one waits for it
+    ORDERS_DIFFER = "orders differ"  # two ranks of a stage dispatched different tasks at a position
+    LOST = "lost"  # the first of two ranks has sent something that the second one lacks
+    LATE = "late"  # others wait for a rank, directly or not, which waits for nobody
+    NOT_ENTERED = "not entered"  # a rank has not entered a program in which another one waits for it
     RING = "ring"  # all ranks wait for one another
-
-
-class SentInput(NamedTuple):
-    """A message between stages."""
-
-    input: Input
-    stage: int
-    step: int
-
-
-class SentValue(NamedTuple):
-    """A value of a gather."""
-
-    gather: str
-
-
-class SentToGroup(NamedTuple):
-    """A message to members of a group; if its leader has `decided`, on a task, unless that is forgotten."""
-
-    number: int
-    step: int
-    decided: bool = False
-    task: Task | None = None
 
 
 class Lost(NamedTuple):
@@ -93,7 +70,7 @@ class Lost(NamedTuple):
 
     sender: int
     receiver: int
-    what: SentInput | SentValue | SentToGroup
+    what: str
     heard: bool = False
 
 
@@ -110,15 +87,9 @@ class HangReport:
     """Why a run does not move, or that it moves; see `HangCause`."""
 
     cause: HangCause
+    sentence: str
     seen: Snapshots
     blamed: Sequence[int] = ()  # the ranks that it is about, in order
-    seconds: float = 0.0
-    paused: float = 0.0
-    position: int = 0
-    lost: Lost | None = None
-    more: int = 0  # further lost messages, besides the first
-    others: int = 0
-    program: NotEntered | None = None  # also of a rank that is late
 
     @property
     def moves(self) -> bool:
@@ -134,11 +105,18 @@ def judge(seen: Sequence[RankSnapshot], *, absent: Sequence[int] = (), stalls: b
         quiet = min(one.now for one in seen) - latest
         paused = max((after - at for own in times for at, after in pairwise(own)), default=0.0)
         known = quiet > -STILL_SECONDS  # else the clock has been set back
-        if known and quiet < max(STILL_SECONDS, STILL_PAUSES * paused):
-            cause = HangCause.PAUSES if quiet >= STILL_SECONDS else HangCause.MOVES
-            return HangReport(cause=cause, seen=ranks, seconds=quiet, paused=paused)
+        phases = list(dict.fromkeys(str(one.recording.phase) for one in ranks.values()))
+        at = f"({', '.join(phases)})"
+        if known and quiet < STILL_SECONDS:
+            text = f"the run moves {at}: {max(quiet, 0.0):.1f} s ago it began something"
+            return HangReport(cause=HangCause.MOVES, sentence=text, seen=ranks)
+        if known and quiet < STILL_PAUSES * paused:
+            before = f"there was such a pause before, of {paused:.1f} s: ask again"
+            text = f"nothing has moved for {quiet:.1f} s {at}, but {before}"
+            return HangReport(cause=HangCause.PAUSES, sentence=text, seen=ranks)
         if not absent and all(map(_prepares, seen)):
-            return HangReport(cause=HangCause.PREPARES, seen=ranks, seconds=quiet)
+            text = f"all ranks are {' or '.join(phases)}, for {quiet:.1f} s; none waits for another"
+            return HangReport(cause=HangCause.PREPARES, sentence=text, seen=ranks)
     return _absent(ranks, absent) or _blame(ranks)
 
 
@@ -158,28 +136,37 @@ def _absent(seen: Snapshots, absent: Sequence[int]) -> HangReport | None:
     """Ranks that cannot do their part whatever the others do."""
     for one in sorted(seen.values(), key=lambda one: one.state != "gone"):
         if _is_out(one) or (one.state == "silent" and one.recording.phase != STARTING):
-            return HangReport(cause=HangCause.OUT, seen=seen, blamed=[one.rank])
-    return HangReport(cause=HangCause.ABSENT, seen=seen, blamed=absent) if absent else None
+            text = f"{one.recording.name} {_how_absent(one)}"
+            return HangReport(cause=HangCause.OUT, sentence=text, seen=seen, blamed=[one.rank])
+    if not absent:
+        return None
+    names, has = ", ".join(name_of(seen, rank) for rank in absent), "have" if absent[1:] else "has"
+    text = f"{names} {has} not begun to join the others: no rrfp.Trainer is made there yet"
+    return HangReport(cause=HangCause.ABSENT, sentence=text, seen=seen, blamed=absent)
 
 
 def _blame(seen: Snapshots) -> HangReport:
     """The first that holds, by the order of belief."""
     report = partial(HangReport, seen=seen)
     if (found := differing_orders(one.recording for one in seen.values())) is not None:
-        one, other, position = found
-        return report(cause=HangCause.ORDERS_DIFFER, blamed=[one.rank, other.rank], position=position)
+        two = [found[0].rank, found[1].rank]
+        return report(cause=HangCause.ORDERS_DIFFER, sentence=orders_differ(*found), blamed=two)
     on, lost, missing = _waiting(seen)
     if lost:
         first = min(lost, key=lambda one: one.heard)
-        two = [first.sender, first.receiver]
-        return report(cause=HangCause.LOST, blamed=two, lost=first, more=len(lost) - 1)
+        text = _lost(seen, first, len(lost) - 1)
+        return report(cause=HangCause.LOST, sentence=text, blamed=[first.sender, first.receiver])
     if ends := _ends(on) or {rank: 0 for rank in seen if rank not in on}:
         rank = max(ends, key=lambda rank: (ends[rank], seen[rank].users is not None, -rank))
-        program = next((one for one in missing if one.rank == rank), None)
-        return report(cause=HangCause.LATE, blamed=[rank], others=ends[rank], program=program)
+        program = next((one.what for one in missing if one.rank == rank), None)
+        return report(cause=HangCause.LATE, sentence=_late(seen, rank, ends[rank], program), blamed=[rank])
     if not missing:
-        return report(cause=HangCause.RING, blamed=list(seen))
-    return report(cause=HangCause.NOT_ENTERED, blamed=[missing[0].rank], program=missing[0])
+        text = f"the ranks wait for one another: {', '.join(name_of(seen, rank) for rank in seen)}"
+        return report(cause=HangCause.RING, sentence=text, blamed=list(seen))
+    rank, waits, what = missing[0]
+    name, at = name_of(seen, rank), _at(seen, seen[rank])
+    text = f"{name} has not entered {what}, in which {name_of(seen, waits)} waits for it; {name} {at}"
+    return report(cause=HangCause.NOT_ENTERED, sentence=text, blamed=[rank])
 
 
 def differing_orders(recordings: Iterable[Recording]) -> tuple[Recording, Recording, int] | None:
@@ -211,7 +198,7 @@ def _waiting(seen: Snapshots) -> tuple[dict[int, list[int]], list[Lost], list[No
             for other in place.ranks:
                 report = seen[other].report if other in seen else None
                 if isinstance(place, ForGather) and report is not None and report.gathers >= place.number:
-                    lost.append(Lost(other, rank, SentValue(place.what)))
+                    lost.append(Lost(other, rank, f"its value of {place.what}"))
                 else:
                     others.append(other)
         elif isinstance(place, ForTask | ForProgram) and round and place.step == round.step:
@@ -267,8 +254,9 @@ def _group(one: RankSnapshot, mine: RecordedRound, seen: Snapshots) -> list[Lost
         number, speaks = mine.heard[member], voting or one.rank == mine.members[0] or member == 0
         if speaks and theirs.round == mine.round and theirs.told > number:
             decided = member == 0 and not voting
-            task = other.recording.tasks.get(theirs.before + number + 1) if decided else None
-            found.append(Lost(rank, one.rank, SentToGroup(number, mine.step, decided, task)))
+            task = other.recording.tasks.get(theirs.before + number + 1)
+            told = f"decision {number} ({task})" if decided else f"message {number}"
+            found.append(Lost(rank, one.rank, f"{told} of their group in step {mine.step}"))
         dispatched = max((entry.position for entry in other.recording.last), default=0) - theirs.before
         behind = bool(one.running) and dispatched <= mine.ended - mine.before
         if behind or (voting and theirs.told < mine.told):
@@ -315,7 +303,7 @@ def _held_up(
     bits = theirs.sent(at, output)
     if bits & PRODUCED:
         heard = bool(round.got(stage_replica, wanted) & COMING)
-        return Lost(sender, rank, SentInput(wanted, stage, round.step), heard)
+        return Lost(sender, rank, f"the input of {wanted} on stage {stage} in step {round.step}", heard)
     asks = not bits & OFFERED and seen[sender].listens
     lacked = _lacked_for(theirs, at, output) if asks else None
     return sender if lacked is None else _held_up(seen, ranks, sender, at, lacked)
@@ -348,72 +336,27 @@ def render_report(report: HangReport, *, blamed_only: bool = False) -> str:
             alike.setdefault("\n".join(_stacks(one)), []).append(one.recording.name)
     blocks = [f"{', '.join(names)}:\n{stacks}" for stacks, names in alike.items()]
     head = ["the stacks of all threads, the latest call first:"] if blocks else []
-    lines = (f"  {line(report, one)}" for one in report.seen.values())
-    return "\n".join([sentence(report), *lines, *head, *blocks])
+    lines = (f"  {line(report.seen, one)}" for one in report.seen.values())
+    return "\n".join([report.sentence, *lines, *head, *blocks])
 
 
-def line(report: HangReport, one: RankSnapshot) -> str:
+def line(seen: Snapshots, one: RankSnapshot) -> str:
     """What a rank is at."""
-    return f"{one.recording.name}, {one.recording.sentence(one.now)}: {_at(report, one)}"
+    return f"{one.recording.name}, {one.recording.sentence(one.now)}: {_at(seen, one)}"
 
 
-def sentence(report: HangReport) -> str:
-    """What is wrong; of a run that moves, where it is."""
-    phases = list(dict.fromkeys(str(one.recording.phase) for one in report.seen.values()))
-    names = [name_of(report, rank) for rank in report.blamed]
-    blamed = [report.seen[rank] for rank in report.blamed if rank in report.seen]
-    match report.cause:
-        case HangCause.MOVES:
-            ago = f"{max(report.seconds, 0.0):.1f} s ago"
-            text = f"the run moves ({', '.join(phases)}): {ago} it began something"
-        case HangCause.PAUSES:
-            text = (
-                f"nothing has moved for {report.seconds:.1f} s ({', '.join(phases)}), but there was such a "
-                f"pause before, of {report.paused:.1f} s: ask again"
-            )
-        case HangCause.PREPARES:
-            text = f"all ranks are {' or '.join(phases)}, for {report.seconds:.1f} s; none waits for another"
-        case HangCause.OUT:
-            text = f"{names[0]} {_how_absent(blamed[0])}"
-        case HangCause.ABSENT:
-            has = "has" if len(names) == 1 else "have"
-            text = f"{', '.join(names)} {has} not begun to join the others: no rrfp.Trainer is made there yet"
-        case HangCause.ORDERS_DIFFER:
-            text = orders_differ(blamed[0].recording, blamed[1].recording, report.position)
-        case HangCause.LOST:
-            text = _lost(report, *names)
-        case HangCause.LATE | HangCause.NOT_ENTERED:
-            text = _late(report, blamed[0])
-        case HangCause.RING:
-            text = f"the ranks wait for one another: {', '.join(names)}"
-    return text
-
-
-def _lost(report: HangReport, sender: str, receiver: str) -> str:
-    lost = report.lost
-    assert lost is not None
-    match lost.what:
-        case SentInput(wanted, stage, step):
-            what = f"the input of {wanted} on stage {stage} in step {step}"
-        case SentValue(gather):
-            what = f"its value of {gather}"
-        case SentToGroup(number, step, decided, task):
-            told = f"decision {number} ({task})" if decided else f"message {number}"
-            what = f"{told} of their group in step {step}"
+def _lost(seen: Snapshots, lost: Lost, others: int) -> str:
+    sender, receiver = name_of(seen, lost.sender), name_of(seen, lost.receiver)
     how = "heard of it, but its data has not come" if lost.heard else "not heard of it"
-    messages = "message" if report.more == 1 else "messages"
-    more = f" (and {report.more} more such {messages})" if report.more else ""
-    return f"{sender} has sent {what} to {receiver}, which has {how}{more}"
+    more = f" (and {others} more such {'message' if others == 1 else 'messages'})" if others else ""
+    return f"{sender} has sent {lost.what} to {receiver}, which has {how}{more}"
 
 
-def _late(report: HangReport, one: RankSnapshot) -> str:
-    program, at, name = report.program, _at(report, one), one.recording.name
-    missing = "" if program is None else f"has not entered {program.what}, "
-    if program is not None and report.cause is HangCause.NOT_ENTERED:
-        waits = name_of(report, program.waits)
-        return f"{name} {missing}in which {waits} waits for it; {name} {at}"
-    who = "another rank waits" if report.others == 1 else f"{report.others} other ranks wait"
-    return f"{name} {missing}{at}" + (f"; {who} for it" if report.others else "")
+def _late(seen: Snapshots, rank: int, others: int, program: str | None) -> str:
+    missing = "" if program is None else f"has not entered {program}, "
+    who = "another rank waits" if others == 1 else f"{others} other ranks wait"
+    late = f"{name_of(seen, rank)} {missing}{_at(seen, seen[rank])}"
+    return f"{late}; {who} for it" if others else late
 
 
 def orders_differ(one: Recording, other: Recording, number: int) -> str:
@@ -439,7 +382,7 @@ def _where(one: RankSnapshot) -> str:
     return str(innermost) if caller == innermost else f"{innermost}, called by {caller}"
 
 
-def _at(report: HangReport, one: RankSnapshot) -> str:
+def _at(seen: Snapshots, one: RankSnapshot) -> str:
     """What a rank is at, after its name."""
     if one.state in ("gone", "stopped"):
         return _how_absent(one)
@@ -448,7 +391,7 @@ def _at(report: HangReport, one: RankSnapshot) -> str:
         oldest = one.running[0]
         does = f"runs {oldest.task}, dispatched {one.now - oldest.at:.1f} s ago, which has not ended"
     elif one.waiting:
-        does = f"waits for {words(one.waiting[0], partial(name_of, report))}"
+        does = f"waits for {words(one.waiting[0], partial(name_of, seen))}"
     if one.users is not None:
         return f"{does}, in the user's {one.users}" if does else f"is in the user's {one.users}"
     if does:
@@ -457,9 +400,9 @@ def _at(report: HangReport, one: RankSnapshot) -> str:
     return f"{compiles}is in {_where(one)}" if one.main_frames else f"{compiles}has not said what it does"
 
 
-def name_of(report: HangReport, rank: int) -> str:
+def name_of(seen: Snapshots, rank: int) -> str:
     """A rank's name."""
-    return report.seen[rank].recording.name if rank in report.seen else f"rank {rank}"
+    return seen[rank].recording.name if rank in seen else f"rank {rank}"
 
 
 def _stacks(one: RankSnapshot) -> Sequence[str]:

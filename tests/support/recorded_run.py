@@ -29,8 +29,8 @@ class Said:
 
     def __init__(self, report):
         self.report, self.moves, self.blamed = report, report.moves, report.blamed
-        self.sentence = hang.sentence(report)
-        self.lines = [hang.line(report, one) for one in report.seen.values()]
+        self.sentence = report.sentence
+        self.lines = [hang.line(report.seen, one) for one in report.seen.values()]
         self.text = "\n".join([self.sentence, *(f"  {line}" for line in self.lines)])
 
 
