@@ -17,8 +17,6 @@ A run that moves is not looked into any further.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 from functools import partial
 from itertools import combinations, pairwise, product
 from typing import NamedTuple, TypeAlias
@@ -50,21 +48,6 @@ TRACED_SECONDS = 30.0
 """For so long a rank that prepares may be in the user's code, which JAX traces."""
 
 
-class HangCause(StrEnum):
-    """Why a run does not move, or that it does."""
-
-    MOVES = "moves"  # it did something just now
-    PAUSES = "pauses"  # nothing for a while, but it paused for as long before
-    PREPARES = "prepares"  # all ranks start or compile, and none waits for another
-    OUT = "out"  # a rank has ended, stands still, or does not answer
-    ABSENT = "absent"  # ranks have not begun to join the others
-    ORDERS_DIFFER = "orders differ"  # two ranks of a stage dispatched different tasks at a position
-    LOST = "lost"  # the first of two ranks has sent something that the second one lacks
-    LATE = "late"  # others wait for a rank, directly or not, which waits for nobody
-    NOT_ENTERED = "not entered"  # a rank has not entered a program in which another one waits for it
-    RING = "ring"  # all ranks wait for one another
-
-
 class Lost(NamedTuple):
     """A message that one rank has sent and the other lacks; `heard`: only its data is missing."""
 
@@ -82,18 +65,13 @@ class NotEntered(NamedTuple):
     what: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class HangReport:
-    """Why a run does not move, or that it moves; see `HangCause`."""
+class HangReport(NamedTuple):
+    """Why a run does not move, or that it `moves`; `blamed` are the ranks that it is about, in order."""
 
-    cause: HangCause
     sentence: str
     seen: Snapshots
-    blamed: Sequence[int] = ()  # the ranks that it is about, in order
-
-    @property
-    def moves(self) -> bool:
-        return self.cause in (HangCause.MOVES, HangCause.PAUSES, HangCause.PREPARES)
+    blamed: Sequence[int] = ()
+    moves: bool = False
 
 
 def judge(seen: Sequence[RankSnapshot], *, absent: Sequence[int] = (), stalls: bool = False) -> HangReport:
@@ -109,14 +87,14 @@ def judge(seen: Sequence[RankSnapshot], *, absent: Sequence[int] = (), stalls: b
         at = f"({', '.join(phases)})"
         if known and quiet < STILL_SECONDS:
             text = f"the run moves {at}: {max(quiet, 0.0):.1f} s ago it began something"
-            return HangReport(cause=HangCause.MOVES, sentence=text, seen=ranks)
+            return HangReport(text, ranks, moves=True)
         if known and quiet < STILL_PAUSES * paused:
             before = f"there was such a pause before, of {paused:.1f} s: ask again"
             text = f"nothing has moved for {quiet:.1f} s {at}, but {before}"
-            return HangReport(cause=HangCause.PAUSES, sentence=text, seen=ranks)
+            return HangReport(text, ranks, moves=True)
         if not absent and all(map(_prepares, seen)):
             text = f"all ranks are {' or '.join(phases)}, for {quiet:.1f} s; none waits for another"
-            return HangReport(cause=HangCause.PREPARES, sentence=text, seen=ranks)
+            return HangReport(text, ranks, moves=True)
     return _absent(ranks, absent) or _blame(ranks)
 
 
@@ -137,36 +115,33 @@ def _absent(seen: Snapshots, absent: Sequence[int]) -> HangReport | None:
     for one in sorted(seen.values(), key=lambda one: one.state != "gone"):
         if _is_out(one) or (one.state == "silent" and one.recording.phase != STARTING):
             text = f"{one.recording.name} {_how_absent(one)}"
-            return HangReport(cause=HangCause.OUT, sentence=text, seen=seen, blamed=[one.rank])
+            return HangReport(text, seen, [one.rank])
     if not absent:
         return None
     names, has = ", ".join(name_of(seen, rank) for rank in absent), "have" if absent[1:] else "has"
     text = f"{names} {has} not begun to join the others: no rrfp.Trainer is made there yet"
-    return HangReport(cause=HangCause.ABSENT, sentence=text, seen=seen, blamed=absent)
+    return HangReport(text, seen, absent)
 
 
 def _blame(seen: Snapshots) -> HangReport:
     """The first that holds, by the order of belief."""
-    report = partial(HangReport, seen=seen)
     if (found := differing_orders(one.recording for one in seen.values())) is not None:
-        two = [found[0].rank, found[1].rank]
-        return report(cause=HangCause.ORDERS_DIFFER, sentence=orders_differ(*found), blamed=two)
+        return HangReport(orders_differ(*found), seen, [found[0].rank, found[1].rank])
     on, lost, missing = _waiting(seen)
     if lost:
         first = min(lost, key=lambda one: one.heard)
-        text = _lost(seen, first, len(lost) - 1)
-        return report(cause=HangCause.LOST, sentence=text, blamed=[first.sender, first.receiver])
+        return HangReport(_lost(seen, first, len(lost) - 1), seen, [first.sender, first.receiver])
     if ends := _ends(on) or {rank: 0 for rank in seen if rank not in on}:
         rank = max(ends, key=lambda rank: (ends[rank], seen[rank].users is not None, -rank))
         program = next((one.what for one in missing if one.rank == rank), None)
-        return report(cause=HangCause.LATE, sentence=_late(seen, rank, ends[rank], program), blamed=[rank])
+        return HangReport(_late(seen, rank, ends[rank], program), seen, [rank])
     if not missing:
         text = f"the ranks wait for one another: {', '.join(name_of(seen, rank) for rank in seen)}"
-        return report(cause=HangCause.RING, sentence=text, blamed=list(seen))
+        return HangReport(text, seen, list(seen))
     rank, waits, what = missing[0]
     name, at = name_of(seen, rank), _at(seen, seen[rank])
     text = f"{name} has not entered {what}, in which {name_of(seen, waits)} waits for it; {name} {at}"
-    return report(cause=HangCause.NOT_ENTERED, sentence=text, blamed=[rank])
+    return HangReport(text, seen, [rank])
 
 
 def differing_orders(recordings: Iterable[Recording]) -> tuple[Recording, Recording, int] | None:
