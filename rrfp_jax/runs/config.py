@@ -10,7 +10,6 @@ import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -25,7 +24,6 @@ from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import check_fields, check_name, config_path, misfit_of, path_of, says_its_arguments
 from rrfp_jax.forecast.forecast import AUTO, RunSpec
 from rrfp_jax.json_files import flat
-from rrfp_jax.runtime.engine.pacing import Delays
 from rrfp_jax.runtime.engine.settings import Settings
 from rrfp_jax.runtime.mesh.topology import Mesh
 from rrfp_jax.runtime.model.pipeline import Pipeline
@@ -303,17 +301,10 @@ MISSING = "nothing"
 
 def differences(before: Any, now: Any) -> list[str]:
     """The fields in which two configs differ, such as "learning_rate: 0.006 -> 0.001"."""
-    old, new = dict(flat(_today(before))), dict(flat(as_json(now)))
+    old, new = dict(flat(before)), dict(flat(as_json(now)))
     names = [*new, *(name for name in old if name not in new)]
     changed = [name for name in names if old.get(name, MISSING) != new.get(name, MISSING)]
     return [f"{name}: {_text(old.get(name, MISSING))} -> {_text(new.get(name, MISSING))}" for name in changed]
-
-
-def _today(config: Any) -> Any:
-    if isinstance(config, dict) and isinstance(given := config.get("delays"), dict):
-        with suppress(TypeError, UsageError):  # of a run before they were one text
-            return config | {"delays": str(Delays(**given))}
-    return config
 
 
 def _text(value: Any) -> str:

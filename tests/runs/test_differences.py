@@ -27,9 +27,6 @@ from rrfp_jax.typed import as_typed, typed_command, without_flag
         ({"old": 1}, {"new": "x"}, ["new: nothing -> x", "old: 1 -> nothing"]),
         ({"model": {}}, {"model": {"width": 3}}, ["model.width: nothing -> 3", "model: {} -> nothing"]),
         (None, {"steps": 3}, ["steps: nothing -> 3"]),
-        ({"delays": {"jitter": "J0", "skew": 0.0}}, {"delays": ""}, []),  # as earlier versions kept them
-        ({"delays": {"jitter": "J2", "skew": 0.1}}, {"delays": "jitter=J2,skew=0.1"}, []),
-        ({"delays": {"jitter": "J2"}}, {"delays": ""}, ["delays: jitter=J2 -> "]),
     ],
 )
 def test_what_has_changed(before, now, said):
