@@ -97,6 +97,10 @@ class Elastic:
         self._bring_back()
 
     @property
+    def _assignment(self) -> Assignment:
+        return assigned(self._needs, self._lost) or Assignment(0, ())
+
+    @property
     def slots(self) -> Sequence[int]:
         """By rank of the present attempt, or else of the next, the slot of the machine that it has."""
         return self._assignment.slots
@@ -129,20 +133,17 @@ class Elastic:
         if self._folder is None:
             return ""
         new = {self.slots[rank] for rank in ranks}
-        self._lost |= new
         if self._is_whole and stepped:
             self._wait = self._seconds
         elif self._tried & new:
             self._wait = max(2 * self._wait, LEAST_WAIT)
+        self._lost |= new
         now = time.monotonic()
         if self._lost:
             self._replace_at = min(self._replace_at, now + self._wait)
         later = self._replace_at - (now + wait)
-        found = assigned(self._needs, self._lost)
-        if later <= 0 or found is None:
+        if later <= 0 or not self.slots:
             self._bring_back()
-        else:
-            self._assignment = found
         whole, left = max(self._needs), self._assignment.replicas
         if self._is_whole:
             return f" with all {whole} replicas"
@@ -171,5 +172,3 @@ class Elastic:
     def _bring_back(self) -> None:
         """All slots are in use again; those that were lost are remembered as tried."""
         self._tried, self._lost, self._replace_at, self._asked = self._lost, frozenset[int](), inf, False
-        whole = max(self._needs)
-        self._assignment = Assignment(whole, range(self._needs[whole]))
