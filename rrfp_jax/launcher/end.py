@@ -24,7 +24,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rrfp_jax.errors import INTERRUPTED, REFUSED
-from rrfp_jax.launcher.hang import HangReport, differing_orders, orders_differ
+from rrfp_jax.launcher.hang import HangReport, differing_orders
 from rrfp_jax.runtime.run.exits import STATUSES, ExitKind, ExitReport
 from rrfp_jax.runtime.run.recorder import Recording
 from rrfp_jax.runtime.run.waits import words
@@ -118,9 +118,8 @@ def diagnose(
     gave_up = any(r.report is not None and not r.report.traceback for r in failed)
     orders = differing_orders(r.recording for r in ranks if r.recording is not None)
     hung = f"it hung: {stall.sentence}" if stall is not None and gave_up else ""
-    hung = orders_differ(*orders) if orders is not None else hung
-    if hung:
-        return RunEnd(kind="failed", ranks=ranks, hung=hung)
+    if orders is not None or hung:
+        return RunEnd(kind="failed", ranks=ranks, hung=orders[2] if orders is not None else hung)
     if len(ranks) > 1 and len(failed) == len(ranks) and len({r.sentence for r in failed}) == 1:
         first = min(failed, key=lambda r: r.spoke)
         return RunEnd(kind="failed", ranks=ranks, culprits=[first], alike=True)
@@ -251,7 +250,7 @@ def _beside(rank: RankEnd, names: dict[int, str]) -> str:
     if rank.report is not None and rank.report.waiting:
         how = f"waited for {_waits(rank.report, names)}"
     elif rank.report is not None:
-        how = _first_line(rank.sentence)
+        how = rank.sentence.partition("\n")[0]
     elif rank.stopped:
         how = "stood still (stopped), ended by the launcher"
     elif rank.by_launcher:
@@ -274,7 +273,8 @@ def _how(rank: RankEnd) -> str:
     elif report is None:
         how = _how_by_status(rank)
     elif report.kind == "failed":
-        how = f"raised {_first_line(report.sentence)}" if report.traceback else f"failed: {report.sentence}"
+        raised = report.sentence.partition("\n")[0]
+        how = f"raised {raised}" if report.traceback else f"failed: {report.sentence}"
     elif report.culprit is None:
         how = f"gave up: {report.sentence}"
     else:
@@ -310,10 +310,6 @@ def _end_of_log(lines: Sequence[str]) -> Sequence[str]:
     starts = [i for i, line in enumerate(lines) if line.startswith(TRACEBACK)]
     latest = max(len(lines) - LOG_LINES, 0)
     return lines[min([latest, *starts[-1:]]) :]
-
-
-def _first_line(text: str) -> str:
-    return next(iter(text.splitlines()), "")
 
 
 def _signal_name(number: int) -> str:

@@ -126,7 +126,8 @@ def _absent(seen: Snapshots, absent: Sequence[int]) -> HangReport | None:
 def _blame(seen: Snapshots) -> HangReport:
     """The first that holds, by the order of belief."""
     if (found := differing_orders(one.recording for one in seen.values())) is not None:
-        return HangReport(orders_differ(*found), seen, [found[0].rank, found[1].rank])
+        one, other, text = found
+        return HangReport(text, seen, [one.rank, other.rank])
     on, lost, missing = _waiting(seen)
     if lost:
         first = min(lost, key=lambda one: one.heard)
@@ -144,12 +145,13 @@ def _blame(seen: Snapshots) -> HangReport:
     return HangReport(text, seen, [rank])
 
 
-def differing_orders(recordings: Iterable[Recording]) -> tuple[Recording, Recording, int] | None:
-    """The first two of one stage that dispatched different tasks at a position, and the position."""
+def differing_orders(recordings: Iterable[Recording]) -> tuple[Recording, Recording, str] | None:
+    """The first two of one stage that dispatched different tasks at a position, and that in words."""
     for one, other in combinations(recordings, 2):
         alike = one.stages and one.stages == other.stages
-        if alike and (position := first_difference(one.tasks, other.tasks)) is not None:
-            return one, other, position
+        if alike and (number := first_difference(one.tasks, other.tasks)) is not None:
+            step = next(entry.step for entry in one.last if entry.position == number)
+            return one, other, difference(one.name, other.name, number, step, one.tasks, other.tasks)
     return None
 
 
@@ -332,12 +334,6 @@ def _late(seen: Snapshots, rank: int, others: int, program: str | None) -> str:
     who = "another rank waits" if others == 1 else f"{others} other ranks wait"
     late = f"{name_of(seen, rank)} {missing}{_at(seen, seen[rank])}"
     return f"{late}; {who} for it" if others else late
-
-
-def orders_differ(one: Recording, other: Recording, number: int) -> str:
-    """Two ranks of a stage have dispatched different tasks at a position."""
-    step = next(entry.step for entry in one.last if entry.position == number)
-    return difference(one.name, other.name, number, step, one.tasks, other.tasks)
 
 
 def _how_absent(one: RankSnapshot) -> str:

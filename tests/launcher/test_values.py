@@ -26,8 +26,8 @@ RENDERERS = (
     (Recording, "sentence"),
     *((module, "words") for module in (waits, hangs, ends)),
     *((module, "difference") for module in (consensus, hangs)),
-    *((hangs, name) for name in ("line", "orders_differ", "render_report", "name_of")),
-    *((ends, name) for name in ("orders_differ", "render_end")),
+    *((hangs, name) for name in ("line", "render_report", "name_of")),
+    (ends, "render_end"),
 )
 
 
