@@ -77,13 +77,7 @@ def _launch_run(options: argparse.Namespace, line: ConfigLine) -> int:
     from rrfp_jax.launcher.supervisor import Patience
 
     config = config_of(line)
-    most = config.mesh.devices
-    count = most if options.n is None else options.n
-    if count > most or most % count:
-        raise UsageError(
-            f"-n {count}: the run's mesh has {most} devices, which are shared out evenly; give a number that "
-            f"divides {most}"
-        )
+    count = config.mesh.devices if options.n is None else options.n
     config.mesh.groups(count)  # refuses what cannot be
     patience = Patience.of(ENVIRONMENT)
     argv = [sys.executable, "-m", "rrfp_jax", "train", f"{FLAG}={line.file}", *line.overrides]

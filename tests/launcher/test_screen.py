@@ -190,7 +190,7 @@ def test_flags_come_in_any_order(spawned, tmp_path):
         ([CONFIG, "--config.stepz=3"], "did you mean --config.steps?"),
         ([CONFIG, "--config.steps=0"], "at least one step"),
         ([CONFIG, "-n"], "-n: expected one argument"),
-        ([CONFIG, "-n", "5"], "divides 4"),
+        ([CONFIG, "-n", "5"], "so start 4, 2 or 1 processes"),
         ([CONFIG, "-n", "0"], "give a number of processes, from 1 to 4,096"),
         ([CONFIG, "--max-restarts"], "--max-restarts: expected one argument"),
         ([CONFIG, "--max-restarts=-1"], "give a number of restarts"),
