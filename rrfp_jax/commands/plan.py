@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 GIB, MIB = 2**30, 2**20
 
+FIGURES = ("step_seconds", "makespan", "update_seconds", "bubble", "does_not_fit")
+"""Of a forecast, that are written as they are."""
+
 
 def main(options: argparse.Namespace) -> int:
     """Run the command; its exit status."""
@@ -158,8 +161,7 @@ class RunPlan:
         ]
         head = ["stage", "layers", "parameters", *numbers, "compute", "idle", "fixed", "held", "peak"]
         names = [f"GFLOP {i}: {name}" for i, name in enumerate(buckets)] if len(buckets) > 1 else []
-        _, _, table = as_text(160, [head, *rows]).partition("\n")  # the first line is blank
-        return "\n".join([table, *names])
+        return "\n".join([as_text(160, [head, *rows]).lstrip(), *names])
 
 
 def plan_run(config: RunConfig, accelerator: Accelerator, link: Link, memory: int | None) -> RunPlan:
@@ -217,11 +219,7 @@ def _headline(config: RunConfig, schedule: str, estimate: Estimate) -> str:
 def _plain(forecast: Forecast) -> dict[str, Any]:
     return {
         "split": list(forecast.split),
-        "step_seconds": forecast.step_seconds,
-        "makespan": forecast.makespan,
-        "update_seconds": forecast.update_seconds,
-        "bubble": forecast.bubble,
-        "does_not_fit": forecast.does_not_fit,
+        **{name: getattr(forecast, name) for name in FIGURES},
         "stages": [
             {
                 "layers": list(stage.ledger.layers),
