@@ -158,12 +158,6 @@ def code_hash(folder: Path) -> str:
     return found.hexdigest()
 
 
-def found_gpus() -> tuple[int, int]:
-    """GPUs that the driver lists, and those whose device file is there."""
-    listed = sum(1 for _ in PROC.iterdir()) if PROC.is_dir() else 0
-    return listed, sum(path.name[6:].isdecimal() for path in Path("/dev").glob("nvidia*"))
-
-
 def found_devices(environment: Mapping[str, str], step: SlurmStep | None) -> tuple[str, int, str]:
     """Platform and number of the devices that JAX finds, in a process of its own, or else why none."""
     command, own = [sys.executable, "-c", PROBE], {} if step is None else step_gpus(environment, step)
@@ -227,7 +221,6 @@ def look(environment: Mapping[str, str], *, folder: str, tp: int) -> Surrounding
     """Everything but the meeting with other tasks."""
     place, step, place_error = found_place(environment)
     address, address_error = found_address(None if place is None else place.coordinator)
-    gpus, gpu_files = found_gpus()
     platform, devices, probe_error = found_devices(environment, step)
     return Surroundings(
         environment=environment,
@@ -239,8 +232,8 @@ def look(environment: Mapping[str, str], *, folder: str, tp: int) -> Surrounding
         address=address,
         address_error=address_error,
         versions=found_versions(PACKAGES),
-        gpus=gpus,
-        gpu_files=gpu_files,
+        gpus=sum(1 for _ in PROC.iterdir()) if PROC.is_dir() else 0,
+        gpu_files=sum(path.name[6:].isdecimal() for path in Path("/dev").glob("nvidia*")),
         platform=platform,
         devices=devices,
         probe_error=probe_error,
