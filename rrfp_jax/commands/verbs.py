@@ -20,6 +20,9 @@ STATUS = "exit status: 0 done, 1 failed, 2 invalid arguments, 130 interrupted"
 FIGURES = Flag("--json", "FILE.json", "write all numbers here", output_of)
 SHARE = number(float, "a share", above=0, most=1)
 RESTARTS = number(int, "a number of restarts", 0, most=10**9)
+SECONDS = number(float, "a number of seconds", above=0)
+LAYER = number(int, "the number of a layer", 0)
+CHECKPOINT = number(int, "the step of a checkpoint", 0)
 GROUP = number(int, "the ranks of a tensor-parallel group", 1)
 PROCESSES = number(int, "a number of processes", 1, most=4096)
 """On one machine: each takes a gigabyte or so."""
@@ -257,9 +260,7 @@ examples:
     flags=(
         Flag("--tp", "N", "ranks in a tensor-parallel group", GROUP, 1),
         Flag("--directory", "DIR", "where runs are kept", path_of, default=Path("runs")),
-        Flag(
-            "--limit", "SECONDS", "for all tasks to call", number(float, "a number of seconds", above=0), 60.0
-        ),
+        Flag("--limit", "SECONDS", "for all tasks to call", SECONDS, 60.0),
         Flag("--json", "FILE.json", "the findings of rank 0; of rank 2: FILE.json.2", output_of),
     ),
 )
@@ -293,9 +294,7 @@ examples:
             "the family whose names and config.json are written",
             choices=["llama3", "qwen3", "mixtral", "vit", "siglip"],
         ),
-        Flag(
-            "--step", "N", "of another checkpoint than the latest", number(int, "the step of a checkpoint", 0)
-        ),
+        Flag("--step", "N", "of another checkpoint than the latest", CHECKPOINT),
         Flag(
             "--dtype",
             "DTYPE",
@@ -305,12 +304,7 @@ examples:
         Flag(
             "--model", "NAME", "the object with the sizes of the layers, in the run's config", default="model"
         ),
-        Flag(
-            "--first",
-            "N",
-            "only a part of the model is of the family; its first layer",
-            number(int, "the number of a layer", 0),
-        ),
+        Flag("--first", "N", "only a part of the model is of the family; its first layer", LAYER),
         Flag("--shard-gb", "GB", "10^9 bytes of a file at most", number(float, "a size", above=0), 5.0),
         Flag("--replace", "", "rename what is at FOLDER to FOLDER.1, or the next free number"),
     ),
