@@ -22,38 +22,31 @@ BACK_OFF_SECONDS = (1.0, 5.0, 30.0)
 NO_STEP = -1
 
 
-class RestartDecision(NamedTuple):
-    """Seconds until the next attempt, None if there is none; and why, if how the run ended does not say."""
-
-    wait: float | None
-    reason: str = ""
-
-
 def after_attempt(
     status: int,
     reached: Sequence[int],
     most: int,
     back_off: Sequence[float] = BACK_OFF_SECONDS,
     before: int = 0,
-) -> RestartDecision:
-    """Whether a run is started again; not if it was refused or interrupted, as its latest status says.
+) -> tuple[float | None, str]:
+    """Seconds until the next attempt, None if there is none; and why, if how the run ended does not say.
+
+    There is none if the run was refused or interrupted, as its latest status says.
 
     `reached` is the furthest training step that each attempt has begun, or NO_STEP; `before` counts restarts
     before these attempts; `back_off` has seconds to wait by the number of fruitless restarts.
     """
     if status != FAILED or most == 0:
-        return RestartDecision(None)
+        return None, ""
     if before + len(reached) - 1 >= most:
-        return RestartDecision(None, f"not restarted again: --max-restarts={most}")
+        return None, f"not restarted again: --max-restarts={most}"
     fruitless = 0  # restarts at the end that have brought the run no further than the attempts before them
     for number in range(1, len(reached)):
         fruitless = 0 if reached[number] > max(reached[:number]) else fruitless + 1
     if fruitless < len(back_off):
-        return RestartDecision(back_off[fruitless])
+        return back_off[fruitless], ""
     where = "the first step" if max(reached) == NO_STEP else f"step {max(reached)}"
-    return RestartDecision(
-        None, f"not restarted again: {fruitless} restarts brought it no further than {where}"
-    )
+    return None, f"not restarted again: {fruitless} restarts brought it no further than {where}"
 
 
 class Assignment(NamedTuple):

@@ -246,7 +246,7 @@ def test_a_run_that_hung_ended_by_that(texts, tmp_path):
     [([3], 1.0), ([3, 3], 5.0), ([3, 3, 3], 30.0), ([3] * 4, None), ([NO_STEP] * 4, None)],
 )
 def test_when_a_run_is_started_again(reached, wait, texts):
-    assert after_attempt(FAILED, reached, 9).wait == wait
+    assert after_attempt(FAILED, reached, 9)[0] == wait
 
 
 def test_whether_a_run_is_tried_with_all_replicas_again(texts, tmp_path):
