@@ -278,8 +278,7 @@ def simulate(
             evaluations=evaluations,
             change=None if jitter == "J0" else partial(_jittered, jitter_by_name(jitter)),
         )
-        named = {_name(schedule): _schedule(schedule) for schedule in schedules}
-        outcomes = compare(named, steps, given)
+        outcomes = compare(dict(map(_named, schedules)), steps, given)
         baseline = outcomes.get(BASELINE) or compare({BASELINE: by_name(BASELINE)}, steps, given)[BASELINE]
     ran = [step.ran for step in steps if step.ran is not None]
     as_it_ran = {AS_IT_RAN: outcome_of(ran)} if ran else {}
@@ -302,21 +301,14 @@ def _check_counts(least: int, or_none: bool = False, **counts: int | None) -> No
             raise UsageError(f"{name}={shown(value)}: give a whole number, at least {least}")
 
 
-def _name(schedule: str | Schedule | Auto) -> str:
-    if isinstance(schedule, str):
-        return schedule
-    return AUTO if isinstance(schedule, Auto) else name_of(schedule)
-
-
-def _schedule(schedule: str | Schedule | Auto) -> Schedule | Auto | None:
-    """None for an order that is planned."""
+def _named(schedule: str | Schedule | Auto) -> tuple[str, Schedule | Auto | None]:
+    """A schedule's name, and the schedule: None for an order that is planned."""
+    if isinstance(schedule, Auto) or schedule == AUTO:
+        return AUTO, schedule if isinstance(schedule, Auto) else Auto()
     if schedule == PLANNED:
-        return None
-    if schedule == AUTO:
-        return Auto()
-    if isinstance(schedule, Auto):
-        return schedule
-    return schedule_of(schedule, (AUTO, PLANNED))
+        return PLANNED, None
+    made = schedule_of(schedule, (AUTO, PLANNED))
+    return schedule if isinstance(schedule, str) else name_of(made), made
 
 
 def _jittered(level: Level, costs: StepCosts, number: int) -> StepCosts:
