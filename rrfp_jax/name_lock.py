@@ -19,7 +19,7 @@ from rrfp_jax.files import opened
 from rrfp_jax.runtime.run.signals import children_giving_up
 
 LOCK_SECONDS, TRY_SECONDS = 10.0, 0.01
-"""Launchers lock the folder that runs are in for milliseconds; another asks again so often, for so long."""
+"""Launchers lock the folder that runs are in for milliseconds; another asks again for so long, so often."""
 
 
 class Hold(NamedTuple):
@@ -63,25 +63,28 @@ def used_folder(folder: Path, how: int = fcntl.LOCK_SH) -> Iterator[None]:
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        _lock(folder, descriptor, how)
+        try:
+            lock_within(LOCK_SECONDS, descriptor, how)
+        except BlockingIOError:
+            raise UsageError(
+                f"{folder} has been locked by another process for {LOCK_SECONDS:.0f} s, as a live run locks "
+                "its own folder: name another directory, or end that process"
+            ) from None
+        except OSError:  # its file system has no locks
+            pass
         with children_giving_up(partial(os.close, descriptor)):  # else a child would hold the lock
             yield
     finally:
         os.close(descriptor)
 
 
-def _lock(folder: Path, descriptor: int, how: int) -> None:
-    """Lock it if its file system has locks, within `LOCK_SECONDS`."""
-    began = time.monotonic()
+def lock_within(seconds: float, descriptor: int, how: int) -> None:
+    """Lock what is open; BlockingIOError if others keep it for so long, OSError if there are no locks."""
+    end = time.monotonic() + seconds
     while True:
         try:
             return fcntl.flock(descriptor, how | fcntl.LOCK_NB)
         except BlockingIOError:
-            if (waited := time.monotonic() - began) >= LOCK_SECONDS:
-                raise UsageError(
-                    f"{folder} has been locked by another process for {waited:.0f} s, as a live run locks "
-                    "its own folder: name another directory, or end that process"
-                ) from None
+            if time.monotonic() >= end:
+                raise
             time.sleep(TRY_SECONDS)
-        except OSError:
-            return None

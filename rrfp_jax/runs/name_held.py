@@ -19,15 +19,15 @@ from pathlib import Path
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import printable
 from rrfp_jax.files import is_used, read_whole
-from rrfp_jax.name_lock import lock_of
+from rrfp_jax.name_lock import lock_of, lock_within
 from rrfp_jax.runtime.run.signals import children_giving_up
 from rrfp_jax.runtime.run.world import START_SECONDS, World
 
 LONGEST_HOLDER = 1024
 """Bytes that the file may have."""
 
-TRIES, TRY_SECONDS = 5, 0.01
-"""Whoever asks (`hold_on`) has the lock for some microseconds; a run asks again so often, after so long."""
+ASKED_SECONDS = 0.05
+"""Whoever asks (`hold_on`) has the lock for some microseconds; a run asks again for so long."""
 
 
 @contextmanager
@@ -81,18 +81,13 @@ def _locked(path: Path) -> Iterator[None]:
 
 def _lock(path: Path) -> int:
     """The descriptor of the file, locked."""
-    tries = TRIES
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_within(ASKED_SECONDS, descriptor, fcntl.LOCK_EX)
             # Else whoever had the lock has removed this file since: there is another by now.
             with suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(descriptor), path.stat()):
                     return os.dup(descriptor)  # which keeps the lock
-        except BlockingIOError:
-            if not (tries := tries - 1):
-                raise
-            time.sleep(TRY_SECONDS)
         finally:
             os.close(descriptor)
