@@ -10,6 +10,7 @@ import signal
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
@@ -68,10 +69,7 @@ class Stopping:
 
     def in_steps(self, done: Callable[[], int]) -> StopsAfterStep:
         """The answer from the first step to the end of the run."""
-
-        def say(why: StopReason, at_once: bool) -> None:
-            self._say_again(why) if at_once else self._say_answer(why, done())
-
+        say = partial(self._say_answer, done)
         return StopsAfterStep(self._world, save_seconds(ENVIRONMENT), say, leave=self._display.close)
 
     def say_end(self, step: int, saved: bool) -> int:
@@ -96,14 +94,13 @@ class Stopping:
                 lost = "the launcher saves next what only the host's memory has"
         self._say(f"Ctrl-C while starting: ends; {lost}\n{self._how()}")
 
-    def _say_again(self, why: StopReason) -> None:
-        latest = self._latest()
-        lost = "nothing is saved" if latest is None else f"resumes from {latest}\n{self._how()}"
-        self._say(f"{why} again: ends at once; {lost}")
-
-    def _say_answer(self, why: StopReason, done: int) -> None:
+    def _say_answer(self, done: Callable[[], int], why: StopReason, at_once: bool) -> None:
+        if at_once:
+            latest = self._latest()
+            lost = "nothing is saved" if latest is None else f"resumes from {latest}\n{self._how()}"
+            return self._say(f"{why} again: ends at once; {lost}")
         what = "stops after this step and saves nothing, as no interval is set"
-        if done >= self._config.steps:
+        if done() >= self._config.steps:
             what = "all steps have been trained: validates, saves and ends"
         elif self._config.checkpoint.wanted:
             what = "stops after this step and saves itself"
