@@ -22,7 +22,8 @@ import msgspec
 
 from rrfp_jax import printing
 from rrfp_jax.errors import UsageError
-from rrfp_jax.files import MOVED_AWAY, is_used, move_away, named
+from rrfp_jax.fields import counted
+from rrfp_jax.files import MOVED_AWAY, is_used, move_away, named, written_whole
 from rrfp_jax.json_files import Count, Unreadable, read_json, write_output
 from rrfp_jax.name_lock import used_folder
 from rrfp_jax.report.store import LATEST, METRICS, Reported, StepFile, lines_as
@@ -57,10 +58,8 @@ class KeptLines:
     """
 
     def __init__(self, path: Path, lines: Sequence[str]) -> None:
-        part = path.with_name(f".{path.stem}.part")
-        part.unlink(missing_ok=True)  # whatever it may be
-        part.write_text("".join(lines), encoding="utf-8")
-        part.replace(path)  # whoever is killed here leaves all lines, or none that were cut short
+        with written_whole(path) as part:  # whoever is killed here leaves all lines, none that were cut short
+            part.write_text("".join(lines), encoding="utf-8")
         self._path, self._waiting, self._bytes, self._dropped = path, deque[bytes](), 0, 0
         self._there, self._file = len(lines), self._opened()
 
@@ -279,16 +278,15 @@ def hardware_of(processes: Sequence[Here], on_cpu: bool) -> dict[str, str]:
     first, _, kind, devices = processes[0]
     own = len({core for machine, cores, *_ in processes if machine == first for core in cores})
     count = len({(machine, name) for machine, *_, names in processes for name in names})
-    where = f"{len(machines)} machines" if len(machines) > 1 else "1 machine"
+    where, each = counted(len(machines), "machine"), " each" * (len(machines) > 1)
     several = f" in {len(processes)} processes" if len(processes) > 1 else ""
-    words = f"{count} x {kind}{several} on {where}, {own} cores{' each' * (len(machines) > 1)}"
+    words = f"{count} x {kind}{several} on {where}, {own} cores{each}"
     if not on_cpu:
-        gpus = f"{count} GPU{'s' * (count > 1)}"
-        shared = f"{len(processes)} processes on {gpus}: idle shares include waiting for one"
+        shared = f"{len(processes)} processes on {counted(count, 'GPU')}: idle shares include waiting for one"
         return {"words": words, "shared": shared if len(processes) > count else ""}
     crowd = max(machines.values()) if len(processes) > 1 else len(devices)
     who = "processes" if len(processes) > 1 else "virtual devices"
-    shared = f"{crowd} {who} on {own} core{'s' * (own > 1)}: idle shares include waiting for a core"
+    shared = f"{crowd} {who} on {counted(own, 'core')}: idle shares include waiting for a core"
     return {"words": words, "shared": shared if crowd > own else ""}
 
 
