@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Callable
 from types import TracebackType
-from typing import Any
 
 from rrfp_jax.authors import author_of
 from rrfp_jax.environment import ENVIRONMENT
@@ -18,8 +16,6 @@ from rrfp_jax.errors import TrainingError, UsageError, text_of
 from rrfp_jax.printing import warn
 
 VARIABLE, FULL = "RRFP_TRACEBACK", "full"
-
-Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 
 
 def shown_error(error: BaseException) -> list[str]:
@@ -60,7 +56,7 @@ def hide_frames() -> None:
         if ours:
             warn("".join(shown_error(error)), end="")
 
-    usual: Hook = sys.excepthook
+    usual = sys.excepthook
     sys.excepthook = hook
     for own in (UsageError, TrainingError):
         setattr(own, "_render_traceback_", lambda error: "".join(shown_error(error)).splitlines())  # noqa: B010

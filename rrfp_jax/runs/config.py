@@ -311,10 +311,6 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-RELATIVE = "attempted relative import"
-"""How Python begins to say that a module is in no package."""
-
-
 def load_config(path: str) -> RunConfig:
     """The `get_config()` of a Python file."""
     file, name = config_path(path), f"--config={path}"
@@ -329,7 +325,7 @@ def load_config(path: str) -> RunConfig:
         try:
             spec.loader.exec_module(module)
         except ImportError as error:
-            if not str(error).startswith(RELATIVE):
+            if not str(error).startswith("attempted relative import"):
                 raise
             raise UsageError(
                 f"{name}: a config file is in no package, so nothing can be imported relative to it; Python "
