@@ -27,7 +27,7 @@ TAIL_LINES = 500  # a crash dumps all threads
 LINGER_SECONDS = 1.0  # that the output is read on for after the end
 DEATH_SECONDS = 30.0  # after SIGKILL, within which a process ends unless the kernel holds it
 
-# On Linux the rank is killed with its launcher. A program that becomes the rank asks the kernel for it, since
+# The rank is killed with its launcher. A program that becomes the rank asks the kernel for it, since
 # subprocess's `preexec_fn` would run Python between fork and exec.
 TIED = """\
 import ctypes, os, sys
@@ -50,8 +50,7 @@ class RankProcess:
         self._rest = b""
         self._show = show
         self._log = log.open("wb", buffering=0)
-        if sys.platform == "linux":
-            argv = [sys.executable, "-I", "-S", "-c", TIED, str(os.getpid()), *argv]
+        argv = [sys.executable, "-I", "-S", "-c", TIED, str(os.getpid()), *argv]
         self._process = Popen(
             argv, env=env, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, start_new_session=True, bufsize=0
         )
@@ -126,7 +125,7 @@ class RankProcess:
         self.end.status = status
 
     def _kill_group(self, number: int) -> None:
-        with suppress(ProcessLookupError, PermissionError):  # the latter on macOS, for a group of zombies
+        with suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
 
     def _flush(self) -> None:
