@@ -52,6 +52,7 @@ def _launch_script(options: argparse.Namespace) -> int:
             f"machine's memory, and says how many replicas it has; write {FLAG}=FILE.py instead"
         )
     from rrfp_jax.launcher.folders import RunFolder  # these import NumPy
+    from rrfp_jax.launcher.restarts import Elastic
     from rrfp_jax.launcher.spawn import Launch
     from rrfp_jax.launcher.supervisor import Patience
 
@@ -63,7 +64,7 @@ def _launch_script(options: argparse.Namespace) -> int:
     if earlier := folder.begin():
         warn(f"{LAUNCH.command}: an earlier run is kept as {earlier}")
     argv = [sys.executable, *command]
-    return Launch(argv, options.n, folder, patience, max_restarts=options.max_restarts).run()
+    return Launch(argv, Elastic({1: options.n}), folder, patience, max_restarts=options.max_restarts).run()
 
 
 def _launch_run(options: argparse.Namespace, line: ConfigLine) -> int:
@@ -81,33 +82,31 @@ def _launch_run(options: argparse.Namespace, line: ConfigLine) -> int:
     config.mesh.groups(count)  # refuses what cannot be
     patience = Patience.of(ENVIRONMENT)
     argv = [sys.executable, "-m", "rrfp_jax", "train", f"{FLAG}={line.file}", *line.overrides]
-    with _elastic(options.replace_after, options.max_restarts, config, count) as elastic:
+    with _replicas(options.replace_after, options.max_restarts, config, count) as replicas:
         launch = Launch(
             argv,
-            count,
+            replicas,
             RunFolder(Path(config.directory), config.name),
             patience,
             env=with_cpu_devices(config.mesh.devices_of_process(count), ENVIRONMENT),
             max_restarts=options.max_restarts,
-            elastic=elastic,
             discards=(DONE, REFUSED, INTERRUPTED),  # done without having begun: nothing was left to do
         )
         return launch.run()
 
 
 @contextmanager
-def _elastic(
-    seconds: int | None, max_restarts: int, config: RunConfig, count: int
-) -> Iterator[Elastic | None]:
-    """What lets the run go on without lost ranks, if it is to.
+def _replicas(seconds: int | None, max_restarts: int, config: RunConfig, count: int) -> Iterator[Elastic]:
+    """The replicas of a run, without which it may go on after a loss, if it is to.
 
     Raises:
         UsageError: it never could.
     """
-    if seconds is None:
-        yield None
-        return
     from rrfp_jax.launcher.restarts import Elastic
+
+    if seconds is None:
+        yield Elastic({1: count})
+        return
     from rrfp_jax.runs.run import checkpoints_of
     from rrfp_jax.runs.saving import ranks_of_replicas, save_latest
 

@@ -82,7 +82,7 @@ class Elastic:
         folder: Path | None = None,
         save: Callable[[HostMemory, int, Say], bool] = lambda *_: False,
     ) -> None:
-        self._needs, self._seconds = needs, seconds
+        self._needs, self._seconds, self.most = needs, seconds, max(needs.values())
         self._folder, self._save = folder, save
         self._wait = seconds  # doubles as long as those who are brought back are lost at once
         self._lost: frozenset[int] = frozenset()  # slots

@@ -8,7 +8,6 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from rrfp_jax.environment import ENVIRONMENT
 from rrfp_jax.errors import DONE, FAILED, INTERRUPTED, REFUSED, TrainingError
@@ -44,17 +43,12 @@ class Launch:
     """
 
     argv: Sequence[str]
-    count: int  # of ranks
+    replicas: Elastic  # and their ranks; it may go on without those that were lost, until they are replaced
     folder: RunFolder  # brought to its place at the end, unless the status is one of `discards`
     patience: Patience
     env: Mapping[str, str] = field(default_factory=lambda: ENVIRONMENT)  # before the above is added
     max_restarts: int = 0
-    elastic: Elastic | None = None  # if it goes on without replicas that were lost, until they are replaced
     discards: Collection[int] = (REFUSED, INTERRUPTED)  # left nothing to keep if the run has not begun
-
-    @cached_property
-    def _replicas(self) -> Elastic:
-        return self.elastic or Elastic({1: self.count})
 
     def run(self) -> int:
         """Start the ranks, and wait for their end; from the main thread, for it handles signals meanwhile.
@@ -72,7 +66,7 @@ class Launch:
             try:
                 status, came = self._attempts(signals)
             finally:
-                saved = self._replicas.end(status, self._say)
+                saved = self.replicas.end(status, self._say)
         return DONE if saved and status == INTERRUPTED and {*came} == {signal.SIGTERM} else status
 
     def _attempts(self, signals: Signals) -> tuple[int, Collection[int]]:
@@ -82,7 +76,7 @@ class Launch:
         while True:
             supervisor = self._attempt(signals, restarts=before + len(reached))
             if supervisor.handed_over and not supervisor.passed_on:
-                self._set_aside(self._replicas.handed_over())
+                self._set_aside(self.replicas.handed_over())
                 before, reached = before + len(reached), []
                 continue
             end = self._end_of(supervisor)
@@ -93,10 +87,10 @@ class Launch:
             wait, reason = after_attempt(end.status, reached, most, self.patience.back_off, before)
             if wait is not None:
                 follows = f"restart {before + len(reached)} of {most} in {wait:g} s"
-                follows += self._replicas.lost(end.lost, reached[-1] > NO_STEP, wait)
-            elif end.kind == "refused" and self._replicas.refuses_fewer():
+                follows += self.replicas.lost(end.lost, reached[-1] > NO_STEP, wait)
+            elif end.kind == "refused" and self.replicas.refuses_fewer():
                 reached.pop()  # that was no failure
-                follows = f"not with fewer replicas, then: {self._replicas.handed_over()}"
+                follows = f"not with fewer replicas, then: {self.replicas.handed_over()}"
             else:
                 self._say_end(end.status, "\n".join(filter(None, [text, reason])))
                 return end.status, supervisor.passed_on
@@ -108,11 +102,11 @@ class Launch:
 
     def _attempt(self, signals: Signals, restarts: int) -> Supervisor:
         """Start the ranks, each on its slot of the machine, and watch them to their end."""
-        slots, memory, where = self._replicas.slots, self._replicas.memory, self.folder.path
+        slots, memory, where = self.replicas.slots, self.replicas.memory, self.folder.path
         with ExitStack() as stack:
             try:
                 address = f"127.0.0.1:{stack.enter_context(reserved_port())}"
-                self._replicas.begin()
+                self.replicas.begin()
                 coordinator = Coordinator(address, len(slots), linger_seconds=0.0)  # as they die with us
                 stack.callback(coordinator.close)
                 supervisor = Supervisor(
@@ -132,11 +126,11 @@ class Launch:
                     **({} if memory is None else memory.environment),
                 }
                 for rank, slot in enumerate(slots):
-                    own = {"RRFP_RANK": str(rank), **gpu_environment(told, slot, self.count)}
+                    own = {"RRFP_RANK": str(rank), **gpu_environment(told, slot, self.replicas.most)}
                     supervisor.start(rank, self.argv, told | own, where)
             except (OSError, RuntimeError) as error:
                 raise TrainingError(f"cannot start the ranks: {error}") from None
-            supervisor.watch(lambda: self._replicas.look(supervisor.say))
+            supervisor.watch(lambda: self.replicas.look(supervisor.say))
         return supervisor
 
     def _end_of(self, supervisor: Supervisor) -> RunEnd:

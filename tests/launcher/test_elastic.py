@@ -56,12 +56,11 @@ def launch_ranks(tmp_path, capfd):
 
         launch = Launch(
             [sys.executable, str(script)],
-            4,
+            Elastic({1: 2, 2: 4}, seconds, lent, save),
             RunFolder(tmp_path / "runs", "trial"),
             patience,
             env=env,
             max_restarts=restarts,
-            elastic=Elastic({1: 2, 2: 4}, seconds, lent, save),
         )
         status = launch.run()
         started = (tmp_path / "attempts").read_text()
@@ -210,7 +209,7 @@ def test_only_who_may_hand_over_ends_well_so(tmp_path, capfd):
     code = "import os, sys, time\nif os.environ['RRFP_RANK'] == '1': sys.exit(75)\ntime.sleep(60)"
     patience = Patience(grace=0.2, terminate=0.3)
     folder = RunFolder(tmp_path / "runs", "trial")
-    assert Launch([sys.executable, "-c", code], 2, folder, patience).run() == FAILED
+    assert Launch([sys.executable, "-c", code], Elastic({1: 2}), folder, patience).run() == FAILED
     assert "rank 1 exited with status 75" in capfd.readouterr().err
 
 

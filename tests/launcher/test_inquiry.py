@@ -14,6 +14,7 @@ from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import FORWARD, Placement, Task
 from rrfp_jax.launcher import snapshot, supervisor
 from rrfp_jax.launcher.folders import RunFolder
+from rrfp_jax.launcher.restarts import Elastic
 from rrfp_jax.launcher.spawn import Launch
 from rrfp_jax.launcher.supervisor import Patience
 from rrfp_jax.runtime.run import recorder as flight_recorder
@@ -61,7 +62,9 @@ def launch(tmp_path, marker, capfd):
         folder = RunFolder(tmp_path / "runs", "trial")
         folder.begin()
         env = {**os.environ, "PYTHONPATH": str(ROOT)}
-        status = Launch([sys.executable, str(script), marker], 2, folder, PATIENT, env=env).run()
+        status = Launch(
+            [sys.executable, str(script), marker], Elastic({1: 2}), folder, PATIENT, env=env
+        ).run()
         return capfd.readouterr().err, tmp_path / "runs" / "trial", status
 
     return launch

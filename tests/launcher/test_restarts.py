@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import rrfp_jax as rrfp
 from rrfp_jax.errors import DONE, FAILED, INTERRUPTED, REFUSED
 from rrfp_jax.launcher.folders import RunFolder
-from rrfp_jax.launcher.restarts import BACK_OFF_SECONDS, NO_STEP, Assignment, after_attempt, assigned
+from rrfp_jax.launcher.restarts import BACK_OFF_SECONDS, NO_STEP, Assignment, Elastic, after_attempt, assigned
 from rrfp_jax.launcher.spawn import Launch
 from rrfp_jax.launcher.supervisor import Patience
 from rrfp_jax.runs.config import load_config
@@ -56,7 +56,7 @@ def launch(tmp_path, capfd):
             FlightRecorder(tmp_path / f"step-{step}", 0, "stage 0").phase(RunPhase("step", step))
         folder, began = RunFolder(tmp_path / "runs", "trial"), time.monotonic()
         argv = [sys.executable, str(script)]
-        status = Launch(argv, 2, folder, patience, max_restarts=max_restarts).run()
+        status = Launch(argv, Elastic({1: 2}), folder, patience, max_restarts=max_restarts).run()
         seconds, printed = time.monotonic() - began, capfd.readouterr()
         return Launched(status, printed.out, printed.err, tmp_path / "runs" / "trial", seconds)
 

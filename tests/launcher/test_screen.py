@@ -159,7 +159,7 @@ def spawned(monkeypatch, tmp_path):
     monkeypatch.setattr(
         spawn.Launch,
         "run",
-        lambda made: calls.append((made.argv, made.count, made.folder, made.max_restarts)) or 0,
+        lambda made: calls.append((made.argv, made.replicas.most, made.folder, made.max_restarts)) or 0,
     )
     monkeypatch.setattr(sys, "path", [*sys.path])
     return calls

@@ -16,6 +16,7 @@ import pytest
 from rrfp_jax.errors import DONE, FAILED, INTERRUPTED, UsageError
 from rrfp_jax.files import move_away
 from rrfp_jax.launcher.folders import RunFolder
+from rrfp_jax.launcher.restarts import Elastic
 from rrfp_jax.launcher.spawn import Launch
 from rrfp_jax.launcher.supervisor import Patience
 from rrfp_jax.runtime.run import signals
@@ -59,7 +60,7 @@ def launch(tmp_path, marker, capfd):
         env = {**os.environ, "PYTHONPATH": str(ROOT)}
         began = time.monotonic()
         argv = [sys.executable, str(script), marker]
-        status = Launch(argv, count, folder, patience, env=env).run()
+        status = Launch(argv, Elastic({1: count}), folder, patience, env=env).run()
         printed = capfd.readouterr()
         return Result(status, printed.out, printed.err, tmp_path / "runs" / "trial", time.monotonic() - began)
 
