@@ -60,7 +60,7 @@ class Stopping:
     """What is said, by rank 0 or by whoever has a terminal of its own, when a run is asked to stop."""
 
     def __init__(self, config: RunConfig, world: World, display: Display) -> None:
-        self._config, self._world, self._display = config, world, display
+        self.config, self.world, self.display = config, world, display
         self._folder = checkpoints_of(config)
 
     def at_start(self) -> EndsAtOnce:
@@ -70,19 +70,19 @@ class Stopping:
     def in_steps(self, done: Callable[[], int]) -> StopsAfterStep:
         """The answer from the first step to the end of the run."""
         say = partial(self._say_answer, done)
-        return StopsAfterStep(self._world, save_seconds(ENVIRONMENT), say, leave=self._display.close)
+        return StopsAfterStep(self.world, save_seconds(ENVIRONMENT), say, leave=self.display.close)
 
     def say_end(self, step: int, saved: bool) -> int:
         """Say after which step the run has stopped, and how to go on; the exit status that goes with it."""
-        why, latest = self._world.stop.agreed, self._latest()
+        why, latest = self.world.stop.agreed, self._latest()
         if why is StopReason.HANDS_OVER:
-            self._display.say(f"stopped after step {step}, as lost ranks are replaced")
+            self.display.say(f"stopped after step {step}, as lost ranks are replaced")
             return HANDED_OVER
         if latest is None:
-            self._display.say(f"{why}: stopped after step {step}; nothing is saved")
+            self.display.say(f"{why}: stopped after step {step}; nothing is saved")
             return INTERRUPTED
         which = "" if saved else ", which could not be saved"
-        self._display.say(f"{why}: stopped after step {step}{which}; resumes from {latest}\n{self._how()}")
+        self.display.say(f"{why}: stopped after step {step}{which}; resumes from {latest}\n{self._how()}")
         return INTERRUPTED if why is StopReason.CTRL_C or not saved else DONE
 
     def _say_start(self) -> None:
@@ -90,7 +90,7 @@ class Stopping:
         lost = "nothing was trained yet" if latest is None else f"nothing is lost; resumes from {latest}"
         if ENVIRONMENT.get(FOLDER) and started_again():
             lost = "what only the host's memory has is lost, as the run saves no checkpoints"
-            if self._config.checkpoint.wanted:
+            if self.config.checkpoint.wanted:
                 lost = "the launcher saves next what only the host's memory has"
         self._say(f"Ctrl-C while starting: ends; {lost}\n{self._how()}")
 
@@ -100,33 +100,33 @@ class Stopping:
             lost = "nothing is saved" if latest is None else f"resumes from {latest}\n{self._how()}"
             return self._say(f"{why} again: ends at once; {lost}")
         what = "stops after this step and saves nothing, as no interval is set"
-        if done() >= self._config.steps:
+        if done() >= self.config.steps:
             what = "all steps have been trained: validates, saves and ends"
-        elif self._config.checkpoint.wanted:
+        elif self.config.checkpoint.wanted:
             what = "stops after this step and saves itself"
         self._say(f"{why}: {what}; a second one ends it at once")
 
     def _say(self, text: str) -> None:
-        if self._world.rank == 0 or self._world.folder is None:
-            self._display.say(text)
+        if self.world.rank == 0 or self.world.folder is None:
+            self.display.say(text)
 
     def _latest(self) -> Path | None:
         """The latest checkpoint."""
-        steps = CheckpointFolder(self._folder).steps() if self._config.checkpoint.wanted else []
+        steps = CheckpointFolder(self._folder).steps() if self.config.checkpoint.wanted else []
         return self._folder / str(steps[-1]) if steps else None
 
     def _how(self) -> str:
         """The command that goes on with the run, in words."""
-        if self._world.size > 1 and NAME not in ENVIRONMENT:
+        if self.world.size > 1 and NAME not in ENVIRONMENT:
             return "to resume: start all ranks again as before"
         command = without_flag(typed_command(), RESUME)
-        if not self._config.checkpoint.resume and self._latest() is not None:
+        if not self.config.checkpoint.resume and self._latest() is not None:
             command += f" {shlex.quote(RESUME)}=True"
         return f"to resume: {command}"
 
     def _end(self) -> None:
-        self._display.close()
-        fail(self._world, KeyboardInterrupt())
+        self.display.close()
+        fail(self.world, KeyboardInterrupt())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,21 +192,19 @@ def train(config: RunConfig, signals: StopSignals, source: Path | None = None) -
         stopping = Stopping(config, world, display)
         name = name_held(world, Path(config.directory) / config.name, display.say)
         with signals.answered_by(stopping.at_start()), name:
-            return _Run(config, world, display, stopping, source).train(signals)
+            return _Run(stopping, source).train(signals)
 
 
 class _Run:
     """A run of a model: prepared, trained, and told of."""
 
-    def __init__(
-        self, config: RunConfig, world: World, display: Display, stopping: Stopping, source: Path | None
-    ) -> None:
-        self._config, self._world, self._display, self._stopping = config, world, display, stopping
-        self._source = source
+    def __init__(self, stopping: Stopping, source: Path | None) -> None:
+        self._config, self._world, self._display = stopping.config, stopping.world, stopping.display
+        self._stopping, self._source = stopping, source
         self._memory = HostMemory.of(ENVIRONMENT)
-        self._mesh = config.mesh
+        self._mesh = self._config.mesh
         if self._memory is not None:  # some replicas may have been lost
-            self._mesh = replace(config.mesh, dp=self._memory.replicas)
+            self._mesh = replace(self._mesh, dp=self._memory.replicas)
 
     def train(self, signals: StopSignals) -> int:
         """See `train`."""
