@@ -193,12 +193,10 @@ class Supervisor:
         others_ended = alone and len(running) < len(self.ranks)
         limit = self._patience.terminate if others_ended else self._patience.silence
         for rank in running:
-            if now - rank.stopped_since >= limit and (alone or self._is_starting(rank.end.rank)):
-                rank.send(signal.SIGKILL)
-
-    def _is_starting(self, rank: int) -> bool:
-        recording = recorded(self._folder.path).get(rank)
-        return recording is None or recording.phase == STARTING
+            if now - rank.stopped_since >= limit:
+                recording = recorded(self._folder.path).get(rank.end.rank)
+                if alone or recording is None or recording.phase == STARTING:
+                    rank.send(signal.SIGKILL)
 
 
 CLEAR = b"\r\x1b[K"
