@@ -61,8 +61,7 @@ class Flow:
 
     borders: Sequence[Border]  # of the carry that each layer gets; last ()
     reached: frozenset[str]  # names of trained parameters with a gradient, of tied ones all names
-    cuts: Mapping[int, str]  # by layer without any, why
-    parts: Mapping[str, str]  # by trained parameter without any in a layer with others that have one, why
+    lost: Mapping[str, str]  # by trained parameter without any although the loss follows from it, why
     trained: Sequence[Sequence[str]]  # by layer, names of all trained parameters
 
 
@@ -118,18 +117,14 @@ def gradient_flow(pipe: Pipeline, shapes: Sequence[LayerShapes], fields: Specs, 
     paths = [path for step in steps for path in step.paths]
     names = frozenset(path for path in paths if roles.owners.get(path, path) in reached)
     trained = [[step.paths[i] for i in sorted(step.trained)] for step in steps[:-1]]
-    silent = {k: (k, steps[k].trained) for k, own in enumerate(trained) if own and names.isdisjoint(own)}
-    parts = {
-        path: (k, [i])
-        for k, step in enumerate(steps[:-1])
-        if k not in silent
-        for i in sorted(step.trained)
-        if (path := step.paths[i]) not in names
-    }
-    found = _cuts(steps, reaching, {**silent, **parts})
-    cuts = {k: found[k] for k in silent if k in found}
-    partly = {path: found[path] for path in parts if path in found}
-    return Flow(_borders(steps, sources, reaching), names, cuts, partly, trained)
+    without = list[tuple[int, list[int]]]()  # layers, with places of parameters that one reason is given for
+    for k, own in enumerate(trained):
+        places = [i for i in sorted(steps[k].trained) if steps[k].paths[i] not in names]
+        groups = [places] if len(places) == len(own) else [[i] for i in places]
+        without += [(k, group) for group in groups if group]
+    reasons = zip(without, _reasons(steps, reaching, without), strict=True)
+    lost = {steps[k].paths[i]: why for (k, places), why in reasons if why for i in places}
+    return Flow(_borders(steps, sources, reaching), names, lost, trained)
 
 
 def _steps(pipe: Pipeline, shapes: Sequence[LayerShapes], fields: Specs, roles: Roles) -> list[_Step]:
@@ -266,14 +261,12 @@ def _tangents(jaxpr: Any, moving: Sequence[bool]) -> tuple[list[bool], list[_End
     return [not isinstance(atom, Literal) and atom in known for atom in jaxpr.outvars], ends
 
 
-def _cuts(
-    steps: Sequence[_Step],
-    reaching: Sequence[Sequence[int]],
-    wanted: Mapping[Any, tuple[int, Collection[int]]],
-) -> dict[Any, str]:
-    """Why these parameters of layers would not train, but for those that the loss does not follow from."""
-    if not wanted:
-        return {}
+def _reasons(
+    steps: Sequence[_Step], reaching: Sequence[Sequence[int]], without: Sequence[tuple[int, list[int]]]
+) -> list[str]:
+    """Why these parameters of layers would not train; empty if the loss does not follow from them."""
+    if not without:
+        return []
     distinct = {id(step.closed): step.closed for step in steps}  # repeats of a layer are alike
     known = {number: output_dependence(closed) for number, closed in distinct.items()}
     follows = [known[id(step.closed)] for step in steps]
@@ -283,8 +276,7 @@ def _cuts(
         used = [mask for k, mask in enumerate(masks) if k in needed[0] or k == len(step.leaves)]
         union = reduce(or_, used, 0) >> len(step.paths)
         needed.insert(0, {i for i in range(step.arriving) if union >> i & 1})
-    found = {key: _place(*own, steps, follows, needed, reaching) for key, own in wanted.items()}
-    return {key: place for key, place in found.items() if place}
+    return [_place(*own, steps, follows, needed, reaching) for own in without]
 
 
 def _place(
@@ -352,14 +344,12 @@ def _end(step: _Step, outputs: Sequence[int], moving: Sequence[bool], own: bool)
 
 def refuse_untrained(flows: Sequence[Flow]) -> None:
     """Refuse layers of which some bucket's gradient ends on its way, and no bucket's gets there."""
-    trained = flows[0].trained
-    somewhere = frozenset[str]().union(*(flow.reached for flow in flows))
-    places = {k: place for flow in reversed(flows) for k, place in flow.cuts.items()}
-    silent = [k for k in sorted(places) if somewhere.isdisjoint(trained[k])]
+    trained, lost = flows[0].trained, lost_gradients(flows)
+    silent = {k: lost[own[0]] for k, own in enumerate(trained) if own and lost.keys() >= {*own}}
     if not silent:
         return
     said = []
-    for place, group in groupby(silent, places.__getitem__):
+    for place, group in groupby(silent, silent.__getitem__):
         layers = list(group)
         names = [name for k in layers for name in trained[k]]
         said.append(f"{_layers(layers)} would not train, for no gradient reaches {_names(names)}: {place}")
@@ -373,10 +363,7 @@ def refuse_untrained(flows: Sequence[Flow]) -> None:
 def lost_gradients(flows: Sequence[Flow]) -> dict[str, str]:
     """By trained parameter that no bucket's gradient gets to although the loss follows from it, why."""
     somewhere = frozenset[str]().union(*(flow.reached for flow in flows))
-    found: dict[str, str] = {}
-    for flow in reversed(flows):
-        found.update({name: place for k, place in flow.cuts.items() for name in flow.trained[k]})
-        found.update(flow.parts)
+    found = {name: why for flow in reversed(flows) for name, why in flow.lost.items()}
     return {name: found[name] for own in flows[0].trained for name in own if name in found.keys() - somewhere}
 
 
