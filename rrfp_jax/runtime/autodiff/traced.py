@@ -240,7 +240,7 @@ def _masks(jaxpr: Any, equation: JaxprEqn, known: Mapping[Var, int], choices: bo
 
 BARRIER = "optimization_barrier"
 
-_CALLS = {
+CALLS = {
     **dict.fromkeys(("jit", "pjit", "checkpoint", "remat", "remat2"), "jaxpr"),
     **dict.fromkeys(("closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"), "call_jaxpr"),
     "eval_jaxpr": "call_jaxpr",  # jax 0.12
@@ -297,7 +297,7 @@ class _Inliner:
         return [atom if isinstance(atom, Literal) else known[atom] for atom in jaxpr.outvars]
 
     def _apply(self, equation: JaxprEqn, read: list[Any]) -> Sequence[Any]:
-        parameter = _CALLS.get(equation.primitive.name)
+        parameter = CALLS.get(equation.primitive.name)
         if parameter is None:
             made = [(DropVar if isinstance(v, DropVar) else Var)(v.aval) for v in equation.outvars]
             self.equations.append(equation.replace(invars=read, outvars=made))
@@ -393,7 +393,7 @@ def _values(program: Any, inputs: Sequence[Value]) -> list[Value]:
         return object() if isinstance(atom, Literal) else known.get(atom, ("constant", atom))
 
     for equation in jaxpr.eqns:
-        made = _RULES.get(equation.primitive.name, _called)(equation, [*map(held, equation.invars)])
+        made = _RULES.get(equation.primitive.name, _new)(equation, [*map(held, equation.invars)])
         known.update(zip(equation.outvars, made, strict=True))
     return [*map(held, jaxpr.outvars)]
 
@@ -403,15 +403,7 @@ def _new(equation: JaxprEqn, read: Sequence[Value]) -> Sequence[Value]:
 
 
 def _called(equation: JaxprEqn, read: Sequence[Value]) -> Sequence[Value]:
-    """What the one program gives that has the equation's inputs and outputs; new values if there is none."""
-
-    def kinds(program: Any) -> Any:
-        avals = [[atom.aval for atom in atoms] for atoms in (program.invars, program.outvars)]
-        return [[(getattr(a, "shape", a), getattr(a, "dtype", a)) for a in some] for some in avals]
-
-    bodies = list(jaxprs_in_params(equation.params))
-    fits = len(bodies) == 1 and kinds(bodies[0]) == kinds(equation)
-    return _values(bodies[0], read) if fits else _new(equation, read)
+    return _values(equation.params[CALLS[equation.primitive.name]], read)
 
 
 def _copied(equation: JaxprEqn, read: Sequence[Value]) -> Sequence[Value]:
@@ -479,6 +471,6 @@ _RULES: Mapping[str, Callable[[JaxprEqn, Sequence[Value]], Sequence[Value]]] = {
     "cond": _cond,
     "while": _while,
     "scan": _scan,
-    "shard_map": _new,  # its program sees parts
+    **dict.fromkeys(CALLS, _called),
 }
-"""By primitive, what an equation gives, of what it reads; all others call a program, or compute."""
+"""By primitive, what an equation gives, of what it reads; all others compute."""

@@ -27,7 +27,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, jaxpr_as_fun, jaxprs
 
 from rrfp_jax.errors import UsageError, text_of
 from rrfp_jax.runtime._jax import line_of, live_part
-from rrfp_jax.runtime.autodiff.traced import dependence, inline, output_dependence, spec_of, with_inner
+from rrfp_jax.runtime.autodiff.traced import CALLS, dependence, inline, output_dependence, spec_of, with_inner
 from rrfp_jax.runtime.model.pipeline import LayerShapes, Pipeline, Specs
 from rrfp_jax.runtime.model.roles import Roles, covering, leaf_paths
 from rrfp_jax.runtime.model.user_errors import reason_of
@@ -43,7 +43,7 @@ _MOST_NAMES = _MOST_PLACES = 3
 _STILL = frozenset(["stop_gradient", "round", "floor", "ceil", "sign", "nextafter"])
 """Primitives whose derivative is zero everywhere. JAX gives their results no tangent at all."""
 
-_CALLS = frozenset(["jit", "pjit", "closed_call", "eval_jaxpr", "core_call", "checkpoint", "remat", "remat2"])
+_CALLS = CALLS.keys() - {"custom_jvp_call", "custom_vjp_call"}
 """Primitives that only call a program. Functions with a derivative of their own are not among them."""
 
 _DIFFERENTIABLE = {
