@@ -355,14 +355,13 @@ def check_pure(closed: ClosedJaxpr) -> None:
             )
 
 
-def check_repeatable(names: Sequence[str], traced: Sequence[ClosedJaxpr], remat: str) -> None:
-    """Refuse effects on the host in layers that are rematerialised; prints by jax.debug are no harm."""
-    for index, (name, own) in enumerate(zip(names, traced, strict=True)):
-        if any(type(effect).__name__ in ("IOEffect", "OrderedIOEffect") for effect in own.effects):
-            raise UsageError(
-                f"layer {index} ({name}): calls io_callback, which JAX does not repeat in a backward, as "
-                f"remat={remat!r} asks; take jax.debug.callback, or remat='none'"
-            )
+def check_repeatable(who: str, closed: ClosedJaxpr, remat: str) -> None:
+    """Refuse effects on the host in a layer that is rematerialised; prints by jax.debug are no harm."""
+    if any(type(effect).__name__ in ("IOEffect", "OrderedIOEffect") for effect in closed.effects):
+        raise UsageError(
+            f"{who}: calls io_callback, which JAX does not repeat in a backward, as remat={remat!r} asks; "
+            f"take jax.debug.callback, or remat='none'"
+        )
 
 
 def with_inner(equation: JaxprEqn) -> Iterator[JaxprEqn]:

@@ -128,7 +128,7 @@ class Library:
             for index, (a, b) in enumerate(zip(first, shapes, strict=True)):
                 if a.params != b.params:
                     raise UsageError(
-                        f"layer {index} ({self._pipe.layers[index].name}) has parameters {b.params} for "
+                        f"{self._pipe.who(index)} has parameters {b.params} for "
                         f"microbatches {bucket}, but {a.params} before: parameters must not depend on shapes"
                     )
             self._shapes[bucket, training] = shapes
@@ -152,9 +152,8 @@ class Library:
             shapes = self._shapes[bucket, True]
             with self.tracing():
                 flow = gradient_flow(self._pipe, shapes, specs_of(bucket), self.roles)
-            if self._remat != NONE:
-                names, traced = [spec.name for spec in self._pipe.layers], [own.traced for own in shapes]
-                check_repeatable(names, traced, self._remat)
+            for index, own in enumerate(shapes if self._remat != NONE else ()):
+                check_repeatable(self._pipe.who(index), own.traced, self._remat)
             self._flows[bucket] = flow
         return self._flows[bucket]
 
