@@ -177,27 +177,20 @@ def with_given(
         elif not all(var in given or isinstance(var, DropVar) for var in equation.outvars):
             rest = [DropVar(var.aval) if var in given else var for var in equation.outvars]
             equations.append(equation.replace(outvars=rest))
-    if quiet:
-        equations = _needed(equations, outputs)
     inputs = [*jaxpr.invars[:at], *known, *jaxpr.invars[at:]]
-    own = jaxpr.replace(invars=inputs, outvars=list(outputs), eqns=equations)
-    return reduce(ClosedJaxpr(own, closed.consts))
+    own = ClosedJaxpr(jaxpr.replace(invars=inputs, outvars=list(outputs), eqns=equations), closed.consts)
+    return reduce(without_prints(own) if quiet else own)
 
 
 def without_prints(closed: ClosedJaxpr) -> ClosedJaxpr:
     """The program without equations that its outputs do not need, such as a print."""
-    jaxpr = closed.jaxpr
-    return ClosedJaxpr(jaxpr.replace(eqns=_needed(jaxpr.eqns, jaxpr.outvars)), closed.consts)
-
-
-def _needed(equations: Sequence[JaxprEqn], outputs: Sequence[Any]) -> list[JaxprEqn]:
-    needed = {atom for atom in outputs if not isinstance(atom, Literal)}
+    needed = {atom for atom in closed.jaxpr.outvars if not isinstance(atom, Literal)}
     kept = []
-    for equation in reversed(equations):
+    for equation in reversed(closed.jaxpr.eqns):
         if not needed.isdisjoint(equation.outvars):
             kept.append(equation)
             needed.update(atom for atom in equation.invars if not isinstance(atom, Literal))
-    return kept[::-1]
+    return ClosedJaxpr(closed.jaxpr.replace(eqns=kept[::-1]), closed.consts)
 
 
 def dependence(closed: ClosedJaxpr, choices: bool = True) -> dict[Var, int]:
