@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from rrfp_jax.core.step_rules import Bucket, StepRules
-from rrfp_jax.core.tasks import FORWARD, Kind, parts_of
+from rrfp_jax.core.tasks import Kind, parts_of
 from rrfp_jax.errors import UsageError
 from rrfp_jax.progress import Progress, silent
 from rrfp_jax.runtime.autodiff.residuals import NONE
@@ -39,13 +39,11 @@ class RankPrograms(dict[int, Sequence[StagePrograms]]):
     """By stage replica, the programs of each of its chunks for a bucket.
 
     Attributes:
-        joined: whether the last layer's backward does its forward (`StepRules.joined`).
         fields: by replica of the model, those that stages here read; for who loads them (`Inputs`).
     """
 
-    def __init__(self, programs: Mapping[int, Sequence[StagePrograms]], joined: bool) -> None:
+    def __init__(self, programs: Mapping[int, Sequence[StagePrograms]]) -> None:
         super().__init__(programs)
-        self.joined = joined
         self.fields: dict[int, frozenset[str]] = {}
         self.reads = {n: sorted({i for of in own for i in of.inputs}) for n, own in programs.items()}
 
@@ -71,6 +69,7 @@ class Library:
         self._alike: dict[Hashable, SegmentShape] = {}  # by bucket, width and kind, the first segment of it
         self._segments: dict[Job, Segment] = {}  # by bucket, stage replica and kind
         self._programs: dict[tuple[Bucket, Phase], RankPrograms] = {}
+        self._made_for: dict[tuple[Bucket, Phase], Any] = {}  # `StepRules.programs`
         self.joined = False  # see `StepRules.joined`; of the latest step that trained
         self._shardings: dict[int, Sharding] = {}  # by number of devices
         self.compile_seconds = dict.fromkeys(compilers, 0.0)
@@ -184,7 +183,7 @@ class Library:
         if not rules.forward_only:
             self.joined = rules.joined and not self._halves
         phase = phase_of(rules)
-        missing = [bucket for bucket in dict.fromkeys(buckets) if not self._is_there(bucket, phase, kinds)]
+        missing = [b for b in dict.fromkeys(buckets) if self._made_for.get((b, phase)) != rules.programs]
         if not missing:
             return False
         for bucket in missing:
@@ -202,19 +201,9 @@ class Library:
                 s: [*map(partial(self._stage, bucket, s), own, kinds[s])]
                 for s, own in self._virtual_stages.items()
             }
-            self._programs[bucket, phase] = RankPrograms(programs, self.joined)
+            self._programs[bucket, phase] = RankPrograms(programs)
+            self._made_for[bucket, phase] = rules.programs
         return True
-
-    def _is_there(
-        self, bucket: Bucket, phase: Phase, kinds: Mapping[int, Sequence[Collection[Kind]]]
-    ) -> bool:
-        """Whether a step with these kinds of backward has its programs already."""
-        there = self._programs.get((bucket, phase))
-        return (there is not None and there.joined == self.joined) and all(
-            programs.tasks.keys() == {FORWARD, *wanted}
-            for s, own in there.items()
-            for programs, wanted in zip(own, kinds[s], strict=True)
-        )
 
     def _compiles(self) -> int:
         return sum(compiler.executables.compiles for compiler in self._compilers.values())
@@ -266,7 +255,6 @@ class Library:
     def _shapes_of(self, bucket: Bucket, virtual_stage: VirtualStage, training: bool) -> list[SegmentShape]:
         """The segments of a virtual stage."""
         shapes, fields, layers = self._shapes[bucket, training], specs_of(bucket), virtual_stage.layers
-        borders = self.flow(bucket).borders if training else None  # else all leaves have a gradient
         return [
             SegmentShape(
                 pipe=self._pipe,
@@ -274,7 +262,7 @@ class Library:
                 fields=fields,
                 shapes=shapes,
                 roles=self.roles,
-                borders=borders,
+                borders=self.flow(bucket).borders if training else None,  # else all leaves have a gradient
                 remat=self._remat,
                 joined=training and self.joined and own.stop == len(self._pipe),
                 sharding=self.sharding(virtual_stage.width),
