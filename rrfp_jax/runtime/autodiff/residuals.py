@@ -64,7 +64,6 @@ class ResidualPlan:
     kept: int
     prepared: Sequence[Var]
     saved: Sequence[Var]
-    rebuilt: Sequence[Var]
 
     def residuals(self, stage_args: Sequence[Any], outputs: Sequence[Any], n_params: int) -> list[Any]:
         """The residuals in order, from a backward's arguments."""
@@ -76,11 +75,9 @@ class ResidualPlan:
         produced = [v for v in known if v not in set(jaxpr.invars)]
         known.update(zip(jaxpr.constvars, self.whole.consts, strict=True))
         known.update(zip(jaxpr.invars, inputs, strict=True))
-        if self.rebuilt:
-            names = [*jaxpr.invars, *produced]
-            program = with_given(self.whole, self.rebuilt, produced, len(jaxpr.invars), quiet=True)
-            known.update(zip(self.rebuilt, program(*(known[names[i]] for i in program.reads)), strict=True))
-        return [v.val if isinstance(v, Literal) else known[v] for v in jaxpr.outvars[self.kept :]]
+        names, wanted = [*jaxpr.invars, *produced], jaxpr.outvars[self.kept :]
+        program = with_given(self.whole, wanted, produced, len(jaxpr.invars), quiet=True)
+        return program(*(known[names[i]] for i in program.reads))
 
 
 def plan_residuals(whole: ClosedJaxpr, n_params: int, kept: int) -> ResidualPlan:
@@ -102,8 +99,7 @@ def plan_residuals(whole: ClosedJaxpr, n_params: int, kept: int) -> ResidualPlan
             break
     prepared += [v for v in chosen if v in of_weights or not masks[v]]
     saved = [v for e in jaxpr.eqns for v in e.outvars if v in chosen and v not in prepared]
-    rebuilt = [v for v in wanted if v not in {*saved, *prepared}]
-    return ResidualPlan(whole, kept, prepared, saved, rebuilt)
+    return ResidualPlan(whole, kept, prepared, saved)
 
 
 def _available(jaxpr: Any, masks: Mapping[Var, int], given: Set[Any], tables: bool) -> set[Any]:
