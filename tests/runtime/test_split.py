@@ -16,7 +16,7 @@ from benchmarks.backward import dot_flops, virtual_stage, weight_share
 from configs.quickstart import pipeline
 from models.gpt import GPTConfig
 from rrfp_jax.errors import UsageError
-from rrfp_jax.runtime.autodiff.residuals import rematerialised
+from rrfp_jax.runtime.autodiff.residuals import check_remat, rematerialised
 from rrfp_jax.runtime.autodiff.traced import BARRIER, inline
 from rrfp_jax.runtime.model.layers import MicrobatchView
 from tests.support.stages import (
@@ -207,7 +207,7 @@ def test_full_rematerialisation_holds_the_input_only_until_the_backward():
 
 def test_an_unknown_policy_is_refused():
     with pytest.raises(UsageError, match="remat='all': unknown; give one of: none, full, every"):
-        rematerialised(dense, "all")
+        check_remat("all")
     assert rematerialised(dense, "none") is dense
 
 

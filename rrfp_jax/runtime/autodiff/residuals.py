@@ -73,7 +73,6 @@ class ResidualPlan:
         known = {v: value for v, value in zip(sent, outputs, strict=True) if isinstance(v, Var)}
         known.update(zip(self.prepared, stage_args[n_params:], strict=False))
         produced = [v for v in known if v not in set(jaxpr.invars)]
-        known.update(zip(jaxpr.constvars, self.whole.consts, strict=True))
         known.update(zip(jaxpr.invars, inputs, strict=True))
         names, wanted = [*jaxpr.invars, *produced], jaxpr.outvars[self.kept :]
         program = with_given(self.whole, wanted, produced, len(jaxpr.invars), quiet=True)
@@ -250,7 +249,6 @@ def rematerialised(layer: Callable[..., Any], remat: str) -> Callable[..., Any]:
     """
     if remat == NONE:
         return layer
-    check_remat(remat)
     policy = getattr(jax.checkpoint_policies, "nothing_saveable" if remat == FULL else remat)
 
     def saved(primitive: Any, *args: Any, **params: Any) -> Any:
