@@ -111,15 +111,14 @@ class FlowNetwork:
     def _levels(self) -> dict[Node, int]:
         """Distance to the sink over edges with capacity left, of all nodes or as far as the source."""
         levels: dict[Node, int] = {SINK: 0}
-        frontier: list[Node] = [SINK]
-        while frontier and SOURCE not in levels:
-            found: list[Node] = []
-            for head in frontier:
-                for tail in self._left[head]:
-                    if self._left[tail][head] and tail not in levels:
-                        levels[tail] = levels[head] + 1
-                        found.append(tail)
-            frontier = found
+        found: list[Node] = [SINK]
+        for head in found:  # in which there are more and more
+            if SOURCE in levels:
+                break
+            for tail in self._left[head]:
+                if self._left[tail][head] and tail not in levels:
+                    levels[tail] = levels[head] + 1
+                    found.append(tail)
         return levels
 
     def _push(self, levels: dict[Node, int]) -> int:
@@ -140,16 +139,14 @@ class FlowNetwork:
                     self._left[a][b] -= flow
                     self._left[b][a] += flow
                 path = [SOURCE]
-                continue
-            heads = ahead[tail]
-            while heads and not self._left[tail][heads[-1]]:
-                heads.pop()
-            if heads:
-                path.append(heads[-1])
-            else:
+            elif not ahead[tail]:
                 path.pop()
                 if path:
                     ahead[path[-1]].pop()
+            elif self._left[tail][ahead[tail][-1]]:
+                path.append(ahead[tail][-1])
+            else:
+                ahead[tail].pop()
         return largest
 
 
