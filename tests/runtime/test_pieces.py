@@ -41,7 +41,7 @@ def test_no_bit_of_a_norm_depends_on_where_layers_are_cut(compiler, dtype):
     params, sums = values(2 * LAYERS + 1, dtype), values(2 * LAYERS + 1, seed=1)
     specs = specs_of(params, compiler)
     cut, whole = NormPrograms.compile(specs, compiler), NormPrograms.compile([flat(specs)], compiler)
-    assert len(cut.squares) == 3 and len(cut.programs) == 4 and len(whole.squares) == 1
+    assert len(cut.squares.programs) == 3 and len(cut.programs) == 4 and len(whole.squares.programs) == 1
     found = [np.asarray(one(flat(params), flat(sums))) for one in (cut, whole)]
     assert np.array_equal(*found)
     expected = sum(float(np.sum(np.square(np.asarray(leaf, np.float64)))) for leaf in flat(sums))

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, islice
 from typing import Any
 
 import jax
@@ -52,7 +52,7 @@ class SumPrograms:
         """Trace and compile for the parameters of each chunk, given by specs with their shardings."""
         parts = [(leaves, list(map(wide, leaves)), of) for leaves, of in leaves_of(chunks, roles)]
         trees = [of.trained_tree([sums[i] for i in of.trained]) for _, sums, of in parts]
-        trained = [grouped(owned_layers([tree])) for tree in trees]
+        trained = [owned_layers([tree]) for tree in trees]
         zeros_of = cache(lambda own: _zeros_program(compiler, [*own]))
         add = cache(lambda own: compiler(_accumulate, [*own], [*own], out=where([*own]), donate=(0,)))
         return cls(
@@ -82,27 +82,19 @@ class NormPrograms:
     squares    parameters, sums, numbers -> numbers with the squares added
     """
 
-    leaves: Sequence[slice]  # by program, of the owned ones of all chunks
-    largest: Sequence[Compiled]
-    squares: Sequence[Compiled]
+    largest: InRow
+    squares: InRow
     dtype: Any
     stage_mesh: StageMesh
 
     @classmethod
     def compile(cls, layers: Sequence[Sequence[Any]], compiler: Compiler) -> NormPrograms:
         """Compile for the owned parameters of each layer, given by specs."""
-        groups = grouped(layers)
         dtype = widest(wide_dtype(spec.dtype) for own in layers for spec in own)
         numbers = jax.ShapeDtypeStruct((3,), dtype)
         largest = cache(lambda own: compiler(_largest, list(map(wide, own)), numbers))
         squares = cache(lambda own: compiler(_squares, list(own), list(map(wide, own)), numbers))
-        return cls(
-            [group.leaves for group in groups],
-            [largest(group.specs) for group in groups],
-            [squares(group.specs) for group in groups],
-            dtype,
-            compiler.stage_mesh,
-        )
+        return cls(InRow.of(layers, largest), InRow.of(layers, squares), dtype, compiler.stage_mesh)
 
     @cached_property
     def _zeros(self) -> jax.Array:
@@ -113,14 +105,14 @@ class NormPrograms:
     @property
     def programs(self) -> list[Compiled]:
         """All that there are, each once."""
-        return each_once([*self.largest, *self.squares])
+        return each_once([*self.largest.programs, *self.squares.programs])
 
     def __call__(self, params: Sequence[jax.Array], sums: Sequence[jax.Array]) -> jax.Array:
         """The numbers of owned parameters and sums of all chunks."""
         numbers = self._zeros
-        for own, largest in zip(self.leaves, self.largest, strict=True):
+        for own, largest in zip(self.largest.leaves, self.largest.programs, strict=True):
             numbers = largest(sums[own], numbers)
-        for own, squares in zip(self.leaves, self.squares, strict=True):
+        for own, squares in zip(self.squares.leaves, self.squares.programs, strict=True):
             numbers = squares(params[own], sums[own], numbers)
         return numbers
 
@@ -148,21 +140,6 @@ def _real(array: Any, real: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Group:
-    """Equal layers that a program takes together: where their leaves are among all, and their specs."""
-
-    leaves: slice
-    specs: tuple[Any, ...]
-
-
-def grouped(layers: Sequence[Sequence[Any]]) -> list[Group]:
-    """The groups of consecutive layers, given by the specs of their leaves."""
-    specs = [tuple(spec for i in group for spec in layers[i]) for group in in_groups(layers)]
-    ends = accumulate(map(len, specs))
-    return [Group(slice(end - len(own), end), own) for own, end in zip(specs, ends, strict=True)]
-
-
-@dataclass(frozen=True)
 class InRow:
     """Programs of few layers, called one after the other for the lists of the leaves of all."""
 
@@ -170,8 +147,13 @@ class InRow:
     programs: Sequence[Compiled]  # equal ones are one
 
     @classmethod
-    def of(cls, groups: Sequence[Group], program: Callable[[tuple[Any, ...]], Compiled]) -> InRow:
-        return cls([group.leaves for group in groups], [program(group.specs) for group in groups])
+    def of(cls, layers: Sequence[Sequence[Any]], program: Callable[[tuple[Any, ...]], Compiled]) -> InRow:
+        """Those that `program` makes for the specs of a group of layers, given by the specs of all layers."""
+        specs = [tuple(spec for i in group for spec in layers[i]) for group in in_groups(layers)]
+        ends = accumulate(map(len, specs))
+        return cls(
+            [slice(end - len(own), end) for own, end in zip(specs, ends, strict=True)], [*map(program, specs)]
+        )
 
     def __call__(self, *lists: Sequence[jax.Array]) -> list[jax.Array]:
         made = zip(self.programs, self.leaves, strict=True)
