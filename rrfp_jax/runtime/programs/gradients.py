@@ -20,7 +20,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from rrfp_jax.runtime.mesh.stage_mesh import StageMesh
-from rrfp_jax.runtime.model.layers import Params
+from rrfp_jax.runtime.model.layers import Params, zeros
 from rrfp_jax.runtime.model.roles import LeafRoles
 from rrfp_jax.runtime.programs.compiler import Compiled, Compiler, each_once
 
@@ -225,11 +225,6 @@ def widest(dtypes: Iterable[Any]) -> Any:
     """The dtype of real numbers about values of these dtypes: float64 if one of them is, else float32."""
     wide = {jnp.dtype(jnp.float64), jnp.dtype(jnp.complex128)}
     return jnp.dtype(jnp.float64 if wide.intersection(dtypes) else jnp.float32)
-
-
-def zeros(specs: Any) -> Any:
-    """Zeros of a tree of specs, inside a trace."""
-    return jax.tree.map(lambda spec: jnp.zeros(spec.shape, spec.dtype), specs)
 
 
 TOKEN = jax.ShapeDtypeStruct((), jnp.bool_)

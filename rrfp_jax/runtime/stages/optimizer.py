@@ -42,7 +42,7 @@ from rrfp_jax.runtime.autodiff.traced import (
     without_prints,
 )
 from rrfp_jax.runtime.mesh.stage_mesh import StageMesh
-from rrfp_jax.runtime.model.layers import Params
+from rrfp_jax.runtime.model.layers import Params, zeros
 from rrfp_jax.runtime.model.roles import LeafRoles, leaf_paths
 from rrfp_jax.runtime.model.user_errors import instead_of_optimizer, kind_of
 from rrfp_jax.runtime.programs.compiler import Compiled, Compiler, each_once
@@ -57,7 +57,6 @@ from rrfp_jax.runtime.programs.gradients import (
     wide,
     wide_dtype,
     widest,
-    zeros,
 )
 from rrfp_jax.runtime.sizes import nbytes
 from rrfp_jax.runtime.stages.stage import Stage, replace_arrays
