@@ -291,13 +291,11 @@ def together(
     home: StageMesh, meshes: Sequence[StageMesh], arrays: Sequence[Sequence[jax.Array]], specs: Sequence[Any]
 ) -> Sequence[jax.Array]:
     """Arrays over the devices of all replicas, from what this process's replicas have of them."""
-    shards = [stage_mesh.shards(own) for stage_mesh, own in zip(meshes, arrays, strict=True)]
-    counts = [len(stage_mesh.own) for stage_mesh in meshes]
     beside = [
         shard
-        for i in range(len(specs))
-        for own, n in zip(shards, counts, strict=True)
-        for shard in own[i * n : (i + 1) * n]
+        for of_replicas in zip(*arrays, strict=True)
+        for stage_mesh, array in zip(meshes, of_replicas, strict=True)
+        for shard in stage_mesh.shards([array])
     ]
     return home.joined(beside, specs)
 
@@ -307,10 +305,9 @@ def apart(
 ) -> list[Sequence[jax.Array]]:
     """What each of this process's replicas has of arrays over all of them that are alike on each."""
     partition = [array.sharding.spec for array in arrays]  # type: ignore[attr-defined]
-    shards, n, first, found = home.shards(arrays), len(home.own), 0, []
-    for stage_mesh in meshes:
-        places = [i * n + first + k for i in range(len(arrays)) for k in range(len(stage_mesh.own))]
-        specs = stage_mesh.spread(arrays, partition)
-        found.append(stage_mesh.joined([shards[place] for place in places], specs))
-        first += len(stage_mesh.own)
+    each, found = iter(home.shards(arrays)), list[Sequence[jax.Array]]()
+    shards = [[list(islice(each, len(stage_mesh.own))) for stage_mesh in meshes] for _ in arrays]
+    for k, stage_mesh in enumerate(meshes):
+        own = [shard for of_replicas in shards for shard in of_replicas[k]]
+        found.append(stage_mesh.joined(own, stage_mesh.spread(arrays, partition)))
     return found
