@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from rrfp_jax.errors import UsageError
-from rrfp_jax.fields import says_its_arguments
-from rrfp_jax.runtime.model.user_errors import NUMBERS, short
+from rrfp_jax.fields import says_its_arguments, shown
+from rrfp_jax.runtime.model.user_errors import NUMBERS
 
 Kind: TypeAlias = Literal["per weight", "sum", "max", "mean"]
 """How a metric is reduced; "per weight" is a plain number's."""
@@ -121,7 +121,7 @@ def check_sums(loss: Loss) -> None:
         numbers |= {f"{name}.{of}" if of else name: value for of, value in numbers_of(metric).items()}
     for name, value in numbers.items():
         if not isinstance(value, NUMBERS):
-            raise UsageError(f"Loss {name} is {short(value)}; it must be a number, a scalar sum")
+            raise UsageError(f"Loss {name} is {shown(value)}; it must be a number, a scalar sum")
         if jnp.shape(value) != ():
             raise UsageError(f"Loss {name} has shape {jnp.shape(value)}; it must be a scalar sum: add .sum()")
         if jnp.iscomplexobj(value):

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec
 from jax.tree_util import keystr
 
 from rrfp_jax.errors import UsageError
-from rrfp_jax.fields import says_its_arguments
+from rrfp_jax.fields import says_its_arguments, shown
 from rrfp_jax.runtime.autodiff.residuals import NONE, rematerialised
 from rrfp_jax.runtime.autodiff.traced import check_pure, inline, output_dependence
 from rrfp_jax.runtime.model.layers import MOST_LAYERS, LayerSpec, MicrobatchView, Params, zeros
@@ -27,7 +27,6 @@ from rrfp_jax.runtime.model.user_errors import (
     instead_of_layer,
     instead_of_layers,
     named,
-    short,
 )
 
 Specs: TypeAlias = Mapping[str, jax.ShapeDtypeStruct]
@@ -278,7 +277,7 @@ def _check_carry(carry: Any) -> None:
         where = f"carry{keystr(path)}"
         if not isinstance(leaf, NUMBERS):
             raise UsageError(
-                f"gives {where} = {short(leaf)}, of type {type(leaf).__name__}; a carry is a tree of arrays "
+                f"gives {where} = {shown(leaf)}, of type {type(leaf).__name__}; a carry is a tree of arrays "
                 f"and numbers: register a class of yours with jax.tree_util.register_dataclass, and keep "
                 f"what is no number in the layer"
             )

@@ -261,9 +261,3 @@ def describe(tree: Any) -> str:
     """A tree of specs as short text, such as `{'x': float32[2, 16]}`."""
     text = str(jax.tree.map(lambda leaf: f"`{leaf.dtype}{list(leaf.shape)}`", tree))
     return re.sub("'?`(.*?)`'?", r"\1", text)
-
-
-def short(value: Any) -> str:
-    """The beginning of a value's text."""
-    text = repr(value).splitlines()[0]
-    return text if len(text) <= 60 else f"{text[:57]}..."
