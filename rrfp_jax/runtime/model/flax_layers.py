@@ -257,18 +257,16 @@ class LinenLayer(FlaxLayer):
     def _boxed(self, key: jax.Array, carry: Any, mb: MicrobatchView) -> Variables:
         """Initial variables, with flax's metadata around them."""
 
-        def made(rngs: Mapping[str, jax.Array]) -> Variables:
-            return unfreeze(self.module.init(rngs, carry, mb, method=self._method))  # type: ignore[no-any-return]
-
-        def anywhere(rngs: Mapping[str, jax.Array]) -> Variables:
+        def made(rngs: Mapping[str, jax.Array]) -> Any:
+            init = partial(self.module.init, rngs, carry, mb, method=self._method)
             try:
-                return made(rngs)
+                return init()
             except ValueError as error:  # perhaps metadata names axes that the stage's mesh lacks
                 with _without_mesh(), suppress(Exception):
-                    return made(rngs)
+                    return init()
                 raise error
 
-        variables = _with_streams(anywhere, key, training=True)
+        variables: Variables = unfreeze(_with_streams(made, key, training=True))
         if OVERWRITE_WITH_GRADIENT in variables:
             raise UsageError(
                 f"keeps {OVERWRITE_WITH_GRADIENT}: float8 scales, which every step replaces by their "
