@@ -8,12 +8,11 @@ from functools import partial
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.model.layers import Params
-from rrfp_jax.runtime.model.pipeline import LayerShapes, Pipeline
+from rrfp_jax.runtime.model.pipeline import INDEX, LayerShapes, Pipeline
 from rrfp_jax.runtime.model.roles import leaf_path, leaf_paths
 from rrfp_jax.runtime.model.sharding import Sharding
 from rrfp_jax.runtime.programs.compiler import Compiled, Compiler
@@ -40,9 +39,6 @@ class SourcedInit(Protocol):
 
     def source_of(self, path: str) -> str | None:
         """The files that have a parameter's value, for messages; None if it is in no such file."""
-
-
-NUMBER = jax.ShapeDtypeStruct((), jnp.uint32)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +90,7 @@ class InitialParams:
         return self._program(layer)(*numbers)  # type: ignore[no-any-return]
 
     def _program(self, layer: int) -> Compiled:
-        """Its program: seed and layer -> what the layer makes itself."""
+        """Its program: seed and layer, both like an index -> what the layer makes itself."""
         shapes = self.shapes[layer]
         leaves, structure = jax.tree.flatten(shapes.carry_in)
         out = jax.tree.unflatten(jax.tree.structure(shapes.params), self._lies(layer))
@@ -102,29 +98,24 @@ class InitialParams:
         kind = id(self.pipe.layers[layer]), structure, tuple(leaves), tuple(jax.tree.leaves(out))
         if kind not in self._programs:
             init_layer = partial(self.pipe.init_layer, layer, shapes, self.fields)
-            self._programs[kind] = self.compiler(init_layer, NUMBER, NUMBER, out=out, effort="once")
+            self._programs[kind] = self.compiler(init_layer, INDEX, INDEX, out=out, effort="once")
         return self._programs[kind]
 
     def _from_elsewhere(self, path: str, spec: jax.ShapeDtypeStruct, lies: Any) -> jax.Array | None:
         """A value that is the user's or the owner's; None if it is the layer's own."""
         owner = self.owners.get(path, path)
-        given = _from_user(self.init, owner, spec)
-        if given is not None:  # copied, for updates donate it
+        given = None if self.init is None else self.init(owner, spec)
+        if given is not None:
+            got = (getattr(given, "shape", None), getattr(given, "dtype", type(given).__name__))
+            if got != (spec.shape, spec.dtype):
+                raise UsageError(
+                    f"init({owner!r}) gave {got[1]}{list(got[0] or ())}; the parameter is "
+                    f"{spec.dtype}{list(spec.shape)}"
+                )
+            # Copied, for updates donate it.
             return self.compiler.stage_mesh.put(np.array(given), lies)  # type: ignore[no-any-return]
         if owner == path:
             return None
         layer = owner.partition(".")[0]
         tree = {layer: self._made(int(layer))}
         return dict(zip(leaf_paths(tree), jax.tree.leaves(tree), strict=True))[owner]  # type: ignore[no-any-return]
-
-
-def _from_user(init: InitFunction | None, path: str, spec: jax.ShapeDtypeStruct) -> Any:
-    """What the user's function gives for a parameter, None for nothing."""
-    value = init(path, spec) if init is not None else None
-    got = (getattr(value, "shape", None), getattr(value, "dtype", type(value).__name__))
-    if value is not None and got != (spec.shape, spec.dtype):
-        raise UsageError(
-            f"init({path!r}) gave {got[1]}{list(got[0] or ())}; the parameter is "
-            f"{spec.dtype}{list(spec.shape)}"
-        )
-    return value
