@@ -19,7 +19,7 @@ from rrfp_jax.runtime._jax import settings_here
 from rrfp_jax.runtime.sizes import nbytes
 
 LARGEST_BYTES = 1 << 20
-"""Of a constant whose value is looked at."""
+"""Of a constant whose value is looked at: what a layer begins with may be a whole checkpoint."""
 
 RULES = {"custom_jvp_call": ("call_jaxpr",), "custom_vjp_call": ("call_jaxpr",)}
 """Primitives of which only these parameters are lowered; the others are made anew by every trace."""

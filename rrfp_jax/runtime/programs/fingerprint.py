@@ -13,9 +13,7 @@ from jax.extend.core import ClosedJaxpr
 from rrfp_jax.random_keys import is_key
 from rrfp_jax.runtime.autodiff.traced import without_prints
 from rrfp_jax.runtime.model.pipeline import LayerShapes, Pipeline, Specs
-
-LARGEST_BYTES = 1 << 20
-"""Of a value that is hashed: what a layer begins with may be a whole checkpoint."""
+from rrfp_jax.runtime.programs.equality import LARGEST_BYTES
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
