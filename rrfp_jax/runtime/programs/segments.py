@@ -90,7 +90,7 @@ class SegmentShape:
         return [self.shapes[i].params for i in self.layers]
 
     @cached_property
-    def _leaves(self) -> list[LeafRoles]:
+    def leaves(self) -> list[LeafRoles]:
         """The roles of the leaves of each layer."""
         return [self.roles.leaves({str(i): self.shapes[i].params}) for i in self.layers]
 
@@ -99,11 +99,6 @@ class SegmentShape:
         """How each parameter is partitioned."""
         named = [{str(i): self.shapes[i].params} for i in self.layers]
         return [spec for own in named for spec in self.sharding.of_params(own)]
-
-    @property
-    def _remat(self) -> str:
-        """A single layer whose backward does its forward holds nothing that it could compute again."""
-        return NONE if self.joined and len(self.layers) == 1 else self.remat
 
     @property
     def _borders(self) -> tuple[Border, Border] | tuple[None, None]:
@@ -133,8 +128,10 @@ class SegmentShape:
         *values, ids = inputs
         named = zip(self.input_names, values, strict=True)
         fields = {name: value.astype(self.fields[name].dtype) for name, value in named}
+        # A single layer whose backward does its forward holds nothing that it could compute again.
+        remat = NONE if self.joined and len(self.layers) == 1 else self.remat
         out, loss = run_layers(
-            self.pipe, self.layers, tree, carry, fields, ids, first, training=training, remat=self._remat
+            self.pipe, self.layers, tree, carry, fields, ids, first, training=training, remat=remat
         )
         sent = [leaf.astype(on_the_way(leaf).dtype) for leaf in map(jnp.asarray, jax.tree.leaves(out))]
         if loss is None:
@@ -151,7 +148,7 @@ class SegmentShape:
     @property
     def trained(self) -> list[bool]:
         """Which of the flat parameters have a gradient."""
-        return [*(i in own.number for own in self._leaves for i in range(own.structure.num_leaves)), False]
+        return [*(i in own.number for own in self.leaves for i in range(own.structure.num_leaves)), False]
 
     def traced(self, training: bool = True) -> Differentiated:
         """Its programs: for training, or a forward alone. They are traced once, by any thread."""
@@ -175,15 +172,6 @@ class SegmentShape:
         """The first leaves of the carry that goes on, with where they lie; the model's last sends none."""
         carry = jax.tree.leaves(self.shapes[self.layers.stop - 1].carry_out)
         return self._spread(spread, list(map(on_the_way, carry[:count])), self.ends.after)
-
-    @property
-    def counts(self) -> list[tuple[int, int]]:
-        """Of each layer, how many parameters it has, and how many of them have a gradient."""
-        return [(own.structure.num_leaves, len(own.trained)) for own in self._leaves]
-
-    def sums(self, params: Specs) -> Specs:
-        """Specs of the sums of gradients, given those of the parameters."""
-        return [wide(spec) for spec, own in zip(params, self.trained, strict=True) if own]
 
     def _spread(self, spread: Spread, carry: Specs, resized: bool) -> Specs:
         """A carry with where it lies, at an end where the neighbour has another number of devices or not."""
@@ -295,7 +283,8 @@ class Segment:
         results = iter(by.outputs(forward, lowered[FORWARD]))
         count = len(traced.forward.closed.jaxpr.outvars)
         outputs = [specs[passed[i]] if i in passed else next(results) for i in range(count)]
-        cotangents, sums = [sent[i] for i in traced.moving_out], shape.sums(params)
+        cotangents = [sent[i] for i in traced.moving_out]
+        sums = [wide(spec) for spec, own in zip(params, shape.trained, strict=True) if own]
         specs += [*outputs, *cotangents, *scale]
         made = _lower_backwards(traced, kinds, by, specs, carry, sums, lowered)
         return cls(
@@ -307,7 +296,7 @@ class Segment:
             lowered=lowered,
             specs=SegmentSpecs(
                 params=params,
-                layers=shape.counts,
+                layers=[(own.structure.num_leaves, len(own.trained)) for own in shape.leaves],
                 prepared=prepared,
                 carry=carry,
                 inputs=inputs,
@@ -355,5 +344,4 @@ def _lower_backwards(
 
 def program_of(traced: Differentiated, kind: Kind) -> Program:
     """The traced program of a kind of task, after which it is called."""
-    found: Program = getattr(traced, kind.name.lower())
-    return found
+    return getattr(traced, kind.name.lower())  # type: ignore[no-any-return]
