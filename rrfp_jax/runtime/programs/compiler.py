@@ -188,8 +188,7 @@ def require_gpu_compiler() -> None:
 
 
 def absent_gpus(target: str, processes: int, each: int) -> list[Sequence[jax.Device]]:
-    """GPUs by process, numbered as those of a run are; `UsageError` without a compiler for them."""
-    require_gpu_compiler()
+    """GPUs by process, numbered as those of a run are; needs a compiler for them."""
     try:
         found = topologies.get_topology_desc(
             "absent", "cuda", target_config=target, topology=f"1x{processes}x{each}"

@@ -354,10 +354,7 @@ class Executables:
         itself. `effort`: see `CPU_OPTIONS`. Of programs with equal keys, if any, one is lowered.
         """
         request = Request(program, devices, effort)
-
-        def find() -> str | None:
-            return request.kind(self._environment)
-
+        find = partial(request.kind, self._environment)
         machine = effort, devices[0].platform, devices[0].device_kind
         kind = find() if key is None else self._once(self._kinds, (key, machine), find)
         if kind is None:
