@@ -88,12 +88,6 @@ def filled(specs: Any, leaves: Mapping[Key, Any], *prefix: str) -> Any:
     return jax.tree_util.tree_map_with_path(like, specs)
 
 
-def plain_key(entry: Any) -> int | str:
-    """An entry of a path as plain data: whole numbers, as of lists, stay such."""
-    key = getattr(entry, "key", getattr(entry, "idx", None))
-    return key if type(key) is int else jax.tree_util.keystr((entry,), simple=True)
-
-
 def _key(prefix: Key, path: tuple[Any, ...]) -> Key:
     return (*prefix, *(jax.tree_util.keystr((entry,), simple=True) for entry in path))
 

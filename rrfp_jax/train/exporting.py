@@ -29,7 +29,7 @@ from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.printing import say
 from rrfp_jax.runtime._jax import on_host
 from rrfp_jax.runtime.engine.engine import Engine
-from rrfp_jax.runtime.model.layers import FunctionLayer, Params
+from rrfp_jax.runtime.model.layers import FunctionLayer, Params, nested
 from rrfp_jax.runtime.model.pipeline import Pipeline
 from rrfp_jax.runtime.model.user_errors import init_takes_carry
 from rrfp_jax.runtime.run.world import START_SECONDS
@@ -203,16 +203,7 @@ def _of_folder(
 
 def _of_stored(index: int, layer: StoredLayer, arrays: Mapping[Key, Any]) -> Params:
     """A layer's parameters as nested dicts, by the paths that were stored."""
-    tree: dict[int | str, Any] = {}
-    for path in layer.paths:
-        array = arrays[_key_of(index, path)]
-        if not path:  # the parameters are one array
-            return array
-        node = tree
-        for key in path[:-1]:
-            node = node.setdefault(key, {})
-        node[path[-1]] = array
-    return tree
+    return nested(layer.paths, (arrays[_key_of(index, path)] for path in layer.paths))
 
 
 def _key_of(layer: int, path: Sequence[int | str]) -> Key:

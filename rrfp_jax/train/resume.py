@@ -20,7 +20,6 @@ from rrfp_jax.checkpoint.leaves import (
     forms_of,
     keyed,
     name_of,
-    plain_key,
 )
 from rrfp_jax.checkpoint.saving import (
     BaseRefusal,
@@ -39,6 +38,7 @@ from rrfp_jax.json_files import Count, as_kind
 from rrfp_jax.loss_scale import LossScale
 from rrfp_jax.printing import say
 from rrfp_jax.runtime.engine.engine import Engine
+from rrfp_jax.runtime.model.layers import plain_key
 from rrfp_jax.runtime.model.roles import leaf_paths
 from rrfp_jax.runtime.run.world import START_SECONDS, World
 from rrfp_jax.runtime.stages.optimizer import Optimizer

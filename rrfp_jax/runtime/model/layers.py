@@ -344,7 +344,7 @@ class TreeLayer(LayerSpec):
             static=jax.tree.structure(static),
             rest=[_ABSENT if isinstance(leaf, jax.Array) else leaf for _, leaf in rest],
         )
-        return _nested(paths, map(plain, leaves)), parts
+        return nested(paths, map(plain, leaves)), parts
 
     def _split(self, made: Any) -> tuple[Any, Any]:
         """What is trained, and the rest."""
@@ -373,22 +373,19 @@ def _dotted(path: _Path) -> str:
 
 def _keys(paths: Sequence[Sequence[Any]]) -> list[_Path]:
     """JAX's paths as keys of nested dicts; a whole number that meets text in one is text: JAX sorts keys."""
-    numbers: list[list[Any]]
-    numbers = [[getattr(key, "key", getattr(key, "idx", None)) for key in path] for path in paths]
-    texts = [tuple(keystr((key,), simple=True) for key in path) for path in paths]
-    of_text = {
-        text[:i]
-        for own, text in zip(numbers, texts, strict=True)
-        for i, number in enumerate(own)
-        if type(number) is not int
-    }
-    return [
-        tuple(t if text[:i] in of_text else own[i] for i, t in enumerate(text))
-        for own, text in zip(numbers, texts, strict=True)
-    ]
+    keys = [tuple(map(plain_key, path)) for path in paths]
+    both = [(own, tuple(map(str, own))) for own in keys]
+    of_text = {text[:i] for own, text in both for i, key in enumerate(own) if isinstance(key, str)}
+    return [tuple(text[i] if text[:i] in of_text else key for i, key in enumerate(own)) for own, text in both]
 
 
-def _nested(paths: Sequence[_Path], leaves: Iterator[Any]) -> Params:
+def plain_key(entry: Any) -> int | str:
+    """An entry of a path as plain data: whole numbers, as of lists, stay such."""
+    key = getattr(entry, "key", getattr(entry, "idx", None))
+    return key if type(key) is int else keystr((entry,), simple=True)
+
+
+def nested(paths: Sequence[_Path], leaves: Iterator[Any]) -> Params:
     """Leaves as nested dicts; refuses two of one path, and one inside another."""
     if list(paths) == [()]:
         return next(leaves)
