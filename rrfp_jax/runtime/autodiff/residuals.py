@@ -161,28 +161,25 @@ def hoist(backward: Program, fixed: int) -> tuple[Program, Program | None]:
     the program that computes them from the head; the program itself and None if there are none.
     """
     flat = inline(backward.closed)
-    taken = _costly(flat, [v for i, v in zip(backward.reads, flat.jaxpr.invars, strict=True) if i < fixed])
+    bare = without_barriers(flat)
+    taken = _costly(bare, [v for i, v in zip(backward.reads, bare.jaxpr.invars, strict=True) if i < fixed])
     if not taken:
         return backward, None
-    early = with_given(without_barriers(flat), taken, quiet=True)
+    early = with_given(bare, taken, quiet=True)
     head = sum(i < fixed for i in backward.reads)
     places = [i if i < fixed else i + len(taken) for i in backward.reads]
     places[head:head] = range(fixed, fixed + len(taken))
     return with_given(flat, flat.jaxpr.outvars, taken, head).at(places), early.at(backward.reads)
 
 
-def _costly(flat: ClosedJaxpr, weights: list[Var]) -> list[Var]:
+def _costly(bare: ClosedJaxpr, weights: list[Var]) -> list[Var]:
     """The values made from weights, not cheaply, that something else is made from."""
-    constant: set[Any] = set(flat.jaxpr.constvars)
+    constant: set[Any] = set(bare.jaxpr.constvars)
     known: set[Any] = set(weights)
     costly: dict[Any, None] = {}
-    read_by_others = {v for v in flat.jaxpr.outvars if not isinstance(v, Literal)}
-    for equation in flat.jaxpr.eqns:
+    read_by_others = {v for v in bare.jaxpr.outvars if not isinstance(v, Literal)}
+    for equation in bare.jaxpr.eqns:
         read = [v for v in equation.invars if not isinstance(v, Literal)]
-        if equation.primitive.name == BARRIER:
-            pairs = zip(equation.invars, equation.outvars, strict=True)
-            known.update(made for v, made in pairs if v in read and v in known)
-            continue
         if runs_once(equation) or not all(v in known or v in constant for v in read):
             read_by_others.update(read)
         elif not any(v in known for v in read):
@@ -193,7 +190,7 @@ def _costly(flat: ClosedJaxpr, weights: list[Var]) -> list[Var]:
         else:
             known.update(equation.outvars)
             costly.update(dict.fromkeys(equation.outvars))
-    costly.update(dict.fromkeys(_compared(flat.jaxpr, weights, known)))
+    costly.update(dict.fromkeys(_compared(bare.jaxpr, weights, known)))
     return [v for v in costly if v in read_by_others]
 
 
