@@ -45,21 +45,22 @@ def jumps(equation: JaxprEqn) -> bool:
     bfloat16, and fuses products with sums. The gradient of `max(y, 0)`, which asks where y is the maximum,
     would then be 0.
     """
-    reads = any(map(_is_real, equation.invars))
-    return reads and (equation.primitive.name == "sign" or not any(map(_is_real, equation.outvars)))
+    reads = any(map(is_inexact, equation.invars))
+    return reads and (equation.primitive.name == "sign" or not any(map(is_inexact, equation.outvars)))
 
 
 def is_exact(equation: JaxprEqn) -> bool:
     """Whether all programs get the same bits of an equation, given the same operands."""
-    name, made = equation.primitive.name, [*filter(_is_real, equation.outvars)]
+    name, made = equation.primitive.name, [*filter(is_inexact, equation.outvars)]
     if name == "convert_element_type" and made:
         sizes = [atom.aval.dtype.itemsize for atom in (equation.invars[0], made[0])]  # type: ignore[attr-defined]
-        return not _is_real(equation.invars[0]) or sizes[0] < sizes[1]
+        return not is_inexact(equation.invars[0]) or sizes[0] < sizes[1]
     return not made or (name in REPEATABLE and name not in _ROUNDING)
 
 
-def _is_real(atom: Any) -> bool:
-    return not is_key(atom.aval) and jnp.issubdtype(getattr(atom.aval, "dtype", bool), jnp.inexact)
+def is_inexact(atom: Any) -> bool:
+    """Whether values of its dtype are rounded, and have tangents."""
+    return bool(jnp.issubdtype(getattr(atom.aval, "dtype", bool), jnp.inexact))
 
 
 def calls_programs(equation: JaxprEqn) -> bool:

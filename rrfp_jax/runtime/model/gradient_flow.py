@@ -22,12 +22,19 @@ from operator import or_
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
-import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, jaxpr_as_fun, jaxprs_in_params
 
 from rrfp_jax.errors import UsageError, text_of
 from rrfp_jax.runtime._jax import line_of, live_part
-from rrfp_jax.runtime.autodiff.traced import CALLS, dependence, inline, output_dependence, spec_of, with_inner
+from rrfp_jax.runtime.autodiff.traced import (
+    CALLS,
+    dependence,
+    inline,
+    is_inexact,
+    output_dependence,
+    spec_of,
+    with_inner,
+)
 from rrfp_jax.runtime.model.pipeline import LayerShapes, Pipeline, Specs
 from rrfp_jax.runtime.model.roles import Roles, covering, leaf_paths
 from rrfp_jax.runtime.model.user_errors import reason_of
@@ -93,7 +100,7 @@ def gradient_flow(pipe: Pipeline, shapes: Sequence[LayerShapes], fields: Specs, 
     for step, moves in zip(steps[::-1], _moving(steps)[::-1], strict=True):
         flags = [*reaching[0], *[_OBJECTIVE, _WEIGHT][: 2 * step.sums]]
         outputs = step.closed.jaxpr.outvars
-        flags = [flag * _is_differentiable(var) for flag, var in zip(flags, outputs, strict=True)]
+        flags = [flag * is_inexact(var) for flag, var in zip(flags, outputs, strict=True)]
         kind = id(step.closed), tuple(moves), tuple(map(bool, flags))
         if kind not in known:
             known[kind] = _sources(step, moves, flags)
@@ -206,9 +213,7 @@ def _adds(equation: JaxprEqn) -> bool:
     if equation.primitive.name != "custom_vjp_call":
         return False
     read = [*dict.fromkeys(v for v in equation.invars if not isinstance(v, Literal))]
-    moving, made = (
-        [i for i, v in enumerate(some) if _is_differentiable(v)] for some in (read, equation.outvars)
-    )
+    moving, made = ([i for i, v in enumerate(some) if is_inexact(v)] for some in (read, equation.outvars))
     program = equation.params["call_jaxpr"].jaxpr.replace(
         constvars=[], invars=read, outvars=equation.outvars, eqns=[equation]
     )
@@ -228,11 +233,6 @@ def _borders(
     return [*borders, ()]
 
 
-def _is_differentiable(atom: Any) -> bool:
-    """Whether values of its dtype have tangents."""
-    return bool(jnp.issubdtype(atom.aval.dtype, jnp.inexact))
-
-
 class _End(NamedTuple):
     """An equation that ends the tangents of what it reads, its line, and the outermost one that it is in."""
 
@@ -244,7 +244,7 @@ class _End(NamedTuple):
 def _tangents(jaxpr: Any, moving: Sequence[bool]) -> tuple[list[bool], list[_End]]:
     """Which outputs can have a tangent if these inputs have (at times more than do), and where others end."""
     ends: list[_End] = []
-    known = {v for v, moves in zip(jaxpr.invars, moving, strict=True) if moves and _is_differentiable(v)}
+    known = {v for v, moves in zip(jaxpr.invars, moving, strict=True) if moves and is_inexact(v)}
     for equation in jaxpr.eqns:
         read = [not isinstance(atom, Literal) and atom in known for atom in equation.invars]
         if not any(read):
@@ -254,7 +254,7 @@ def _tangents(jaxpr: Any, moving: Sequence[bool]) -> tuple[list[bool], list[_End
         if name in _CALLS and len(bodies) == 1:
             flags, inner = _tangents(bodies[0], read)
             ends += [_End(end.equation, end.line or line_of(equation), equation) for end in inner]
-        moved = [v for v, flag in zip(equation.outvars, flags, strict=True) if flag and _is_differentiable(v)]
+        moved = [v for v, flag in zip(equation.outvars, flags, strict=True) if flag and is_inexact(v)]
         known.update(moved)
         if equation.outvars and not moved and name not in _CALLS:
             ends.append(_End(equation, line_of(equation), equation))
@@ -331,12 +331,12 @@ def _end(step: _Step, outputs: Sequence[int], moving: Sequence[bool], own: bool)
         line = f" ({where})" if where else ""
         if name == "convert_element_type":
             name = f"a cast to {made.aval.dtype}"
-        elif not _is_differentiable(made):
+        elif not is_inexact(made):
             name = f"{name}, which gives {made.aval.dtype}"
         at = f", at {name}{line}"
     for j in outputs:
         leaf: Any = step.closed.jaxpr.outvars[j]
-        if not _is_differentiable(leaf):
+        if not is_inexact(leaf):
             named = f"its carry leaf {step.leaves[j]}" if step.leaves[j] else "its carry"
             return f"{step.name} gives {named} as {leaf.aval.dtype}{line}"
     return f"it ends in {step.name}{at}"
