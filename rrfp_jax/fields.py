@@ -187,6 +187,15 @@ def counted(number: int, what: str) -> str:
     return f"{number} {what}{'s' * (number != 1)}"
 
 
+def numbered(what: str, numbers: Sequence[int]) -> str:
+    """Such as "stage 1", "stages 1-3" and "stages 1, 3", given in ascending order."""
+    first, last = numbers[0], numbers[-1]
+    if first == last:
+        return f"{what} {first}"
+    whole = last - first + 1 == len(numbers)
+    return f"{what}s {first}-{last}" if whole else f"{what}s {', '.join(map(str, numbers))}"
+
+
 def shown(value: Any) -> str:
     """A value as messages have it; Python writes no number of more than 4,300 digits."""
     try:

@@ -13,7 +13,7 @@ import jax
 from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.core.tasks import Placement, Shape
 from rrfp_jax.errors import UsageError, refusing
-from rrfp_jax.fields import check_fields, says_its_arguments, shown
+from rrfp_jax.fields import check_fields, numbered, says_its_arguments, shown
 from rrfp_jax.runtime._jax import cpu_devices_asked_by, first_use, in_use, provide_cpu_devices
 from rrfp_jax.runtime.mesh.stage_mesh import StageMesh, VirtualStage, WidthChanges
 from rrfp_jax.runtime.run.stacks import first_used
@@ -328,8 +328,8 @@ class Mesh:
         replicas = sorted({number // self.pp for number in stage_replicas})
         if len(stage_replicas) < len(stages) * len(replicas):
             return ", ".join(self._name([stage_replica]) for stage_replica in stage_replicas)
-        named = _numbered("stage", stages)
-        return named if self.dp == 1 else f"{named} of {_numbered('replica', replicas)}"
+        named = numbered("stage", stages)
+        return named if self.dp == 1 else f"{named} of {numbered('replica', replicas)}"
 
     def _own_devices(self, count: int) -> list[jax.Device]:
         """The devices of this process's stages, in the order of the mesh."""
@@ -399,7 +399,3 @@ def _local_devices() -> Sequence[jax.Device]:
             f"JAX_PLATFORMS={asked}: JAX finds no such device here{reason}; unset it to train on what there "
             f"is, or install JAX for these devices, and their driver"
         ) from None
-
-
-def _numbered(what: str, numbers: Sequence[int]) -> str:
-    return f"{what} {numbers[0]}" if len(numbers) == 1 else f"{what}s {numbers[0]}-{numbers[-1]}"

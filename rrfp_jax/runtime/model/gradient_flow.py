@@ -25,6 +25,7 @@ import jax
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, jaxpr_as_fun, jaxprs_in_params
 
 from rrfp_jax.errors import UsageError, text_of
+from rrfp_jax.fields import numbered
 from rrfp_jax.runtime._jax import line_of, live_part
 from rrfp_jax.runtime.autodiff.traced import (
     CALLS,
@@ -352,7 +353,9 @@ def refuse_untrained(flows: Sequence[Flow]) -> None:
     for place, group in groupby(silent, silent.__getitem__):
         layers = list(group)
         names = [name for k in layers for name in trained[k]]
-        said.append(f"{_layers(layers)} would not train, for no gradient reaches {_names(names)}: {place}")
+        said.append(
+            f"{numbered('layer', layers)} would not train, for no gradient reaches {_names(names)}: {place}"
+        )
     remedy = "Let the loss follow from them through floating point numbers, by functions with a derivative"
     if others := [name for k, names in enumerate(trained) if k not in silent for name in names]:
         kept = covering([name for k in silent for name in trained[k]], others)
@@ -377,11 +380,3 @@ def told_lost(lost: Mapping[str, str]) -> str:
 
 def _names(names: Sequence[str]) -> str:
     return ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
-
-
-def _layers(indices: Sequence[int]) -> str:
-    first, last = indices[0], indices[-1]
-    if first == last:
-        return f"layer {first}"
-    whole = last - first + 1 == len(indices)
-    return f"layers {first}-{last}" if whole else f"layers {', '.join(map(str, indices))}"
