@@ -81,7 +81,8 @@ def test_targets_are_cards_that_plans_know_and_agree_with_their_sheets():
 
 
 def test_a_run_says_why_it_finds_no_programs(tmp_path, monkeypatch):
-    monkeypatch.setattr("rrfp_jax.runtime.programs.executables.version", lambda name: "1.2.3")
+    known = {"jax-cuda12-pjrt": "1.2.3"}
+    monkeypatch.setattr("rrfp_jax.runtime.programs.executables.found_versions", lambda names: known)
     h100 = SimpleNamespace(platform="gpu", device_kind="NVIDIA H100 80GB HBM3")
     here = MadeFor.of(h100, 4, {})
     assert why_compiled(tmp_path, "quickstart", here) is None

@@ -103,7 +103,8 @@ def gpu(told, process=0):
 def test_keys_are_those_of_devices_that_are_there(monkeypatch):
     """A client of absent GPUs says other things of itself; CPU flags are of no concern to a GPU."""
     lowered = programs.lowered(jax.devices()[0])
-    monkeypatch.setattr("rrfp_jax.runtime.programs.executables.version", lambda name: "1.2.3")
+    known = {"jax-cuda12-pjrt": "1.2.3"}
+    monkeypatch.setattr("rrfp_jax.runtime.programs.executables.found_versions", lambda names: known)
     absent = Request(lowered, [gpu("PJRT C API\nsome card", process=3)])
     there = Request(lowered, [gpu("PJRT C API\ncuda 12090")])
     flags = {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false --xla_gpu_deterministic_ops=true"}

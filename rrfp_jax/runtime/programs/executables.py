@@ -29,7 +29,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -41,6 +41,7 @@ from rrfp_jax.fields import expanded
 from rrfp_jax.files import OTHERS_READ, OTHERS_WRITE, open_own, require_own
 from rrfp_jax.printing import warn
 from rrfp_jax.runtime._jax import calls_python, load_for
+from rrfp_jax.runtime.run.alike import found_versions
 
 KEY_FILE = "RRFP_KEY_FILE"
 
@@ -276,11 +277,9 @@ class Request:
 
 def compiler_of(device: jax.Device) -> str:
     """The compiler's version; of GPUs its package's, since the client of an absent one does not tell."""
-    found = []
-    for name in GPU_COMPILERS if device.platform == "gpu" else ():
-        with suppress(PackageNotFoundError):
-            found.append(f"{name} {version(name)}")
-    return ", ".join(found) or str(device.client.platform_version)
+    found = found_versions(GPU_COMPILERS if device.platform == "gpu" else ())
+    told = ", ".join(f"{name} {number}" for name, number in found.items())
+    return told or str(device.client.platform_version)
 
 
 def flags_for(platform: str, value: str | None) -> str | None:
