@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Var
 
 from rrfp_jax.random_keys import as_key, plain
-from rrfp_jax.runtime.autodiff.residuals import hoist, plan_residuals, prepared_too
+from rrfp_jax.runtime.autodiff.residuals import hoist, plan_residuals, prepared_too, residuals
 from rrfp_jax.runtime.autodiff.split_backward import split
 from rrfp_jax.runtime.autodiff.traced import (
     SCALE,
@@ -128,24 +128,25 @@ def differentiate(
     whole, facts = _trace_with_residuals(stage, params, carry, inputs, own, flow_in, cotangents)
     kept = facts.out + facts.has_statistics
     whole = inline(whole)  # a call's cheap results are computed again like any others
-    plan = plan_residuals(whole, len(params), kept)
-    prepare = with_given(whole, plan.prepared, quiet=True) if plan.prepared else None
-    sent = [*whole.jaxpr.outvars[:kept], *plan.saved]
-    before = [*params, *map(spec_of, plan.prepared), *carry, *inputs]
+    prepared, saved = plan_residuals(whole, len(params), kept)
+    prepare = with_given(whole, prepared, quiet=True)
+    sent = [*whole.jaxpr.outvars[:kept], *saved]
+    rebuilt = residuals(whole, len(params), prepared, sent, kept)
+    before = [*params, *map(spec_of, prepared), *carry, *inputs]
     given = [spec_of(atom) for atom in sent]
     arriving, first = [given[i] for i in facts.moving_out], len(before) + len(given)
 
     def backward(*args: Any) -> list[Any]:
-        residuals = plan.residuals(args[: len(before)], args[len(before) : first], len(params))
-        vjp = jax.tree.unflatten(facts.structure, map(as_key, facts.residuals, residuals))
+        found = rebuilt(*(args[i] for i in rebuilt.reads))
+        vjp = jax.tree.unflatten(facts.structure, map(as_key, facts.residuals, found))
         scale = None if facts.loss is None else args[-1].astype(facts.loss)
         gradients, carry_gradients = vjp((list(args[first:-1]), scale))
         return [*carry_gradients, *gradients]
 
     traced = reduce(jax.make_jaxpr(backward)(*before, *given, *arriving, SCALE))
-    fixed = len(params) + len(plan.prepared)
+    fixed = len(params) + len(prepared)
     rest, early = hoist(traced, fixed)
-    forward, more = with_given(whole, sent, plan.prepared, len(params)), 0
+    forward, more = with_given(whole, sent, prepared, len(params)), 0
     if early is not None:
         prepare, more = prepared_too(prepare, early, params), len(early.closed.jaxpr.outvars)
         forward = Program(forward.closed, tuple(i + more * (i >= fixed) for i in forward.reads))
@@ -160,17 +161,15 @@ def differentiate(
         fixed=fixed + more,
         cotangents=first + more,
     )
-    return _without_unread(made, len(params))
+    return _without_unread(made, prepare, len(params))
 
 
-def _without_unread(made: Differentiated, first: int) -> Differentiated:
+def _without_unread(made: Differentiated, prepare: Program, first: int) -> Differentiated:
     """Without the values that `prepare` gives, from place `first` on, only to make others of them."""
     read = {*made.forward.reads, *made.backward.reads}
     unread = [i for i in range(first, made.fixed) if i not in read]
-    if made.prepare is None or not unread:
-        return made
     moved, less = {i: i - bisect(unread, i) for i in read}, len(unread)
-    prepare = without_outputs(made.prepare, [i - first for i in unread])
+    prepare = without_outputs(prepare, [i - first for i in unread])
     return replace(
         made,
         prepare=prepare if prepare.outputs else None,

@@ -25,7 +25,6 @@ copy of the weights. So it is taken out of the backward (`hoist`), and computed 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -56,31 +55,26 @@ TABLE_SHARE = 16
 """What is computed once a step costs so much less than what is saved of every microbatch."""
 
 
-@dataclass(frozen=True)
-class ResidualPlan:
-    """Where each residual of a program `whole` comes from; its first outputs are `kept` for others."""
+def residuals(
+    whole: ClosedJaxpr, n_params: int, prepared: Sequence[Var], sent: Sequence[Any], kept: int
+) -> Program:
+    """The residuals, all outputs of a program but the first `kept`, from what a backward is given.
 
-    whole: ClosedJaxpr
-    kept: int
-    prepared: Sequence[Var]
-    saved: Sequence[Var]
-
-    def residuals(self, stage_args: Sequence[Any], outputs: Sequence[Any], n_params: int) -> list[Any]:
-        """The residuals in order, from a backward's arguments."""
-        jaxpr, ready = self.whole.jaxpr, len(self.prepared)
-        sent = (*jaxpr.outvars[: self.kept], *self.saved)
-        inputs = [*stage_args[:n_params], *stage_args[n_params + ready :]]
-        known = {v: value for v, value in zip(sent, outputs, strict=True) if isinstance(v, Var)}
-        known.update(zip(self.prepared, stage_args[n_params:], strict=False))
-        produced = [v for v in known if v not in set(jaxpr.invars)]
-        known.update(zip(jaxpr.invars, inputs, strict=True))
-        names, wanted = [*jaxpr.invars, *produced], jaxpr.outvars[self.kept :]
-        program = with_given(self.whole, wanted, produced, len(jaxpr.invars), quiet=True)
-        return program(*(known[names[i]] for i in program.reads))
+    That is parameters, prepared values, the program's other inputs, and what the forward has `sent` or saved.
+    """
+    inputs = whole.jaxpr.invars
+    given = [*inputs[:n_params], *prepared, *inputs[n_params:], *sent]
+    place = {v: i for i, v in reversed([*enumerate(given)]) if isinstance(v, Var)}
+    made = [v for v in place if v not in set(inputs)]
+    program = with_given(whole, whole.jaxpr.outvars[kept:], made, len(inputs), quiet=True)
+    return program.at([place[v] for v in (*inputs, *made)])
 
 
-def plan_residuals(whole: ClosedJaxpr, n_params: int, kept: int) -> ResidualPlan:
-    """Save the fewest bytes from which all that is wanted, and can be had no other way, follows cheaply."""
+def plan_residuals(whole: ClosedJaxpr, n_params: int, kept: int) -> tuple[list[Var], list[Var]]:
+    """What to prepare once a step, and what each forward must save, besides the `kept` first outputs.
+
+    These are the fewest bytes from which all residuals follow cheaply that can be had no other way.
+    """
     jaxpr, masks = whole.jaxpr, dependence(whole)
     most = nbytes([atom.aval for atom in (*jaxpr.invars[n_params:], *jaxpr.outvars[:kept])])
     of_weights = {v for v, mask in masks.items() if 0 < mask < 1 << n_params}
@@ -98,7 +92,7 @@ def plan_residuals(whole: ClosedJaxpr, n_params: int, kept: int) -> ResidualPlan
             break
     prepared += [v for v in chosen if v in of_weights or not masks[v]]
     saved = [v for e in jaxpr.eqns for v in e.outvars if v in chosen and v not in prepared]
-    return ResidualPlan(whole, kept, prepared, saved)
+    return prepared, saved
 
 
 def _available(jaxpr: Any, masks: Mapping[Var, int], given: Set[Any], tables: bool) -> set[Any]:
@@ -211,11 +205,11 @@ def _compared(jaxpr: Any, weights: Collection[Var], of_weights: set[Any]) -> lis
     return [v for v in made if v in found and v in of_weights and v not in exact]
 
 
-def prepared_too(prepare: Program | None, early: Program, params: Specs) -> Program:
+def prepared_too(prepare: Program, early: Program, params: Specs) -> Program:
     """`prepare` with the values that `early` makes of parameters and its own values after these."""
 
     def both(*args: Any) -> list[Any]:
-        made = prepare(*(args[i] for i in prepare.reads)) if prepare is not None else []
+        made = prepare(*(args[i] for i in prepare.reads))
         head = [*args, *made]
         return [*made, *early(*(head[i] for i in early.reads))]
 
