@@ -25,7 +25,7 @@ from rrfp_jax.runtime.engine.device import Running
 from rrfp_jax.runtime.engine.loop import EVERY, FIRST, collect_together
 from rrfp_jax.runtime.engine.pacing import Delays
 from rrfp_jax.runtime.mesh import topology
-from rrfp_jax.runtime.programs.compiler import Counting
+from rrfp_jax.runtime.programs.compiler import counting
 from rrfp_jax.runtime.run.world import World
 from rrfp_jax.runtime.stages.step import ModelStep
 from rrfp_jax.runtime.transport.protocol import Arrival, Key
@@ -225,9 +225,9 @@ def test_nonsense_is_refused(wrong):
 def told(jobs, ended):
     """What is told of kinds of segments, given by job."""
     found = []
-    with Counting(found.append, jobs, "kinds") as counting:
+    with counting(found.append, jobs, "kinds", itertools.count().__next__) as tell:
         for job in ended:
-            counting.ended(job)
+            tell(job)
     assert all((doing.what, doing.parts) == ("compiling", "kinds") for doing in found)
     return [(doing.done, doing.total, doing.detail) for doing in found]
 
@@ -258,18 +258,19 @@ def test_counts(jobs, ended, said):
 
 def test_an_error_ends_it():
     found = []
-    with pytest.raises(KeyError), Counting(found.append, [A0, OTHER], "kinds") as counting:
-        counting.ended(A0)
+    with pytest.raises(KeyError), counting(found.append, [A0, OTHER], "kinds", lambda: 0) as ended:
+        ended(A0)
         raise KeyError
     assert [(doing.done, doing.total) for doing in found] == [(0, 2), (1, 2), (2, 2)]
+    assert found[-1].detail == "", "not all were loaded"
 
 
 @pytest.mark.parametrize(("compiled", "detail"), [(0, "all loaded"), (1, "")])
 def test_programs_that_were_all_loaded_are_told_so(compiled, detail):
     found, compiles = [], itertools.count(step=compiled)
-    with Counting(found.append, [A0, OTHER], "kinds", lambda: next(compiles)) as counting:
-        counting.ended(A0)
-        counting.ended(OTHER)
+    with counting(found.append, [A0, OTHER], "kinds", lambda: next(compiles)) as ended:
+        ended(A0)
+        ended(OTHER)
     assert [doing.detail for doing in found] == ["", "", detail]
 
 

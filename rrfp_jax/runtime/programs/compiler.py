@@ -39,47 +39,43 @@ def each_once(programs: Iterable[Compiled]) -> list[Compiled]:
     return [*{id(one): one for one in programs}.values()]
 
 
-class Counting:
-    """Counts kinds of segments while several threads compile them. Use as a context manager."""
+@contextmanager
+def counting(
+    progress: Progress, jobs: Iterable[Job], parts: str, compiles: Callable[[], int]
+) -> Iterator[Callable[[Job], None]]:
+    """Tells of kinds of segments while several threads compile them.
 
-    def __init__(
-        self, progress: Progress, jobs: Iterable[Job], parts: str, compiles: Callable[[], int] | None = None
-    ) -> None:
-        self._compiles, self._before = compiles, compiles and compiles()  # so far, if somebody counts
-        self._progress, self._parts = progress, parts
-        self._left = Counter((bucket, kind) for bucket, _, kind in jobs)  # on how many stages
-        self._buckets = len({bucket for bucket, _ in self._left})
-        self._total = len(self._left)
-        self._lock = threading.Lock()  # a listener is called by one thread at a time
+    Gives what is called when a kind has all its programs on a stage. `compiles` counts what is not loaded.
+    """
+    left = Counter((bucket, kind) for bucket, _, kind in jobs)  # on how many stages
+    buckets, total, before = len({bucket for bucket, _ in left}), len(left), compiles()
+    lock = threading.Lock()  # a listener is called by one thread at a time
 
-    def __enter__(self) -> Counting:
-        if self._total:
-            self._tell()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        with self._lock:
-            if self._left:  # an error: it ends here
-                self._left, self._compiles = Counter(), None
-                self._tell()
-
-    def ended(self, job: Job) -> None:
-        """This kind has all its programs on this stage."""
-        bucket, _, kind = job
-        with self._lock:
-            self._left[bucket, kind] -= 1
-            if not self._left[bucket, kind]:
-                del self._left[bucket, kind]
-                self._tell()
-
-    def _tell(self) -> None:
-        under_way = {bucket for bucket, _ in self._left}
-        current = min(self._buckets - len(under_way) + 1, self._buckets)
-        detail = f"bucket {current} of {self._buckets}" if self._buckets > 1 else ""
-        if not self._left and self._compiles and self._compiles() == self._before:
+    def tell(failed: bool = False) -> None:
+        under_way = {bucket for bucket, _ in left}
+        current = min(buckets - len(under_way) + 1, buckets)
+        detail = f"bucket {current} of {buckets}" if buckets > 1 else ""
+        if not (left or failed) and compiles() == before:
             detail = "all loaded"
-        done = self._total - len(self._left)
-        self._progress(Doing("compiling", done, self._total, detail, self._parts))
+        progress(Doing("compiling", total - len(left), total, detail, parts))
+
+    def ended(job: Job) -> None:
+        bucket, _, kind = job
+        with lock:
+            left[bucket, kind] -= 1
+            if not left[bucket, kind]:
+                del left[bucket, kind]
+                tell()
+
+    if total:
+        tell()
+    try:
+        yield ended
+    finally:
+        with lock:
+            if left:  # an error: it ends here
+                left.clear()
+                tell(failed=True)
 
 
 IS_DROPPED: ContextVar[Callable[[], bool]] = ContextVar("IS_DROPPED", default=lambda: False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
 from time import perf_counter
@@ -23,7 +23,7 @@ from rrfp_jax.runtime.model.layers import Params
 from rrfp_jax.runtime.model.pipeline import LayerShapes, Pipeline
 from rrfp_jax.runtime.model.roles import Roles
 from rrfp_jax.runtime.model.sharding import Sharding, sharding_of
-from rrfp_jax.runtime.programs.compiler import Compiler, Counting, Job, compile_pool
+from rrfp_jax.runtime.programs.compiler import Compiler, Job, compile_pool, counting
 from rrfp_jax.runtime.programs.gradients import owned_trees
 from rrfp_jax.runtime.programs.segments import OnDevices, Segment, SegmentShape, segments_of
 from rrfp_jax.runtime.programs.stage_programs import StagePrograms
@@ -192,9 +192,8 @@ class Library:
                 self.flow(bucket)
         jobs = self._jobs(missing, kinds)
         parts = f"kinds ({sum(len(of.layers) for own in self._virtual_stages.values() for of in own)} layers)"
-        counting = Counting(self.progress, jobs, parts, self._compiles)
-        with counting, compile_pool() as pool:
-            made = dict(zip(jobs, pool.map(partial(self._lower, counting), jobs, jobs.values()), strict=True))
+        with counting(self.progress, jobs, parts, self._compiles) as ended, compile_pool() as pool:
+            made = dict(zip(jobs, pool.map(partial(self._lower, ended), jobs, jobs.values()), strict=True))
         self._segments |= made
         for bucket in missing:
             programs = {
@@ -271,14 +270,14 @@ class Library:
             for own in segments_of(layers, virtual_stage.width, self._together)
         ]
 
-    def _lower(self, counting: Counting, job: Job, work: _Work) -> Segment:
+    def _lower(self, ended: Callable[[Job], None], job: Job, work: _Work) -> Segment:
         """The programs of a segment; without any kind of backward, those for forwards only."""
         (_, stage_replica, _), (shape, kinds) = job, work
         began, compiler = perf_counter(), self._compilers[stage_replica]
         with compiler.stage_mesh.tracing():
             made = Segment.lower(shape, kinds, OnDevices(compiler), self._segments.get(job))
         self.compile_seconds[stage_replica] += perf_counter() - began
-        counting.ended(job)
+        ended(job)
         return made
 
     def _stage(
