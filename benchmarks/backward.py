@@ -60,8 +60,7 @@ class Halved:
     def arguments(self) -> list[Any]:
         """The argument list of all programs, the input's outputs at its end."""
         prepare, values = self.traced.prepare, list(self.params)
-        if prepare is not None:
-            values += jax.jit(prepare.__call__)(*(values[i] for i in prepare.reads))
+        values += jax.jit(prepare.__call__)(*(values[i] for i in prepare.reads))
         values += self.arrived
         outputs = self._apply("forward", values)
         draw = np.random.default_rng(self.seed)

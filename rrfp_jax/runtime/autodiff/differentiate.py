@@ -59,7 +59,7 @@ class Differentiated:
     gradients.
     """
 
-    prepare: Program | None
+    prepare: Program
     forward: Program
     backward: Program
     out: int  # number of carry leaves that the forward sends on, before a statistics vector if there is one
@@ -161,18 +161,17 @@ def differentiate(
         fixed=fixed + more,
         cotangents=first + more,
     )
-    return _without_unread(made, prepare, len(params))
+    return _without_unread(made, len(params))
 
 
-def _without_unread(made: Differentiated, prepare: Program, first: int) -> Differentiated:
+def _without_unread(made: Differentiated, first: int) -> Differentiated:
     """Without the values that `prepare` gives, from place `first` on, only to make others of them."""
     read = {*made.forward.reads, *made.backward.reads}
     unread = [i for i in range(first, made.fixed) if i not in read]
     moved, less = {i: i - bisect(unread, i) for i in read}, len(unread)
-    prepare = without_outputs(prepare, [i - first for i in unread])
     return replace(
         made,
-        prepare=prepare if prepare.outputs else None,
+        prepare=without_outputs(made.prepare, [i - first for i in unread]),
         forward=made.forward.at(moved),
         backward=made.backward.at(moved),
         fixed=made.fixed - less,

@@ -266,11 +266,9 @@ class Segment:
         """Lower the forward and these kinds of backward, if any, but for those that `before` has."""
         traced = shape.traced(bool(kinds))
         params, carry, inputs = shape.placed(by.spread)
-        prepare, prepared = None, list[Any]()
-        if (program := traced.prepare) is not None:
-            given = [params[i] for i in program.reads]
-            prepare = by.lower(program, given, (), ()) if before is None else before.prepare
-            prepared = by.outputs(program, prepare)
+        given = [params[i] for i in traced.prepare.reads]
+        prepare = by.lower(traced.prepare, given, (), ()) if before is None else before.prepare
+        prepared = by.outputs(traced.prepare, prepare)
         sent, scale = shape.sent(by.spread, traced.out), by.spread([SCALE], [WHOLE])
         specs = [*params, *prepared, *carry, *inputs]
         passed = {i: n for i, n in traced.passed.items() if specs[n].sharding == sent[i].sharding}

@@ -180,8 +180,9 @@ class _Numbers:
         for own, args, segment in zip(layers, self._arguments, segments, strict=True):
             args.append(indices[own.start - layers[0].start])
             made = self._new(segment.specs.prepared)
-            if (program := segment.traced.prepare) is not None:
-                prepare.append(_Planned(segment.prepare, [args[i] for i in program.reads], made))
+            if made:
+                reads = segment.traced.prepare.reads
+                prepare.append(_Planned(segment.prepare, [args[i] for i in reads], made))
             args.extend(made)
         self._fixed = len(self.values)
         self.prepare = _row(prepare, shared, range(len(shared), self._fixed), 0, self.values)
