@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.extend.core import ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Literal, Var
+from jax.extend.core import ClosedJaxpr, DropVar, Jaxpr, Literal, Var
 
 from rrfp_jax.random_keys import is_key, plain
 from rrfp_jax.runtime._jax import settings_here
@@ -64,22 +64,13 @@ def _of_jaxpr(jaxpr: Jaxpr) -> Hashable:
         return (_of(atom.val), atom.aval) if isinstance(atom, Literal) else numbers[atom]
 
     given = tuple(map(bound, [*jaxpr.constvars, *jaxpr.invars])), len(jaxpr.constvars)
-    equations = tuple(
-        (
-            own.primitive,
-            tuple(map(read, own.invars)),
-            _of_params(own),
-            tuple(map(bound, own.outvars)),
-            own.ctx,
-        )
-        for own in jaxpr.eqns
-    )
-    return given, equations, tuple(map(read, jaxpr.outvars))
-
-
-def _of_params(equation: JaxprEqn) -> Hashable:
-    names = RULES.get(equation.primitive.name, sorted(equation.params))
-    return tuple((name, _of(equation.params[name])) for name in names)
+    equations = list[Hashable]()
+    for own in jaxpr.eqns:
+        names = RULES.get(own.primitive.name, sorted(own.params))
+        params = tuple((name, _of(own.params[name])) for name in names)
+        operands = tuple(map(read, own.invars))
+        equations.append((own.primitive, operands, params, tuple(map(bound, own.outvars)), own.ctx))
+    return given, tuple(equations), tuple(map(read, jaxpr.outvars))
 
 
 def _of(value: Any) -> Hashable:
