@@ -453,11 +453,7 @@ def _unwrapped(equation: JaxprEqn, read: Sequence[Value]) -> Sequence[Value]:
 
 
 _RULES: Mapping[str, Callable[[JaxprEqn, Sequence[Value]], Sequence[Value]]] = {
-    "copy": _copied,
-    "copy_p": _copied,
-    BARRIER: _copied,
-    "sharding_constraint": _copied,
-    "convert_element_type": _copied,
+    **dict.fromkeys(("copy", "copy_p", BARRIER, "sharding_constraint", "convert_element_type"), _copied),
     "transpose": _transposed,
     "random_wrap": lambda equation, read: [("key", read[0], equation.params["impl"])],
     "random_unwrap": _unwrapped,
