@@ -29,7 +29,8 @@ from benchmarks.harness import LAUNCH, REPOSITORY, Aim, Found, bench, on_ranks, 
 from configs.quickstart import pipeline
 from models import gpt
 from rrfp_jax.data.contract import as_data, buckets_of, declared_buckets, plan_step
-from rrfp_jax.runtime.model.pipeline import IDS, Pipeline, run_layers
+from rrfp_jax.runtime.model.layers import MicrobatchView
+from rrfp_jax.runtime.model.pipeline import IDS, Pipeline
 from rrfp_jax.runtime.programs import compiler, executables, library
 
 STAGES = 4
@@ -121,8 +122,10 @@ def plain_seconds(pipe: Pipeline, specs: library.Library, buckets: Sequence[Any]
     """CPU seconds to trace and compile the loss's value and gradient, the model as one program, by bucket."""
 
     def objective(params: Any, fields: Any, ids: Any) -> Any:
-        _, loss = run_layers(pipe, range(len(pipe)), list(params.values()), None, fields, ids, 0)
-        assert loss is not None
+        carry: Any = None
+        for index in range(len(pipe)):
+            carry, _ = pipe.apply_layer(index, params[str(index)], carry, MicrobatchView(fields, ids, index))
+        loss = pipe.apply_loss(carry, MicrobatchView(fields, ids, len(pipe)))
         return loss.total / loss.weight
 
     began = process_time()

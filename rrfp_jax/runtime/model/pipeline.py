@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, TypeAlias
 
 import jax
@@ -15,10 +14,9 @@ from jax.tree_util import keystr
 
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import says_its_arguments, shown
-from rrfp_jax.runtime.autodiff.residuals import NONE, rematerialised
 from rrfp_jax.runtime.autodiff.traced import check_pure, inline, output_dependence
 from rrfp_jax.runtime.model.layers import MOST_LAYERS, LayerSpec, MicrobatchView, Params, zeros
-from rrfp_jax.runtime.model.metrics import Loss, add_losses, check_sums
+from rrfp_jax.runtime.model.metrics import Loss, check_sums
 from rrfp_jax.runtime.model.roles import leaf_paths
 from rrfp_jax.runtime.model.user_errors import (
     NUMBERS,
@@ -326,31 +324,3 @@ def _texts(setting: str, given: str | Sequence[str]) -> tuple[str, ...]:
         if not isinstance(text, str):
             raise UsageError(f"Pipeline: {setting}=... has {text!r}; give names of parameters, as text")
     return texts
-
-
-def run_layers(
-    pipe: Pipeline,
-    layers: range,
-    params: Sequence[Params],
-    carry: Any,
-    fields: Mapping[str, Any],
-    ids: Any,
-    first: Any,
-    *,
-    training: bool = True,
-    remat: str = NONE,
-) -> tuple[Any, Loss | None]:
-    """Layers in a row, and the loss if they reach the end of the model (the carry is then None).
-
-    `first` is the index of the first of them, as their random keys are to see it.
-    """
-    losses = []
-    for place, (index, own) in enumerate(zip(layers, params, strict=True)):
-        layer = rematerialised(partial(pipe.apply_layer, index), remat)
-        number = first + place if place else first
-        carry, term = layer(own, carry, MicrobatchView(fields, ids, number, training))
-        losses += [] if term is None else [term]
-    if layers.stop == len(pipe):
-        losses.append(pipe.apply_loss(carry, MicrobatchView(fields, ids, len(pipe), training)))
-        carry = None
-    return carry, add_losses(losses) if losses else None

@@ -27,13 +27,13 @@ from jax.sharding import PartitionSpec
 from rrfp_jax.core.tasks import FORWARD, KINDS, Kind
 from rrfp_jax.runtime._jax import cast_like
 from rrfp_jax.runtime.autodiff.differentiate import Differentiated, differentiate, join
-from rrfp_jax.runtime.autodiff.residuals import NONE
+from rrfp_jax.runtime.autodiff.residuals import NONE, rematerialised
 from rrfp_jax.runtime.autodiff.traced import SCALE, Program, Specs, without_outputs
 from rrfp_jax.runtime.mesh.stage_mesh import StageMesh, WidthChanges
 from rrfp_jax.runtime.model.gradient_flow import Border
-from rrfp_jax.runtime.model.layers import Params
-from rrfp_jax.runtime.model.metrics import Name, in_one_vector
-from rrfp_jax.runtime.model.pipeline import IDS, INDEX, WHOLE, LayerShapes, Pipeline, run_layers
+from rrfp_jax.runtime.model.layers import MicrobatchView, Params
+from rrfp_jax.runtime.model.metrics import Loss, Name, add_losses, in_one_vector
+from rrfp_jax.runtime.model.pipeline import IDS, INDEX, WHOLE, LayerShapes, Pipeline
 from rrfp_jax.runtime.model.pipeline import Specs as Fields
 from rrfp_jax.runtime.model.roles import LeafRoles, Roles
 from rrfp_jax.runtime.model.sharding import Sharding
@@ -121,21 +121,28 @@ class SegmentShape:
         self, params: Sequence[Any], carry: Sequence[Any], inputs: Sequence[Any], training: bool = True
     ) -> tuple[Any, Any, Any]:
         """The segment as a function of flat lists; see `differentiate.StageFunction`."""
-        *leaves, first = params
-        tree = jax.tree.unflatten(jax.tree.structure(self.params), leaves)
+        pipe, losses = self.pipe, list[Loss]()
+        *leaves, first = params  # its index as random keys are to see it
+        trees = jax.tree.unflatten(jax.tree.structure(self.params), leaves)
         specs, structure = jax.tree.flatten(self.carry_in)
-        carry = jax.tree.unflatten(structure, map(cast_like, carry, specs))
+        out: Any = jax.tree.unflatten(structure, map(cast_like, carry, specs))
         *values, ids = inputs
         named = zip(self.input_names, values, strict=True)
         fields = {name: value.astype(self.fields[name].dtype) for name, value in named}
         # A single layer whose backward does its forward holds nothing that it could compute again.
         remat = NONE if self.joined and len(self.layers) == 1 else self.remat
-        out, loss = run_layers(
-            self.pipe, self.layers, tree, carry, fields, ids, first, training=training, remat=remat
-        )
+        for place, (index, own) in enumerate(zip(self.layers, trees, strict=True)):
+            layer = rematerialised(partial(pipe.apply_layer, index), remat)
+            number = first + place if place else first
+            out, term = layer(own, out, MicrobatchView(fields, ids, number, training))
+            losses += [] if term is None else [term]
+        if self.layers.stop == len(pipe):
+            losses.append(pipe.apply_loss(out, MicrobatchView(fields, ids, len(pipe), training)))
+            out = None
         sent = [leaf.astype(on_the_way(leaf).dtype) for leaf in map(jnp.asarray, jax.tree.leaves(out))]
-        if loss is None:
+        if not losses:
             return sent, None, None
+        loss = add_losses(losses)
         self.metrics[:], statistics = in_one_vector(loss)
         return sent, loss.total, statistics
 
