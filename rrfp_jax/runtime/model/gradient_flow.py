@@ -14,7 +14,7 @@ that its own layer puts behind `stop_gradient`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import chain, groupby
@@ -42,6 +42,9 @@ from rrfp_jax.runtime.model.user_errors import reason_of
 
 Border: TypeAlias = tuple[int, ...]
 """Indices of the leaves of a carry that have a gradient."""
+
+_Flags: TypeAlias = Sequence[Sequence[int]]
+"""By step, of each of its values."""
 
 _OBJECTIVE, _WEIGHT = 1, 2
 """Flags of values that these two cotangents reach."""
@@ -222,7 +225,7 @@ def _adds(equation: JaxprEqn) -> bool:
 
 
 def _borders(
-    steps: Sequence[_Step], sources: Sequence[Mapping[int, frozenset[int]]], reaching: Sequence[Sequence[int]]
+    steps: Sequence[_Step], sources: Sequence[Mapping[int, frozenset[int]]], reaching: _Flags
 ) -> list[Border]:
     """The leaves that the objective reaches and that truly follow from a trained parameter."""
     borders, arriving = [], set[int]()
@@ -262,9 +265,7 @@ def _tangents(jaxpr: Any, moving: Sequence[bool]) -> tuple[list[bool], list[_End
     return [not isinstance(atom, Literal) and atom in known for atom in jaxpr.outvars], ends
 
 
-def _reasons(
-    steps: Sequence[_Step], reaching: Sequence[Sequence[int]], without: Sequence[tuple[int, list[int]]]
-) -> list[str]:
+def _reasons(steps: list[_Step], reaching: _Flags, without: Sequence[tuple[int, list[int]]]) -> list[str]:
     """Why these parameters of layers would not train; empty if the loss does not follow from them."""
     if not without:
         return []
@@ -281,12 +282,7 @@ def _reasons(
 
 
 def _place(
-    layer: int,
-    own: Collection[int],
-    steps: Sequence[_Step],
-    follows: Sequence[Sequence[int]],
-    needed: Sequence[set[int]],
-    reaching: Sequence[Sequence[int]],
+    layer: int, own: list[int], steps: list[_Step], follows: _Flags, needed: list[set[int]], reaching: _Flags
 ) -> str:
     """Where the gradient of parameters of a layer ends; empty if the loss does not follow from them."""
     params: Iterable[int] = own
