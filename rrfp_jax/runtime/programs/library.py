@@ -286,16 +286,9 @@ class Library:
         """Of segments that have been lowered."""
         shapes = self._shapes_of(bucket, virtual_stage, bool(kinds))
         segments = [self._segments[bucket, stage_replica, own.kind] for own in shapes]
-        compiler = self._compilers[stage_replica]
-        with compiler.stage_mesh.tracing():
-            return StagePrograms.of(
-                [own.layers for own in shapes],
-                segments,
-                kinds,
-                OnDevices(compiler),
-                ends=virtual_stage.ends,
-                halves=self._halves,
-            )
+        layers, by = [own.layers for own in shapes], OnDevices(self._compilers[stage_replica])
+        with by.compiler.stage_mesh.tracing():
+            return StagePrograms.of(layers, segments, kinds, by, ends=virtual_stage.ends, halves=self._halves)
 
 
 def phase_of(rules: StepRules) -> Phase:
