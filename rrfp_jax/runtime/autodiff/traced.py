@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import chain
 from operator import or_
@@ -20,14 +20,12 @@ from rrfp_jax.runtime._jax import call, live_part, scan_counts
 
 Specs: TypeAlias = Sequence[jax.ShapeDtypeStruct]
 
-CHEAP = frozenset(
-    [
-        *("add", "sub", "mul", "div", "neg", "max", "min", "abs", "sign", "square", "integer_pow", "clamp"),
-        *("select_n", "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not", "xor"),
-        *("convert_element_type", "broadcast_in_dim", "reshape", "squeeze", "expand_dims", "copy"),
-        "one_minus_square",  # jax 0.12: of derivatives, as of tanh
-    ]
-)
+CHEAP: Set[str] = {
+    *("add", "sub", "mul", "div", "neg", "max", "min", "abs", "sign", "square", "integer_pow", "clamp"),
+    *("select_n", "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not", "xor"),
+    *("convert_element_type", "broadcast_in_dim", "reshape", "squeeze", "expand_dims", "copy"),
+    "one_minus_square",  # jax 0.12: of derivatives, as of tanh
+}
 """Elementwise primitives whose results are computed again rather than saved (no transcendental ones)."""
 
 REPEATABLE = CHEAP | {*("add_any", "iota", "transpose", "rev", "slice", "concatenate", "split", "pad")}
