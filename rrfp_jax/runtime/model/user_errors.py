@@ -208,14 +208,13 @@ def called(module: Any, carry: Any, mb: Any, call: Callable[[Any, Any, Any], Any
     signature = signature_of(module)
     places = [p for p in signature.parameters.values() if p.kind in _POSITIONAL] if signature else []
     second = places[1] if len(places) > 1 else None
-    named_mb = second is not None and second.name == "mb"
-    if second is not None and not named_mb and _is_flag(second):
+    if second is not None and _is_flag(second):
         raise UsageError(f"takes {second} as its second argument; {_CALLED_WITHOUT_CALL}")
     try:
         with calling(module):
             return module(carry, mb)
     except (TypeError, AttributeError) as error:
-        if named_mb or type(error) not in (TypeError, AttributeError):
+        if (second and second.name == "mb") or type(error) not in (TypeError, AttributeError):
             raise
         told = type(error)(f"{str(error).partition(chr(10))[0]}; {_CALLED_WITHOUT_CALL}")
         raise told.with_traceback(error.__traceback__) from error
