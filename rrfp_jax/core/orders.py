@@ -105,9 +105,8 @@ class OneFOneB(FixedOrder):
     def order(self, stage: int, placement: Placement, microbatches: int) -> Sequence[Task]:
         """Holds at most `stages - stage` microbatches at once."""
         require_placement("1F1B", placement, chunks=1)
-        return _alternate(
-            _count(FORWARD, microbatches), _count(BACKWARD, microbatches), placement.stages - stage - 1
-        )
+        warmup = placement.stages - stage - 1
+        return _alternate(_count(FORWARD, microbatches), _count(BACKWARD, microbatches), warmup)
 
 
 @dataclass(frozen=True)

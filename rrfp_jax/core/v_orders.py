@@ -96,8 +96,7 @@ class ZBV(VOrder):
             yield following(INPUT, 0)
             yield following(INPUT, 1)
         for _ in range(stages - stage):
-            yield following(INPUT, 0)
-            yield following(WEIGHT, 0)
+            yield from whole(0)
         for chunk in (1, 0):
             for _ in range(stage):
                 yield following(WEIGHT, chunk)
@@ -163,14 +162,9 @@ class _Block(VOrder):
     slopes: ClassVar[tuple[int, int]]
 
     def _tasks(self, stage: int, stages: int, microbatches: int) -> Iterator[Task]:
-        block = self._block(stage, stages)
-        units = sorted(
-            (unit + PERIOD * j, kind, chunk, j)
-            for (kind, chunk), unit in block.items()
-            for j in range(microbatches)
-        )
-        for _, kind, chunk, j in units:
-            yield Task(kind, chunk, j)
+        block = self._block(stage, stages).items()
+        timed = [(unit + PERIOD * j, Task(*which, j)) for which, unit in block for j in range(microbatches)]
+        return (task for _, task in sorted(timed))
 
     def _block(self, stage: int, stages: int) -> dict[tuple[Kind, int], int]:
         """When microbatch 0's tasks run on a stage, in units."""
@@ -190,7 +184,7 @@ class _Block(VOrder):
 
     def _waits(self, stages: int) -> tuple[int, int, int]:
         """Units to wait before F1, I1 and I0, for which no two tasks of a stage meet."""
-        raise NotImplementedError
+        return 0, 0, 0
 
 
 def _weights(block: dict[tuple[Kind, int], int]) -> dict[tuple[Kind, int], int]:
@@ -244,9 +238,6 @@ class VZB(_Block):
     tasks closer, where transfers are as long or longer.
     """
 
+    # All four tasks keep their distance from stage to stage: 0, 1, 2 and 3 units in the period.
     name: ClassVar[str] = "V-ZB"
     slopes: ClassVar[tuple[int, int]] = (3, 3)
-
-    def _waits(self, stages: int) -> tuple[int, int, int]:
-        # All four tasks keep their distance from stage to stage: 0, 1, 2 and 3 units in the period.
-        return 0, 0, 0
