@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from rrfp_jax.core.hints import BF, BFW, FB, BPriority, FPriority, Hint, Ranked
 from rrfp_jax.core.orders import ZBH1, ZBH2, FixedOrder, GPipe, Interleaved1F1B, ListedOrder, OneFOneB
-from rrfp_jax.core.tasks import KINDS, Kind, Placement, Shape, Task
+from rrfp_jax.core.tasks import KINDS, SHAPES, Kind, Placement, Task
 from rrfp_jax.core.v_orders import VZB, ZBV, DualPipeV, VHalf, VMin
 
 Schedule: TypeAlias = Hint | FixedOrder
@@ -82,21 +82,19 @@ def read_csv(text: str) -> ListedOrder:
             placement has it; a virtual stage or microbatch that is left out; no tasks at all. What each stage
             must hold is checked by its scheduler.
     """
-    cells = _cells(text)
-    found = [[(at, *_parsed(at, cell)) for at, cell in row] for row in cells if row]
+    found = [[(at, *_parsed(at, cell)) for at, cell in row] for row in _cells(text) if row]
     if not found:
         raise ValueError("the CSV holds no tasks: give a row of cells such as 0F0 per stage")
     stages = len(found)
     last = _last("virtual stage", {v for row in found for _, v, _, _ in row})
     microbatches = 1 + _last("microbatch", {j for row in found for *_, j in row})
     chunks = last // stages + 1
-    shapes: tuple[Shape, ...] = ("looped", "v")
-    wrong = [_misplaced(found, Placement(stages, chunks, shape)) for shape in shapes]
+    wrong = [_misplaced(found, Placement(stages, chunks, shape)) for shape in SHAPES]
     if None not in wrong:
         raise ValueError(
             f"{wrong[0]}: with {stages} rows, neither the looped nor the v placement has it there"
         )
-    placement = Placement(stages, chunks, shapes[wrong.index(None)])
+    placement = Placement(stages, chunks, SHAPES[wrong.index(None)])
     rows = tuple(tuple(Task(kind, v // stages, j) for _, v, kind, j in row) for row in found)
     return ListedOrder(placement, microbatches, rows)
 
@@ -128,7 +126,7 @@ def _parsed(at: str, cell: str) -> tuple[int, Kind, int]:
         kinds = f"{', '.join(LETTERS[:-1])} or {LETTERS[-1]}"
         raise ValueError(f"{at}: {cell!r} is no task: write virtual stage, {kinds}, microbatch")
     v, letter, microbatch = match.groups()
-    return int(v), Kind.of(letter), int(microbatch)
+    return int(v), Kind(LETTERS.index(letter)), int(microbatch)
 
 
 def _misplaced(rows: Sequence[Sequence[tuple[str, int, Kind, int]]], placement: Placement) -> str | None:

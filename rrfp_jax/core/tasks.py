@@ -20,11 +20,11 @@ Where virtual stage v runs is the placement's business:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 
 class Kind(IntEnum):
@@ -49,11 +49,6 @@ class Kind(IntEnum):
     def whole(self) -> Kind:
         """The kind that it is a part of, or itself."""
         return next((kind for kind in Kind if self in KINDS[kind].parts), self)
-
-    @classmethod
-    def of(cls, letter: str) -> Kind:
-        """The kind that a letter names."""
-        return next(kind for kind in cls if KINDS[kind].letter == letter)
 
 
 class Direction(IntEnum):
@@ -153,6 +148,8 @@ def parts_of(kinds: Iterable[Kind]) -> set[Kind]:
 
 Shape: TypeAlias = Literal["looped", "v"]
 
+SHAPES: Sequence[Shape] = get_args(Shape)
+
 
 class Task(NamedTuple):
     """One unit of work of a stage: a kind of one model chunk for one microbatch."""
@@ -209,7 +206,7 @@ class Placement:
             raise ValueError(
                 f"stages={self.stages!r}, chunks={self.chunks!r}: both must be whole numbers, at least 1"
             )
-        if self.shape not in ("looped", "v"):
+        if self.shape not in SHAPES:
             raise ValueError(f"shape={self.shape!r}: choose 'looped' or 'v'")
 
     @property

@@ -55,7 +55,6 @@ def test_each_predecessor_is_of_the_same_virtual_stage_and_comes_before(kinds):
 def test_parts_and_wholes():
     assert [KINDS[kind].parts for kind in Kind] == [(FORWARD,), (INPUT, WEIGHT), (INPUT,), (WEIGHT,)]
     assert [kind.whole for kind in Kind] == [FORWARD, BACKWARD, BACKWARD, BACKWARD]
-    assert [Kind.of(kind.letter) for kind in Kind] == list(Kind)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from itertools import accumulate, chain
 import jax
 
 from rrfp_jax.core.schedules import Schedule
-from rrfp_jax.core.tasks import Placement, Shape
+from rrfp_jax.core.tasks import SHAPES, Placement, Shape
 from rrfp_jax.errors import UsageError, refusing
 from rrfp_jax.fields import check_fields, numbered, says_its_arguments, shown
 from rrfp_jax.runtime._jax import cpu_devices_asked_by, first_use, in_use, provide_cpu_devices
@@ -196,7 +196,7 @@ class Mesh:
                 raise UsageError(f"Mesh({name}={shown(value)}): {wanted}")
         if isinstance(self.tp, tuple) and len(self.tp) != self.pp:
             raise UsageError(f"Mesh(pp={self.pp}, tp={self.tp!r}): give one number, or one for each stage")
-        if self.shape not in ("looped", "v"):
+        if self.shape not in SHAPES:
             raise UsageError(f"Mesh(shape={self.shape!r}): choose 'looped' or 'v'")
         check_fields(self)
         for what, count in (("devices", self.devices), ("virtual stages", self.pp * (self.chunks or 1))):

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from rrfp_jax.core.step_rules import StepRules
-from rrfp_jax.core.tasks import Direction, Input, Kind, Output, Placement, Shape, Task
+from rrfp_jax.core.tasks import SHAPES, Direction, Input, Kind, Output, Placement, Task
 from rrfp_jax.files import opened, read_whole
 
 OFFERED, PRODUCED, DELIVERED = 1, 2, 4
@@ -51,7 +51,6 @@ STAGE_WORDS = 4
 """Words of 64 stages each; stages beyond these are recorded as text only."""
 
 ENTRY = struct.Struct("<QqiiiidQ")  # position, step, stage, kind, chunk, microbatch, time, position
-SHAPES: Sequence[Shape] = ("looped", "v")
 PHASES = ("", "starting", "compiling", "step", "validation", "ended")
 
 
@@ -122,8 +121,7 @@ def is_stopped(pid: int) -> bool:
 
 def _stat(pid: int) -> list[str] | None:
     with suppress(OSError):
-        text = read_whole(Path(f"/proc/{pid}/stat"), LONGEST_STAT)
-        return text.rpartition(b")")[2].decode("ascii").split()
+        return read_whole(f"/proc/{pid}/stat", LONGEST_STAT).rpartition(b")")[2].decode("ascii").split()
     return None
 
 
