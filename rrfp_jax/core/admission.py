@@ -62,6 +62,7 @@ class Admission(ABC):
                     f"limit={limit}: microbatch {dearest} costs {totals[dearest]}: it could never be admitted"
                 )
         self._costs, self._totals = costs, totals
+        self._to_free = [len(costs)] * len(totals)  # chunks, by microbatch
         self._limit = None if limit is not None and sum(totals) <= limit else limit
         self.held = 0
 
@@ -99,7 +100,6 @@ class ByChunk(Admission):
         self._sums = list(self._totals)  # u(q) + sum of h(k) over k >= q, of those begun less the level
         self._level = 0
         self._states = [bytearray(len(self._totals)) for _ in costs]
-        self._to_free = [len(costs)] * len(self._totals)
         self._lowest = 0  # unfinished microbatch
         self._begun = 0  # above the highest microbatch that has begun
 
@@ -176,7 +176,6 @@ class Whole(Admission):
     def __init__(self, costs: Sequence[Sequence[int]], limit: int | None) -> None:
         super().__init__(costs, limit)
         self._cheapest = min(self._totals)
-        self._to_free = [len(costs)] * len(self._totals)
         self._begun = bytearray(len(self._totals))
         self._lowest = 0  # microbatch that has not begun
         self._scanned = self._dearest = 0  # the largest cost of those not begun below a microbatch
@@ -233,8 +232,6 @@ class Accumulator:
     def __init__(self, chunks: int, mode: Accumulation, spare: int) -> None:
         if mode not in ("index", "arrival"):
             raise ValueError(f"accumulation={mode!r}: choose 'index' or 'arrival'")
-        if spare < 0:
-            raise ValueError(f"spare_gradients={spare}: must not be negative")
         self.spare, self.parked = spare, 0
         self._ordered = mode == "index"
         self._turn = [0] * chunks

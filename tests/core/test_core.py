@@ -159,8 +159,6 @@ class TestAccumulation:
     def test_bad_arguments(self):
         with pytest.raises(ValueError, match="'index' or 'arrival'"):
             Accumulator(1, "random", 2)
-        with pytest.raises(ValueError, match="spare_gradients=-1"):
-            Accumulator(1, "index", -1)
 
 
 class TestIllegalEvents:
