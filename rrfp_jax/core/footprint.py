@@ -191,9 +191,9 @@ def order_peaks(
     peaks, ahead = [], 0
     for order, own in zip(orders, footprints, strict=True):
         messages = _of_microbatches(map(arrival, own), buckets)
-        peak, ahead_next = _replayed(order, [own[bucket] for bucket in buckets])
-        peaks.append(sum(sorted(messages, reverse=True)[:ahead]) + peak)
-        ahead = ahead_next
+        base = sum(sorted(messages, reverse=True)[:ahead])
+        peak, ahead = _replayed(order, [own[bucket] for bucket in buckets])
+        peaks.append(base + peak)
     return peaks
 
 

@@ -123,8 +123,7 @@ class Leader(Member):
         raise self.scheduler.illegal(event, "arrivals, room and reports, on the leader")
 
     def _count(self, arrived: Input) -> None:
-        lacking = self._lacking.pop(arrived, self.ranks) - 1
-        if lacking:
+        if lacking := self._lacking.pop(arrived, self.ranks) - 1:
             self._lacking[arrived] = lacking
 
     def _decide(self) -> Answer:
@@ -227,8 +226,7 @@ class Unanimous(Member):
         if self._pending or (not proposals and (choice is None or self._in_vain)):
             return NOTHING  # nobody needs to hear that there is nothing to run, or the same again
         proposals[self.rank] = choice
-        proposal = Proposal(self._round, self.rank, choice)
-        return Answer(self._close(), proposal)
+        return Answer(message=Proposal(self._round, self.rank, choice), dispatch=self._close())
 
     def _close(self) -> Dispatch | None:
         """End the round if all proposals are there."""

@@ -137,10 +137,7 @@ class RunnableTasks:
 
     def anything(self) -> Task | None:
         """Some runnable task, or None."""
-        for direction in DIRECTIONS:
-            if (task := self.first(direction)) is not None:
-                return task
-        return None
+        return next((task for way in DIRECTIONS if (task := self.first(way)) is not None), None)
 
     def _permits(self, kind: Kind, chunk: int, microbatch: int) -> bool:
         """Whether a ready task is also admitted, or has a place for its gradient."""
@@ -196,9 +193,8 @@ class StageScheduler:
         self._hint, self._state, self._waits, self._order = own.hint, own.state, own.waits, own.order
         self._progress = Progress(own.tasks)
         rule = self.by_chunk if own.by_chunk else self.whole
-        self._admissions: list[Admission] = []
-        for costs, limit in own.charges if budget is None else charges_of(rules, budget):
-            self._admissions.append(rule(costs, limit))
+        charges = own.charges if budget is None else charges_of(rules, budget)
+        self._admissions: list[Admission] = [rule(costs, limit) for costs, limit in charges]
         self._accumulator = Accumulator(chunks, rules.accumulation, rules.spare_gradients)
         self.view = RunnableTasks(self._progress, self._admissions, self._accumulator)
         self._forward_only = rules.forward_only
@@ -262,8 +258,7 @@ class StageScheduler:
             return self._dispatch(task, event)
         if isinstance(event, Chosen):
             return self._obey(event)
-        expected = self._progress.arrive(event.input)
-        if expected is not None:
+        if (expected := self._progress.arrive(event.input)) is not None:
             raise self.illegal(event, expected)
         self._note((event, None))
         return None
@@ -383,8 +378,7 @@ def check_can_end(rules: StepRules) -> None:
     while todo:
         stage = todo.pop()
         while dispatch := stages[stage].handle(ROOM):
-            destination = rules.placement.destination(stage, dispatch.task)
-            if destination is not None:
+            if (destination := rules.placement.destination(stage, dispatch.task)) is not None:
                 stages[destination[0]].handle(Arrived(destination[1]))
                 todo.append(destination[0])
     stuck = [f"stage {s.stage} waits for {s.awaited()}" for s in stages if not s.finished]

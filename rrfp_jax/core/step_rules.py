@@ -96,10 +96,8 @@ class StepRules:
             return 0
         if not isinstance(self.schedule, FixedOrder):
             return self.spare_gradients
-        most = max(
-            most_parked(own.order, self.placement.chunks)
-            for own in map(self.of_stage, range(self.placement.stages))
-        )
+        stages = map(self.of_stage, range(self.placement.stages))
+        most = max(most_parked(own.order, self.placement.chunks) for own in stages)
         return min(most, self.spare_gradients)
 
     @property
