@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple, TypeAlias
 
 from rrfp_jax.commands.preflight.surroundings import Surroundings
-from rrfp_jax.runtime.run.alike import COMPILING, differing_versions, who
+from rrfp_jax.runtime.run.alike import COMPILING, by_value, differing_versions, who
 from rrfp_jax.runtime.run.place import MEMORY, OLD_MEMORY, Address, proxy_for, visible_gpus
 from rrfp_jax.runtime.run.token import FILE, HOW, NAME
 
@@ -355,9 +355,7 @@ def check_others(found: Surroundings) -> Answer:
     said, refused = "; ".join(other.values()), not {*COMPILING}.isdisjoint(other)
     if said:
         return "FAIL" if refused else "warn", said, "install the same versions on every node"
-    ranks: dict[str, list[int]] = {}
-    for rank, code in enumerate(meeting.code):
-        ranks.setdefault(code, []).append(rank)
+    ranks = by_value(meeting.code)
     if len(ranks) > 1:
         groups = " and ".join(who(own, meeting.hosts) for own in ranks.values())
         fix = "git status; git rev-parse HEAD on each node: a run whose layers differ is refused"

@@ -9,6 +9,7 @@ import platform
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
+from typing import TypeVar
 
 from rrfp_jax.errors import UsageError
 from rrfp_jax.printing import warn
@@ -21,6 +22,8 @@ TRACED = ("flax", "optax", "numpy", "Python")
 """What only traces programs, which are compared themselves: other versions are told."""
 
 MOST_NAMED = 4
+
+T = TypeVar("T")
 
 
 def found_versions(names: Iterable[str] = (*COMPILING, *TRACED)) -> dict[str, str]:
@@ -53,10 +56,8 @@ def differing_versions(of_ranks: Sequence[Mapping[str, str]], hosts: Sequence[st
     """By package of which ranks have several versions, which ones have which. One that lacks it is passed."""
     said = {}
     for name in dict.fromkeys(name for own in of_ranks for name in own):
-        ranks: dict[str, list[int]] = {}
-        for rank, own in enumerate(of_ranks):
-            if name in own:
-                ranks.setdefault(own[name], []).append(rank)
+        ranks = by_value(own.get(name) for own in of_ranks)
+        ranks.pop(None, None)
         if len(ranks) > 1:
             each = (f"{version} on {who(those, hosts)}" for version, those in ranks.items())
             said[name] = f"{name} is {', '.join(each)}"
@@ -65,9 +66,8 @@ def differing_versions(of_ranks: Sequence[Mapping[str, str]], hosts: Sequence[st
 
 def check_programs(world: World, programs: Mapping[str, str]) -> None:
     """Compare hashes of what all processes have traced, by name; UsageError if any has something else."""
-    ranks: dict[tuple[tuple[str, str], ...], list[int]] = {}
-    for rank, own in enumerate(world.gather("the programs that are traced", dict(programs))):
-        ranks.setdefault(tuple(own.items()), []).append(rank)
+    gathered = world.gather("the programs that are traced", dict(programs))
+    ranks = by_value(tuple(own.items()) for own in gathered)
     if len(ranks) == 1:
         return
     usual = max(ranks, key=lambda own: len(ranks[own]))  # of several the one with the lowest rank
@@ -81,6 +81,14 @@ def check_programs(world: World, programs: Mapping[str, str]) -> None:
         f"{'; '.join(said)} than on {who(ranks[usual], world.hosts)}. Give all nodes the same code and "
         f"packages: compare `git status` and `pip freeze`. Nor may a layer depend on the process it is in"
     )
+
+
+def by_value(values: Iterable[T]) -> dict[T, list[int]]:
+    """The ranks that have each of these values, which are in rank order."""
+    ranks: dict[T, list[int]] = {}
+    for rank, value in enumerate(values):
+        ranks.setdefault(value, []).append(rank)
+    return ranks
 
 
 def who(ranks: Sequence[int], hosts: Sequence[str]) -> str:
