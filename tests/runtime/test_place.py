@@ -356,13 +356,14 @@ def test_a_platform_that_is_not_there_is_named(monkeypatch, error, reason):
 
 
 @pytest.fixture
-def machine(tmp_path):
+def machine(tmp_path, monkeypatch):
     """The environments of all ranks on a machine with that many GPUs."""
+    monkeypatch.setattr(place, "PROC", tmp_path)
 
     def environments(gpus, count, **environment):
         for i in range(gpus):
             (tmp_path / f"0000:0{i}:00.0").mkdir(exist_ok=True)
-        return [gpu_environment(environment, rank, count, tmp_path) for rank in range(count)]
+        return [gpu_environment(environment, rank, count) for rank in range(count)]
 
     return environments
 
@@ -411,11 +412,12 @@ def test_the_memory_that_the_user_allows(machine, name):
     assert machine(1, 2, **{name: "0.3"}) == [{"CUDA_VISIBLE_DEVICES": "0"}] * 2
 
 
-def test_nothing_without_gpus(machine, tmp_path):
+def test_nothing_without_gpus(machine, tmp_path, monkeypatch):
     assert machine(0, 4) == [{}] * 4
-    assert gpu_environment({}, 0, 1, tmp_path / "missing") == {}
     assert machine(2, 2, JAX_PLATFORMS="cpu") == [{}, {}]
     assert machine(2, 1, CUDA_VISIBLE_DEVICES="") == [{}]
+    monkeypatch.setattr(place, "PROC", tmp_path / "missing")
+    assert gpu_environment({}, 0, 1) == {}
 
 
 ROOT = Path(__file__).parents[2]

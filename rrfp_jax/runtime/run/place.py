@@ -267,11 +267,11 @@ MEMORY, OLD_MEMORY = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"
 """The part of a GPU's memory that JAX takes: today's variable and its old name. Both at once it refuses."""
 
 
-def visible_gpus(environment: Mapping[str, str], proc: Path = PROC) -> Sequence[str]:
+def visible_gpus(environment: Mapping[str, str]) -> Sequence[str]:
     """The GPUs that programs see in an environment: those that CUDA_VISIBLE_DEVICES names, or all."""
     if "CUDA_VISIBLE_DEVICES" in environment:
         return [name for name in environment["CUDA_VISIBLE_DEVICES"].split(",") if name.strip()]
-    return [str(i) for i, _ in enumerate(proc.iterdir())] if proc.is_dir() else []
+    return [str(i) for i, _ in enumerate(PROC.iterdir())] if PROC.is_dir() else []
 
 
 def gpu_names(devices: Sequence[Any]) -> list[str]:
@@ -281,15 +281,13 @@ def gpu_names(devices: Sequence[Any]) -> list[str]:
     return [names[place] if place < len(names) else str(place) for place in places]
 
 
-def gpu_environment(
-    environment: Mapping[str, str], rank: int, count: int, proc: Path = PROC
-) -> dict[str, str]:
+def gpu_environment(environment: Mapping[str, str], rank: int, count: int) -> dict[str, str]:
     """What to add to a rank's environment so that it sees its own GPUs.
 
     With at least as many GPUs as ranks each gets its share of them, in order. With fewer, neighbours share
     one, and its memory.
     """
-    gpus = visible_gpus(environment, proc)
+    gpus = visible_gpus(environment)
     if not gpus or environment.get("JAX_PLATFORMS") == "cpu":
         return {}
     first, end = rank * len(gpus) // count, (rank + 1) * len(gpus) // count
