@@ -403,8 +403,7 @@ def _carrier(world: World, partners: Sequence[int], name: CarrierName) -> Carrie
     if name == "socket":
         return SocketCarrier(world, partners)
     assert world.mailbox is not None and world.store is not None
-    number, silence = world.next_round(), world.membership.silence
-    ring = world.mailbox.ring
-    carrier = StoreCarrier(world.store, f"group/{number}", world.rank, partners, ring, silence)
+    group, silence = f"group/{world.next_round()}", world.membership.silence
+    carrier = StoreCarrier(world.store, group, world.rank, partners, world.mailbox.ring, silence)
     world.at_last.append(carrier.leave)
     return carrier

@@ -265,7 +265,10 @@ class RollCallDoor(Door):
         super().turn(seconds)
         if time.monotonic() - self._told > TELL_SECONDS and not self.complete:
             self._told = time.monotonic()
-            self._tell(missing=self._missing(), twice=self._twice())
+            line = _line(missing=self._missing(), twice=self._twice())
+            for caller in self._here.values():
+                with suppress(OSError):  # it has just gone, or has not read for long
+                    caller.send(line)
 
     def go(self, said: str = "") -> None:
         """Tell all that they are complete, and this, and hang up."""
@@ -310,11 +313,6 @@ class RollCallDoor(Door):
 
     def _twice(self) -> Collection[int]:
         return sorted(rank for rank, times in self._replaced.items() if times > MOST_REPLACED)
-
-    def _tell(self, **ranks: Collection[int]) -> None:
-        for caller in self._here.values():
-            with suppress(OSError):  # it has just gone, or has not read for long
-                caller.send(_line(**ranks))
 
 
 def _line(**told: Collection[int] | str) -> bytes:

@@ -175,8 +175,7 @@ def _joined() -> World:
         rank, size = found
         joining.waits_for("the run's token", CONNECT_SECONDS)
         if step is not None and token is None:
-            shared = SharedToken(step.name)
-            token = shared.exchange(_jax.key_value_store(), rank, size, CONNECT_SECONDS)
+            token = SharedToken(step.name).exchange(_jax.key_value_store(), rank, size, CONNECT_SECONDS)
         if token is None:
             raise UsageError(
                 f"jax.distributed was initialized, but no token says who is of this run: on every rank set "

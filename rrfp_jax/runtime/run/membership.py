@@ -236,8 +236,7 @@ class Membership:
         """
         if self._ended:
             return None
-        at_once = self.is_cut_off
-        late = (one for one in self.gone.values() if at_once or now - one.since > GRACE_SECONDS)
+        late = (one for one in self.gone.values() if self.is_cut_off or now - one.since > GRACE_SECONDS)
         return next((one for one in late if one.how != "left"), None)
 
     def describe(self, rank: int) -> str:
