@@ -23,7 +23,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from rrfp_jax.errors import INTERRUPTED, REFUSED
+from rrfp_jax.errors import FAILED, INTERRUPTED, REFUSED
 from rrfp_jax.launcher.hang import HangReport, differing_orders
 from rrfp_jax.runtime.run.exits import STATUSES, ExitKind, ExitReport
 from rrfp_jax.runtime.run.recorder import Recording
@@ -97,7 +97,7 @@ class RunEnd:
     @property
     def status(self) -> int:
         """The exit status: 0 done, 1 failed, 2 refused, 130 interrupted."""
-        return STATUSES[self.kind]
+        return STATUSES.get(self.kind, FAILED)
 
 
 def diagnose(

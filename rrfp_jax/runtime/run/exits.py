@@ -58,15 +58,8 @@ LONGEST_LINE = 60_000
 ExitKind: TypeAlias = Literal["done", "failed", "refused", "peer lost", "interrupted"]
 """How ranks and runs end."""
 
-STATUSES: Mapping[ExitKind, int] = {
-    "done": DONE,
-    "failed": FAILED,
-    "refused": REFUSED,
-    "peer lost": FAILED,
-    "interrupted": INTERRUPTED,
-}
-"""The exit status that goes with each."""
-
+STATUSES: Mapping[ExitKind, int] = {"done": DONE, "refused": REFUSED, "interrupted": INTERRUPTED}
+"""The exit status that goes with each; FAILED with all others."""
 
 CAUSES: Sequence[tuple[type[BaseException], ExitKind]] = (
     (PeerLost, "peer lost"),
@@ -200,7 +193,7 @@ def fail(world: World, error: BaseException) -> None:
     status = FAILED
     try:
         words = exit_report(world, error)
-        status = STATUSES[words.kind]
+        status = STATUSES.get(words.kind, FAILED)
         report(world, words)
     except Exception:
         warn(traceback.format_exc(), end="")
