@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from os import PathLike
 from pathlib import Path
@@ -109,11 +110,18 @@ class Settings:
         check_numbers(self)
         for name, words in WORDS.items():
             *first, last = map(repr, words)
-            known = getattr(self, name) in words
-            _require(self, name, known, f"choose {', '.join(first)} or {last}")
-        self._check_numerics()
-        self._check_memory()
-        _require(self, "stall_seconds", is_positive(self.stall_seconds), "give a number of seconds above 0")
+            _require(self, name, getattr(self, name) in words, f"choose {', '.join(first)} or {last}")
+        for name, is_good, remedy in NUMBERS:
+            _require(self, name, is_good(getattr(self, name)), remedy)
+        if self.equal_schedules and self.accumulation != "index":
+            raise UsageError(
+                f"equal_schedules=True with accumulation={self.accumulation!r}: gradients that are added as "
+                f"they come are not bitwise identical; leave accumulation at 'index'"
+            )
+        loss_scale_of(self.loss_scale)
+        object.__setattr__(self, "seed", int(self.seed))  # NumPy's, too, which JSON does not know
+        check_remat(self.remat)
+        parse_setting(self.activation_budget)
         if type(self.injected) is Delays:  # others have what no text says
             object.__setattr__(self, "delays", str(self.injected))
         folder = self.executables
@@ -122,32 +130,6 @@ class Settings:
         _require(self, "executables", is_path, f"{remedy}, or None to compile at every start")
         if folder is not None:
             object.__setattr__(self, "executables", str(path_of("executables", folder)))
-
-    def _check_numerics(self) -> None:
-        _require(self, "equal_schedules", isinstance(self.equal_schedules, bool), "give True or False")
-        if self.equal_schedules and self.accumulation != "index":
-            raise UsageError(
-                f"equal_schedules=True with accumulation={self.accumulation!r}: gradients that are added as "
-                f"they come are not bitwise identical; leave accumulation at 'index'"
-            )
-        clips = self.clip_norm is None or is_positive(self.clip_norm)
-        _require(self, "clip_norm", clips, "give a number above 0; leave it out for no clipping")
-        loss_scale_of(self.loss_scale)
-        fits = is_whole(self.seed) and 0 <= self.seed < 2**32
-        _require(self, "seed", fits, f"give a whole number from 0 to {2**32 - 1}")
-        object.__setattr__(self, "seed", int(self.seed))  # NumPy's, too, which JSON does not know
-
-    def _check_memory(self) -> None:
-        check_remat(self.remat)
-        parse_setting(self.activation_budget)
-        limit, spare, together = self.max_in_flight, self.spare_gradients, self.layers_per_program
-        one = is_whole(together) and together >= 1
-        _require(self, "layers_per_program", one, "give a whole number from 1")
-        _require(self, "max_in_flight", limit is None or is_whole(limit), "give a whole number")
-        holds = limit is None or limit >= 1
-        _require(self, "max_in_flight", holds, "a stage must be able to hold one microbatch")
-        _require(self, "spare_gradients", is_whole(spare), "give a whole number")
-        _require(self, "spare_gradients", spare >= 0, "must not be negative")
 
     @property
     def budget(self) -> Setting:
@@ -214,3 +196,21 @@ def is_positive(value: Any) -> bool:
     """Whether it is a number above 0; True is none."""
     number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
     return bool(number and value > 0)
+
+
+NUMBERS: Sequence[tuple[str, Callable[[Any], bool], str]] = (
+    ("equal_schedules", lambda x: isinstance(x, bool), "give True or False"),
+    (
+        "clip_norm",
+        lambda x: x is None or is_positive(x),
+        "give a number above 0; leave it out for no clipping",
+    ),
+    ("seed", lambda x: is_whole(x) and 0 <= x < 2**32, f"give a whole number from 0 to {2**32 - 1}"),
+    ("layers_per_program", lambda x: is_whole(x) and x >= 1, "give a whole number from 1"),
+    ("max_in_flight", lambda x: x is None or is_whole(x), "give a whole number"),
+    ("max_in_flight", lambda x: x is None or x >= 1, "a stage must be able to hold one microbatch"),
+    ("spare_gradients", is_whole, "give a whole number"),
+    ("spare_gradients", lambda x: x >= 0, "must not be negative"),
+    ("stall_seconds", is_positive, "give a number of seconds above 0"),
+)
+"""Settings that are a number or a yes, what each must be, and what to give instead."""
