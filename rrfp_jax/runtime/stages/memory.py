@@ -181,9 +181,8 @@ def memory_of_step(
         return StepMemory(totals, [None] * len(rooms), None)
     # In a process of one device no input can be foreseen.
     foresees = foresees and len({*places}) > len({rank for rank, _ in places})
-    rest = [
-        room if room is None else room - early_bytes(own) for room, own in zip(rooms, footprints, strict=True)
-    ]
+    pairs = zip(rooms, footprints, strict=True)
+    rest = [None if room is None else room - early_bytes(own) for room, own in pairs]
     if not isinstance(order := rules.schedule, FixedOrder):
         _check(setting, shares, [least_room(own) for own in footprints])
         given = footprints, numbers, rules.limit, rules.charges_by_chunk
@@ -276,9 +275,8 @@ def parse_setting(given: object) -> Setting:
         found = int(given)
     elif isinstance(given, str):
         number = given.rstrip("kKMGiB ")
-        unit = UNITS.get(given[len(number) :].strip(), 0)
         with suppress(ValueError):
-            found = float(number) * unit
+            found = float(number) * UNITS.get(given[len(number) :].strip(), 0)
     if not 1 <= found < 2**63:
         raise UsageError(
             f"activation_budget={given!r}: give 'auto', None, a number of bytes, or text such as '2GiB' "
@@ -367,5 +365,4 @@ class Memory:
         if self._foresees and any(part.early == 0 for part in parts):  # all replicas, or none
             parts = [memory_of_step(*given, False, d) for d in replicas]
         totals = [total for part in parts for total in part.totals]
-        budgets = [budget for part in parts for budget in part.budgets]
-        return StepMemory(totals, budgets, parts[0].early)
+        return StepMemory(totals, [budget for part in parts for budget in part.budgets], parts[0].early)
