@@ -67,8 +67,7 @@ def _sent(
     """What comes to this process's stages from others, by number of the transfer; all together."""
     apart = [(n, way) for n, way in enumerate(ways) if way.source != way.target]
     sends = {(way.target, n): read(way) for n, way in apart if way.source in here}
-    expected = [(way.target, n) for n, way in apart if way.target in here]
-    come = exchange(what, sends, expected) if apart else {}
+    come = exchange(what, sends, [(way.target, n) for n, way in apart if way.target in here]) if apart else {}
     return {n: shards for (_, n), shards in come.items()}
 
 

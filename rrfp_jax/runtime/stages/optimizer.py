@@ -585,5 +585,4 @@ class Optimizer:
             return self.stages[0].owned()
         own = zip(*(stage.owned() for stage in self.stages), strict=True)
         specs = self._programs.owned, [*map(wide, self._programs.owned)]
-        pairs = zip(own, specs, strict=True)
-        return (list(together(self.stage_mesh, self._meshes, *pair)) for pair in pairs)
+        return (list(together(self.stage_mesh, self._meshes, *pair)) for pair in zip(own, specs, strict=True))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import chain
 from typing import Any
 
 import jax
@@ -133,9 +134,7 @@ class Staging:
         meshes = [*layout.stage_meshes.values(), *layout.homes.values()]
         several = [self.compiler(stage_mesh) for stage_mesh in meshes if not stage_mesh.single]
         params = pool.map(partial(self._initial, only_compile=True), layout.stage_meshes)
-        first = pool.map(first_sum, several)
-        for waited_for in (params, first):
-            list(waited_for)
+        list(chain(params, pool.map(first_sum, several)))  # waits for both
 
     def connect(self) -> None:
         """Have all communicators made before a step, in one order everywhere."""

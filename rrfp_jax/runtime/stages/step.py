@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import numpy as np
 
-from rrfp_jax.core.footprint import Chunks, Footprint
+from rrfp_jax.core.footprint import Chunks
 from rrfp_jax.core.step_rules import Bucket, StepRules
 from rrfp_jax.core.tasks import KINDS, Input, Kind, Output, Task
 from rrfp_jax.runtime.mesh.topology import Layout
@@ -153,12 +153,10 @@ class ModelStep:
         self.stage, self.phase, self.buckets, self.shapes = stage, phase, part.buckets, part.shapes
         self.statistics: dict[Task, jax.Array] = {}
         self._bound: dict[tuple[int, int, Kind], tuple[TaskProgram, Arrays]] = {}
-        footprints: list[list[Footprint]] = []
         for bucket, virtual_stages in enumerate(part.programs):
-            footprints.append([])
             for chunk, virtual_stage in enumerate(virtual_stages):
                 self._bind(bucket, chunk, virtual_stage)
-                footprints[bucket].append(virtual_stage.footprint)
+        footprints = [[own.footprint for own in virtual_stages] for virtual_stages in part.programs]
         self.meter = Meter(footprints, part.buckets)
         self._arrived: dict[Task, Arrays] = {}
         # values of a microbatch on a chunk; `programs/stage_programs.py` decides which, and in which order
@@ -207,8 +205,7 @@ class ModelStep:
         else:
             at_hand += outputs
             self._held[chunk, microbatch] = [*map(at_hand.__getitem__, how.keeps)]
-        sent = (stage_mesh.copies if how.once.after else stage_mesh.shards)(outputs[: how.sends])
-        return sent, token
+        return (stage_mesh.copies if how.once.after else stage_mesh.shards)(outputs[: how.sends]), token
 
     def accumulate(self, chunk: int, microbatch: int) -> None:
         """See `StageStep.accumulate`."""
