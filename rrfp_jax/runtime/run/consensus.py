@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from hashlib import blake2b
 from math import inf
@@ -41,7 +41,7 @@ Ring: TypeAlias = Callable[[], None]
 """Wakes the driver."""
 
 
-class Carrier(Protocol):
+class Carrier(AbstractContextManager["Carrier"], Protocol):
     """Carries messages to a process's partners and back; entered for a step, and idle outside."""
 
     def post(self, message: Plain) -> None:
@@ -60,9 +60,6 @@ class Carrier(Protocol):
 
     def close(self) -> None:
         """No step follows; returns at once, and does nothing the second time."""
-
-    def __enter__(self) -> Carrier:
-        return self
 
     def __exit__(self, *_: object) -> None:
         return None

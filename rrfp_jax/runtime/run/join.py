@@ -12,7 +12,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from math import inf
 from pathlib import Path
 from time import monotonic
@@ -55,7 +55,7 @@ GRACE_SECONDS = 5.0
 POLL_SECONDS = 0.5
 
 
-class JoinWatchdog:
+class JoinWatchdog(AbstractContextManager["JoinWatchdog"]):
     """Ends this process when what it waits for does not come; as a context manager, for the waits inside."""
 
     def __init__(self, rank: int, give_up: Callable[[TrainingError], None]) -> None:
@@ -69,9 +69,6 @@ class JoinWatchdog:
         self._awaited = what, seconds, monotonic() + seconds, tried
         if self._thread.ident is None:
             self._thread.start()
-
-    def __enter__(self) -> JoinWatchdog:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._done.set()
