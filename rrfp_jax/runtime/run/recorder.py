@@ -423,11 +423,10 @@ def counters_of(path: Path) -> Counters:
 
 def _entries(data: bytes) -> tuple[RecordedDispatch, ...]:
     """The whole entries of the ring, oldest first."""
-    known = {int(kind) for kind in Kind}
     found = []
     ring = data[RING_AT : RING_AT + ENTRIES * ENTRY.size]
     for i, (position, step, stage, kind, chunk, microbatch, at, again) in enumerate(ENTRY.iter_unpack(ring)):
-        if position and position == again and position % ENTRIES == i and kind in known:
+        if position and position == again and position % ENTRIES == i and 0 <= kind < len(Kind):
             found.append(RecordedDispatch(position, step, stage, Task(Kind(kind), chunk, microbatch), at))
     return tuple(sorted(found, key=lambda entry: entry.position))
 
