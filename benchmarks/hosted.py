@@ -121,7 +121,7 @@ class HostSimulation:
 
     def _lateness(self, line: _Line) -> Iterator[float]:
         """By how much tasks that send take longer than is allowed for, as known from earlier steps."""
-        for task in chain.from_iterable(tasks for tasks, *_ in self._rules.of_stage(line.stage).tasks.rows):
+        for task in chain.from_iterable(tasks for tasks, *_ in self._rules.stages[line.stage].tasks.rows):
             if line.routes[task.kind][task.chunk] is not None:
                 allowed = MARGIN * self._estimates.duration(line.stage, task)
                 yield max(0.0, self._costs.duration(line.stage, task) - allowed)

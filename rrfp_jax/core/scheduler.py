@@ -188,7 +188,7 @@ class StageScheduler:
     kept: ClassVar[int | None] = KEPT
 
     def __init__(self, stage: int, rules: StepRules, budget: Budget | None = None) -> None:
-        own, chunks = rules.of_stage(stage), rules.placement.chunks
+        own, chunks = rules.stages[stage], rules.placement.chunks
         self.stage, self.rules, self.budget = stage, rules, budget
         self._hint, self._state, self._waits, self._order = own.hint, own.state, own.waits, own.order
         self._progress = Progress(own.tasks)
@@ -226,8 +226,7 @@ class StageScheduler:
             return Wait(WaitCause.DONE)
         if self._hint is None:
             return Wait(WaitCause.ORDER, (self._order[self.tasks - self._remaining],))
-        row = next((row for row in self._progress.all_rows if row.ready), None)
-        if row is None:
+        if (row := next((row for row in self._progress.all_rows if row.ready), None)) is None:
             return Wait(WaitCause.INPUT, tuple(self._progress.missing()) if named else ())
         # A view of its own: asking one is noted there.
         view = RunnableTasks(self._progress, self._admissions, self._accumulator)
@@ -381,7 +380,6 @@ def check_can_end(rules: StepRules) -> None:
             if (destination := rules.placement.destination(stage, dispatch.task)) is not None:
                 stages[destination[0]].handle(Arrived(destination[1]))
                 todo.append(destination[0])
-    stuck = [f"stage {s.stage} waits for {s.awaited()}" for s in stages if not s.finished]
-    if stuck:
+    if stuck := [f"stage {s.stage} waits for {s.awaited()}" for s in stages if not s.finished]:
         title = rules.schedule.title if isinstance(rules.schedule, FixedOrder) else str(rules.schedule)
         raise ValueError(f"{title} must deadlock: {'; '.join(stuck)}")

@@ -96,8 +96,7 @@ class StepRules:
             return 0
         if not isinstance(self.schedule, FixedOrder):
             return self.spare_gradients
-        stages = map(self.of_stage, range(self.placement.stages))
-        most = max(most_parked(own.order, self.placement.chunks) for own in stages)
+        most = max(most_parked(own.order, self.placement.chunks) for own in self.stages)
         return min(most, self.spare_gradients)
 
     @property
@@ -112,12 +111,12 @@ class StepRules:
 
     def backward_kinds(self, stage: int) -> list[frozenset[Kind]]:
         """For each chunk of a stage, whether there are B's among its tasks, I's and W's, or both."""
-        return self.of_stage(stage).tasks.backward_kinds
+        return self.stages[stage].tasks.backward_kinds
 
     @cached_property
     def programs(self) -> tuple[bool, list[list[frozenset[Kind]]]]:
         """What tells the programs of two steps apart: whether the last are joined, and kinds by stage."""
-        return self.joined, [self.backward_kinds(stage) for stage in range(self.placement.stages)]
+        return self.joined, [own.tasks.backward_kinds for own in self.stages]
 
     @cached_property
     def names(self) -> TaskIndex:
@@ -125,14 +124,9 @@ class StepRules:
         return all_tasks(self.placement.chunks, self.microbatches)
 
     @cached_property
-    def _known(self) -> dict[int, StageRules]:
-        return {}
-
-    def of_stage(self, stage: int) -> StageRules:
-        """What they say of a stage; ValueError for a fixed order that does not hold every task once."""
-        if stage not in self._known:
-            self._known[stage] = StageRules(self, stage)
-        return self._known[stage]
+    def stages(self) -> Sequence[StageRules]:
+        """What they say of each stage; ValueError for a fixed order that does not hold every task once."""
+        return [StageRules(self, stage) for stage in range(self.placement.stages)]
 
 
 class StageRules:

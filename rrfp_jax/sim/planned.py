@@ -148,7 +148,7 @@ class _Planner:
         rules = replace(self.rules, schedule=schedule)
         if isinstance(schedule, FixedOrder):
             check_can_end(rules)
-            rows = [rules.of_stage(stage).order for stage in range(rules.placement.stages)]
+            rows = [own.order for own in rules.stages]
             if (why := self._refusal(rows)) is not None:
                 raise ValueError(why)
         return self._simulated(schedule)

@@ -57,7 +57,7 @@ def test_devices_run_in_order_what_is_there(dispatch, drawn):
         assert all(a.end <= b.start and a.dispatched <= b.dispatched for a, b in pairwise(records))
         assert all(r.start >= r.dispatched + ROUND_TRIP / 2 - 1e-9 for r in records)
         if isinstance(own.schedule, FixedOrder):
-            assert [r.task for r in records] == own.of_stage(stage).order
+            assert [r.task for r in records] == own.stages[stage].order
     for sender, receiver in trace.transfers():
         took = costs.transfer(sender.stage, sender.task)
         assert receiver.start >= sender.end + (took if sender.stage != receiver.stage else 0.0) - 1e-9

@@ -4,6 +4,7 @@ import dataclasses
 import random
 
 import jax
+import msgspec
 import pytest
 
 import rrfp_jax as rrfp
@@ -254,7 +255,7 @@ class TestBudgetsOfSteps:
         assert memory_of_step(2 * 110 + 50, ledgers, rules_of("1f1b"), ["x"] * 8).totals == [270, 270]
 
     def test_ledgers_are_plain_data(self):
-        assert StageLedger.of_plain(ledger(0).plain()) == ledger(0)
+        assert msgspec.convert(ledger(0).plain(), StageLedger) == ledger(0)
 
 
 @pytest.mark.parametrize(

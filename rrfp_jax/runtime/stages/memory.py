@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import msgspec
 
 from rrfp_jax.core.footprint import MOST_EARLY, Chunks, early_bytes, least_room, order_peaks, step_budgets
-from rrfp_jax.core.orders import FixedOrder, planned_order
+from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.step_rules import Bucket, Budget, StepRules, bucket_name, default_max_in_flight
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.mesh.topology import Layout, taking_turns
@@ -102,10 +102,6 @@ class StageLedger(FixedBytes):
         return asdict(self)
 
     @classmethod
-    def of_plain(cls, plain: Mapping[str, Any]) -> StageLedger:
-        return msgspec.convert(plain, cls)
-
-    @classmethod
     def of(
         cls, chunks: Sequence[range], sum_bytes: Sequence[int], unadded_gradients: int, **known: Any
     ) -> StageLedger:
@@ -162,7 +158,8 @@ def memory_of_step(
     """The budgets of a step that trains; UsageError if not even one microbatch fits, or not the order.
 
     `ledgers` and `buckets` are of all replicas, which may share devices; the budgets are of one. Tasks are
-    early if the run `foresees` inputs, and budgets have room for it.
+    early if the run `foresees` inputs, and budgets have room for it: under a hint, if they then admit as many
+    whole microbatches as there are without limits in bytes.
     """
     stages = rules.placement.stages
     places, dp = [(ledger.rank, ledger.device) for ledger in ledgers], len(ledgers) // stages
@@ -186,31 +183,16 @@ def memory_of_step(
     if not isinstance(order := rules.schedule, FixedOrder):
         _check(setting, shares, [least_room(own) for own in footprints])
         given = footprints, numbers, rules.limit, rules.charges_by_chunk
-        if foresees and (budgets := _ample(rest, *given)) is not None:
-            return StepMemory(totals, budgets, MOST_EARLY)
+        usual = rules.limit or default_max_in_flight(stages)
+        with suppress(ValueError):  # not even one microbatch fits beside early tasks
+            budgets = step_budgets(rest, *given)
+            if foresees and all(budget is None or budget.admits(usual) for budget in budgets):
+                return StepMemory(totals, budgets, MOST_EARLY)
         return StepMemory(totals, step_budgets(rooms, *given), 0)
-    placement, count = rules.placement, rules.microbatches
-    orders = [planned_order(order, stage, placement, count, False) for stage in range(stages)]
-    peaks = order_peaks(orders, footprints, numbers)
+    peaks = order_peaks([own.order for own in rules.stages], footprints, numbers)
     _check(setting, shares, peaks, order.title)
     fits = all(room is None or peak <= room for peak, room in zip(peaks, rest, strict=True))
     return StepMemory(totals, [None] * len(totals), MOST_EARLY if foresees and fits else 0)
-
-
-def _ample(
-    rooms: Sequence[int | None],
-    footprints: Sequence[Sequence[Chunks]],
-    buckets: Sequence[int],
-    limit: int | None,
-    by_chunk: bool,
-) -> Sequence[Budget | None] | None:
-    """Budgets under a hint, if they admit as many whole microbatches as there are without limits in bytes."""
-    with suppress(ValueError):  # not even one fits
-        budgets = step_budgets(rooms, footprints, buckets, limit, by_chunk)
-        usual = limit or default_max_in_flight(len(rooms))
-        if all(budget is None or budget.admits(usual) for budget in budgets):
-            return budgets
-    return None
 
 
 def _share(setting: Setting, own: Sequence[tuple[StageLedger, Sequence[str]]]) -> Share:
@@ -232,11 +214,8 @@ def _share(setting: Setting, own: Sequence[tuple[StageLedger, Sequence[str]]]) -
 
 def _check(setting: Setting, shares: Sequence[Share], needed: Sequence[int], order: str = "") -> None:
     """Refuse budgets too small for one microbatch at a time, or for a fixed order, naming the worst stage."""
-    lacking = {
-        stage: need - share.room
-        for stage, (share, need) in enumerate(zip(shares, needed, strict=True))
-        if share.room is not None and share.room < need
-    }
+    pairs = enumerate(zip(shares, needed, strict=True))
+    lacking = {s: need - own.room for s, (own, need) in pairs if own.room is not None and own.room < need}
     if not lacking:
         return
     # The budgets of devices with which each of their stages has so much.
@@ -345,7 +324,7 @@ class Memory:
             if stage.index in layout.reported
         ]
         rows = [iter(row) for row in layout.world.gather("the ledgers of all stages", own)]
-        return [StageLedger.of_plain(next(rows[first])) for first, *_ in layout.groups]
+        return [msgspec.convert(next(rows[first]), StageLedger) for first, *_ in layout.groups]
 
     def of_step(self, rules: StepRules, buckets: Sequence[Bucket]) -> StepMemory:
         """What the stage replicas may hold in a step whose programs are there; see `memory_of_step`."""
