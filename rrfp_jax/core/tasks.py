@@ -24,6 +24,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
+from itertools import pairwise
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
 
@@ -226,13 +227,12 @@ class Placement:
     @cached_property
     def _places(self) -> Mapping[tuple[int, int, int], tuple[int, int]]:
         """By stage, chunk and 1 or -1, the stage and chunk of the virtual stage after it or before it."""
-        order = [self.place(v) for v in range(self.last + 1)]
-        return {
-            (*order[v], way): order[v + way]
-            for v in range(len(order))
-            for way in (1, -1)
-            if 0 <= v + way < len(order)
-        }
+        pairs = [*pairwise(map(self.place, range(self.last + 1)))]
+        return {(*one, 1): after for one, after in pairs} | {(*one, -1): before for before, one in pairs}
+
+    def beside(self, stage: int) -> set[int]:
+        """The stages with a virtual stage right before or after one of a stage."""
+        return {there for (own, *_), (there, _) in self._places.items() if own == stage}
 
     def needs_arrival(self, stage: int, task: Task) -> bool:
         """Whether the task's input comes from another virtual stage, not from data or its own F or I."""

@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from math import inf
 from time import perf_counter
 from typing import Any
 
@@ -106,10 +105,7 @@ def neighbours(layout: Layout, placement: Placement, tied: Collection[tuple[int,
     pairs = [*tied, *((other, one) for one, other in tied)]
     found = {theirs for mine, theirs in pairs if mine in layout.devices}
     for replica, stage in map(layout.place, layout.devices):
-        for chunk in range(placement.chunks):
-            v = placement.virtual_stage(stage, chunk)
-            around = [placement.place(other)[0] for other in (v - 1, v + 1) if 0 <= other <= placement.last]
-            found |= {replica * layout.stages + other for other in around}
+        found |= {replica * layout.stages + other for other in placement.beside(stage)}
     return {rank for stage_replica in found for rank in layout.groups[stage_replica]} - {layout.world.rank}
 
 
@@ -188,11 +184,11 @@ class Engine:
             made = finish()
         tied = ties.locate(self.library, self.chunks, self.layout)
         compiler, settings, world = partial(compiled_for, self.executables), self.spec.settings, self.world
-        way, apart = settings.transport, ties.distant_pairs(tied)
+        apart = {(tie.source, tie.target) for tie in tied if tie.source != tie.target}
         driver = Driver(
             self.layout.devices,
             world,
-            remote_of(self.layout, self.placement, way, apart, compiler),
+            remote_of(self.layout, self.placement, settings.transport, apart, compiler),
             settings.stall_seconds,
             settings.injected.queue(),
             agreement=agreement_of(self.layout, settings.agreement, settings.protocol),
@@ -288,8 +284,7 @@ class Engine:
             self._has_gradients = True
         update = LastUpdate(self._updated, params)
         memory = known.memory
-        errands = [*meanwhile]
-        if errands:
+        if errands := [*meanwhile]:
             errands.append(partial(_if_there_is_room, parts, inputs, errands.pop()))
         records = self.driver.run(known.rules, step, parts, memory.budgets, update, memory.early, errands)
         if phase == "train":
@@ -304,7 +299,7 @@ class Engine:
         told = mine if self.layout.reported else None  # of every stage replica once
         gathered = self.driver.gather(f"the results of {phase} step {step}", told, records, step)
         results = [*filter(None, gathered)]
-        return add_up(results, len(known.buckets), self._recorded(step, known, results), known.memory.totals)
+        return add_up(results, self._recorded(step, known, results), known.memory.totals)
 
     def _new_programs_of(self, rules: StepRules, buckets: Sequence[Bucket]) -> StepPrograms:
         self.prepare(buckets, rules)
@@ -381,13 +376,11 @@ class Engine:
 
     def _recorded(self, step: int, known: StepPrograms, results: Sequence[Mapping[str, Any]]) -> RecordedStep:
         """The step of the replica that ended last, and how busy all were, from all processes' results."""
-        layout, parts, last, end = self.layout, dict[int, list[Part]](), 0, -inf
+        layout, parts = self.layout, dict[int, list[Part]]()
         for result in results:
             for replica, plain in result["parts"]:
-                part = Part(*plain)
-                parts.setdefault(replica, []).append(part)
-                if part.end > end:
-                    last, end = replica, part.end
+                parts.setdefault(replica, []).append(Part(*plain))
+        last = max(parts, key=lambda replica: max(part.end for part in parts[replica]))
         trace, replicas = StepTrace(step, known.rules.placement, parts[last], last), range(layout.replicas)
         if len(replicas) > 1:
             busy = [replace(trace, parts=parts[replica]).busy_seconds[0] for replica in replicas]

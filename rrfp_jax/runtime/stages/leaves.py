@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, MutableMapping, Sequence
 from itertools import groupby
 from typing import NamedTuple, TypeAlias
 
@@ -77,12 +77,8 @@ def _sent(
 def transfers(before: Sequence[Collection[Leaf]], after: Sequence[Collection[Leaf]]) -> list[LeafTransfer]:
     """What each stage lacks of what it will have, from the first stage that has it; layer by layer."""
     has = {leaf: stage for stage, own in reversed([*enumerate(before)]) for leaf in own}
-    return sorted(
-        LeafTransfer(leaf, has[leaf], stage, leaf)
-        for stage, own in enumerate(after)
-        for leaf in own
-        if leaf not in before[stage]
-    )
+    lacking = [(stage, leaf) for stage, own in enumerate(after) for leaf in own if leaf not in before[stage]]
+    return sorted(LeafTransfer(leaf, has[leaf], stage, leaf) for stage, leaf in lacking)
 
 
 def check_widths(found: Sequence[LeafTransfer], widths: Sequence[int]) -> None:
@@ -123,19 +119,13 @@ def locate(library: Library, chunks: Sequence[Sequence[range]], layout: Layout) 
     for paths in library.roles.ties:
         leaf, into = (leaves[path] for path in paths)
         source, target = at[leaf.layer], at[into.layer]
-        resized = widths[source] != widths[target]
-        if resized and not spread.isdisjoint(paths):
+        if (resized := widths[source] != widths[target]) and not spread.isdisjoint(paths):
             raise UsageError(
                 f"{paths[0]} is tied between stages of {widths[source]} and {widths[target]} devices, "
                 f"over which sharding= spreads it: keep it whole, PartitionSpec(), or give both as many"
             )
         found.append(LeafTransfer(leaf, source, target, into, resized).in_all_replicas(layout))
     return [way for replica in zip(*found, strict=True) for way in replica]
-
-
-def distant_pairs(ties: Iterable[LeafTransfer]) -> set[tuple[int, int]]:
-    """Pairs of stage replicas between which tied leaves are sent."""
-    return {(tie.source, tie.target) for tie in ties if tie.source != tie.target}
 
 
 def arrivals(ties: Sequence[LeafTransfer], stages: Mapping[int, Stage]) -> dict[int, set[Shapes]]:

@@ -160,10 +160,8 @@ class ModelStep:
         self.meter = Meter(footprints, part.buckets)
         self._arrived: dict[Task, Arrays] = {}
         # values of a microbatch on a chunk; `programs/stage_programs.py` decides which, and in which order
-        self._held: dict[tuple[int, int], list[Any]] = {}
-        for j, values in enumerate(inputs):
-            for chunk in range(len(stage.leaves)):
-                self._held[chunk, j] = list(values)
+        chunks, own = range(len(stage.leaves)), enumerate(inputs)
+        self._held: dict[tuple[int, int], list[Any]] = {(c, j): list(of) for j, of in own for c in chunks}
         self._parked: dict[tuple[int, int], Arrays] = {}
 
     def receive(self, task: Task, arrays: Arrays) -> None:
@@ -177,8 +175,7 @@ class ModelStep:
         how, head = self._bound[self.buckets[microbatch], chunk, kind]
         stage_mesh, program = self.stage.stage_mesh, how.program
         at_hand = self._held.pop((chunk, microbatch))
-        arrays = self._arrived.pop(task, None)
-        if arrays is not None:
+        if (arrays := self._arrived.pop(task, None)) is not None:
             at_hand += arrays if how.once.before else stage_mesh.joined(arrays, how.arrives)
         row = KINDS[kind]
         if row.flow < 0:
@@ -273,10 +270,7 @@ class Sums:
 
 
 def add_up(
-    results: Sequence[Mapping[str, Any]],
-    microbatches: int,
-    recorded: RecordedStep,
-    budgets: Sequence[int | None],
+    results: Sequence[Mapping[str, Any]], recorded: RecordedStep, budgets: Sequence[int | None]
 ) -> Sums:
     """Sum what all virtual stages found of every microbatch, in the model's order, and that in theirs.
 
@@ -287,14 +281,14 @@ def add_up(
         budgets: bytes for microbatches, by stage replica.
     """
     stages = recorded.trace.placement.stages
-    told = (result["hyperparams"] for result in results)
-    hyperparams: dict[str, float] = next(filter(None, told), {})
+    hyperparams: dict[str, float] = next(filter(None, (result["hyperparams"] for result in results)), {})
     seconds = max(result["load_seconds"] for result in results)
 
     def rows(name: str) -> list[Any]:
         return sorted(row for result in results for row in result[name])
 
-    totals, weight, metrics = [0.0] * microbatches, 0.0, dict[str, Reduced]()
+    totals = [0.0] * (recorded.rules.microbatches * len(budgets) // stages)
+    weight, metrics = 0.0, dict[str, Reduced]()
     for _, j, _, names, (total, counted, *numbers) in rows("virtual_stages"):
         totals[j] += total
         weight += counted
@@ -331,8 +325,7 @@ def figures(metrics: Mapping[str, Reduced], weight: float) -> dict[str, float]:
 def not_finite(stages: Mapping[int, Stage], layout: Layout) -> str:
     """Where gradient sums are not finite: the one nearest to the loss, of all processes together."""
     mine = [(number, path) for number, stage in stages.items() for path in stage.not_finite()]
-    gathered = layout.world.gather("where gradients are not finite", mine)
-    found = [own for part in gathered for own in part]
+    found = [own for part in layout.world.gather("where gradients are not finite", mine) for own in part]
     if not found:  # finite in float64, too large for the norm's float32
         return "some parameter"
     number, path = max(found, key=lambda own: int(own[1].split(".")[0]))
