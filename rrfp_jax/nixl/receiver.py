@@ -101,8 +101,7 @@ class Receiver:
 
     def reserve(self, slab: int, size: int) -> list[Instruction]:
         """Give every slot of a slab that has no bytes yet so many."""
-        sizes = self._slabs[slab].sizes
-        new = [slot for slot in self._free(slab) if not sizes[slot]]
+        new = [slot for slot in self._free(slab) if not self._slabs[slab].sizes[slot]]
         return [self._grown(slab, slot, size) for slot in new]
 
     def begin(self, round: int) -> list[Instruction]:

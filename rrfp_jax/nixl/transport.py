@@ -282,9 +282,7 @@ class NixlTransport(BetweenProcesses):
             raise self._error(sent, str(failed)) from None
         self._writing[write.number] = sent, memory
         if ended:
-            self._carry_out(self._sender.complete(write.number))  # first: somebody waits for it
-            del self._writing[write.number]
-            self._sources.leave(memory)
+            self._on_end_of_write(write.number, "")
             return
         self._watched.put((write.number, writing))
         if not self._watches:
@@ -293,12 +291,12 @@ class NixlTransport(BetweenProcesses):
             threading.Thread(target=_watch, args=own, name="rrfp-writes", daemon=True).start()
 
     def _on_end_of_write(self, number: int, error: str) -> None:
+        if not error:
+            self._carry_out(self._sender.complete(number))  # first: somebody waits for it
         sent, memory = self._writing.pop(number)
         self._sources.leave(memory)
         if error and not self._closed and sent.rank not in self._gone:
             raise self._error(sent, error)
-        if not error:
-            self._carry_out(self._sender.complete(number))
         if self._closed:
             self._tell_ended({sent.rank})
             self._let_go()

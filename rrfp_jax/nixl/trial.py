@@ -105,8 +105,7 @@ def _seconds(agent: Agent, rank: int, here: MemoryRange, there: MemoryRange, siz
     began = perf_counter()
     writing = agent.write(rank, [here._replace(size=size)], [there._replace(size=size)])
     while not writing.has_ended():
-        waited = perf_counter() - began
-        if waited > WRITE_SECONDS:
+        if (waited := perf_counter() - began) > WRITE_SECONDS:
             raise WriteFailed(f"{size} bytes were not written in {WRITE_SECONDS:.0f} s")
         sleep(pause(waited))
     return perf_counter() - began
@@ -115,10 +114,8 @@ def _seconds(agent: Agent, rank: int, here: MemoryRange, there: MemoryRange, siz
 def _all_here(world: World) -> bool:
     """Whether the control messages of all others come by this machine's loopback."""
     assert world.mailbox is not None
-    sockets = [connection.socket for connection in world.mailbox.connections.values()]
-    return all(
-        own.family == socket.AF_UNIX or ip_address(own.getsockname()[0]).is_loopback for own in sockets
-    )
+    ours = [connection.socket for connection in world.mailbox.connections.values()]
+    return all(own.family == socket.AF_UNIX or ip_address(own.getsockname()[0]).is_loopback for own in ours)
 
 
 def _pattern(rank: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
