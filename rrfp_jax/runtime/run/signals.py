@@ -21,7 +21,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from enum import IntEnum
 from functools import partial
 from time import monotonic
@@ -266,12 +266,9 @@ class StopSignals:
     @contextmanager
     def answered_by(self, answer: SignalAnswer, *also: int) -> Iterator[None]:
         """Inside, signals have another answer, and some more are heard that nobody has handlers for."""
-        if self._signals is None:
-            yield
-            return
         before, self.answer = self.answer, answer
         try:
-            with self._signals.also(replaceable(also)):
+            with nullcontext() if self._signals is None else self._signals.also(replaceable(also)):
                 yield
         finally:
             self.answer = before
@@ -343,8 +340,7 @@ class StopsAfterStep(SignalAnswer):
     def heed(self, number: int) -> None:
         stop = self._world.stop
         why = StopReason.CTRL_C if number == signal.SIGINT else StopReason.SIGTERM
-        asked = stop.requested >= StopReason.SIGTERM
-        if asked and self._is_echo():
+        if (asked := stop.requested >= StopReason.SIGTERM) and self._is_echo():
             return
         stop.request(why)
         _say_within_limit(self._say, why, asked)

@@ -55,10 +55,8 @@ class Thread(NamedTuple):
     @property
     def users(self) -> StackFrame | None:
         """The user's innermost line, if the thread is in that, or in what that calls of other libraries."""
-        for frame in self.frames:
-            if frame.whose != "library":
-                return frame if frame.whose == "user" else None
-        return None
+        first = next((frame for frame in self.frames if frame.whose != "library"), None)
+        return first if first is not None and first.whose == "user" else None
 
     @property
     def is_users_own(self) -> bool:
@@ -109,8 +107,7 @@ class WhenImported:
         if name != "jax":
             return None
         sys.meta_path.remove(self)
-        spec = importlib.util.find_spec("jax")
-        if spec is not None and spec.loader is not None:
+        if (spec := importlib.util.find_spec("jax")) is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
             def then_look(module: ModuleType) -> None:
