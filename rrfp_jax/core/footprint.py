@@ -167,8 +167,7 @@ def step_budgets(
         if stage + 1 < len(rooms):
             cap = _most_before(rooms[stage + 1], footprints[stage + 1], buckets)
         if room is None:
-            free = [[0] * len(buckets)] * chunks
-            budgets.append(None if cap >= mine else Budget(free, 0, cap))
+            budgets.append(None if cap >= mine else Budget([[0] * len(buckets)] * chunks, 0, cap))
         else:
             charged = list(zip(*_of_microbatches(map(costs, own), buckets), strict=True))
             messages = _of_microbatches(map(arrival, own), buckets)

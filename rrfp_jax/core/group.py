@@ -128,8 +128,7 @@ class Leader(Member):
 
     def _decide(self) -> Answer:
         late = frozenset(self.scheduler.task_for(*lacking) for lacking in self._lacking)
-        dispatch = self.scheduler.handle(Room(late))
-        if dispatch is None:
+        if (dispatch := self.scheduler.handle(Room(late))) is None:
             return NOTHING
         decision = Decision(self._position, dispatch.task)
         self._position += 1

@@ -113,16 +113,14 @@ def _cells(text: str) -> list[list[tuple[str, str]]]:
 
 def _last(what: str, present: Collection[int]) -> int:
     """The highest number of a virtual stage or microbatch, if all below it are there, too."""
-    last = max(present)
-    if len(present) <= last:
+    if len(present) <= (last := max(present)):
         missing = next(number for number in range(last) if number not in present)
         raise ValueError(f"{what} {missing} has no tasks, although {last} has some")
     return last
 
 
 def _parsed(at: str, cell: str) -> tuple[int, Kind, int]:
-    match = CELL.fullmatch(cell)
-    if match is None:
+    if (match := CELL.fullmatch(cell)) is None:
         kinds = f"{', '.join(LETTERS[:-1])} or {LETTERS[-1]}"
         raise ValueError(f"{at}: {cell!r} is no task: write virtual stage, {kinds}, microbatch")
     v, letter, microbatch = match.groups()

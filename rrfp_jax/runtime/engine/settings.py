@@ -194,8 +194,7 @@ def is_whole(value: Any) -> bool:
 
 def is_positive(value: Any) -> bool:
     """Whether it is a number above 0; True is none."""
-    number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
-    return bool(number and value > 0)
+    return isinstance(value, (int, float, np.number)) and not isinstance(value, bool) and bool(value > 0)
 
 
 NUMBERS: Sequence[tuple[str, Callable[[Any], bool], str]] = (

@@ -191,8 +191,7 @@ class Mesh:
         for name, wanted in counts.items():
             value = getattr(self, name)
             several = value if name == "tp" and isinstance(value, tuple) else (value,)
-            unset = name == "chunks" and value is None
-            if not unset and not all(map(_is_count, several)):
+            if not (name == "chunks" and value is None) and not all(map(_is_count, several)):
                 raise UsageError(f"Mesh({name}={shown(value)}): {wanted}")
         if isinstance(self.tp, tuple) and len(self.tp) != self.pp:
             raise UsageError(f"Mesh(pp={self.pp}, tp={self.tp!r}): give one number, or one for each stage")
@@ -353,8 +352,7 @@ class Mesh:
                 f"{self._named} needs {count} devices and this process has {len(devices)} "
                 f"({devices[0].platform}): {cause}"
             )
-        at_once = self._at_once(count)
-        if len(devices) < at_once:
+        if len(devices) < (at_once := self._at_once(count)):
             raise UsageError(
                 f"{self._named[:-1]}, share_devices=True): stages may share devices, but one stage needs "
                 f"{at_once} different ones, and this process has {len(devices)} ({devices[0].platform})"

@@ -131,7 +131,6 @@ def exit_report(world: World, error: BaseException) -> ExitReport:
         sentence = "interrupted"
     if kind == "peer lost" and world.membership.is_cut_off:
         culprit, sentence = world.rank, "lost all other processes at once: cut off, if they were not killed"
-    told = kind == "failed" and not ours
     return ExitReport(
         rank=world.rank,
         stages=world.membership.stages[world.rank],
@@ -139,7 +138,7 @@ def exit_report(world: World, error: BaseException) -> ExitReport:
         sentence=sentence,
         waiting=world.waits.awaited(),
         culprit=culprit,
-        traceback="".join(traceback.format_exception(error)) if told else None,
+        traceback="".join(traceback.format_exception(error)) if kind == "failed" and not ours else None,
     )
 
 

@@ -112,8 +112,7 @@ def _introduce(connection: socket.socket, peer: int, rank: int, token: bytes) ->
     connection.sendall(GREETING.pack(MAGIC, rank, own))
     answer = b""
     while len(answer) < NUMBER + PROOF:
-        data = connection.recv(NUMBER + PROOF - len(answer))
-        if not data:
+        if not (data := connection.recv(NUMBER + PROOF - len(answer))):
             raise ConnectionError("it hung up")
         answer += data
     numbers = own + answer[:NUMBER]

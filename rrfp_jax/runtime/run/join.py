@@ -163,8 +163,7 @@ def _joined() -> World:
         if place is not None and size > 1 and _jax.place_in_run() is None:
             _require_able(place, token)
             coordinator = _meet(place, joining, limit)
-        found = _jax.place_in_run()
-        if found is None or found[1] == 1:
+        if (found := _jax.place_in_run()) is None or found[1] == 1:
             world = World(folder=folder, recorder=recorder)
             if folder is not None:  # a process without others answers its launcher
                 StatusResponder(world).alone()

@@ -141,8 +141,7 @@ class Connection:
     def delivered(self) -> bool:
         """Whether everything has reached the other machine, or nothing more can."""
         with suppress(OSError):
-            waits = fcntl.ioctl(self.socket, termios.TIOCOUTQ, bytes(4))
-            return not self.unsent and not any(waits)
+            return not self.unsent and not any(fcntl.ioctl(self.socket, termios.TIOCOUTQ, bytes(4)))
         return not self.unsent
 
     def read(self) -> bool:
@@ -361,8 +360,7 @@ class Mailbox:
             self.membership.closed(connection.rank, reason, perf_counter())
 
     def _file(self, rank: int, frame: Frame, now: float) -> None:
-        known = self._handlers.get(frame.channel, {}).get(frame.kind)
-        if known is None:
+        if (known := self._handlers.get(frame.channel, {}).get(frame.kind)) is None:
             if frame.channel in self._ended:
                 return
             raise ValueError(f"an unknown message {frame.kind!r}")

@@ -325,8 +325,7 @@ class Membership:
         return ran and len(self.others) == 1 and self.rank in self._silent.get(rank, ())
 
     def _note(self, rank: int, gone: Gone) -> None:
-        known = self.gone.get(rank)
-        if known is None or (gone.how == "failed" and known.how != "failed"):
+        if (known := self.gone.get(rank)) is None or (gone.how == "failed" and known.how != "failed"):
             self.gone = {**self.gone, rank: gone}
 
     def _to_all(self, said: Said) -> Sequence[Send]:

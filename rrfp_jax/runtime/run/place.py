@@ -61,8 +61,7 @@ class Address:
 
     @classmethod
     def _parsed(cls, text: str) -> Address:
-        written = _WRITTEN.fullmatch(text)
-        if written is None:
+        if (written := _WRITTEN.fullmatch(text)) is None:
             several = text.count(":") > 1 and "[" not in text
             raise ValueError("an IPv6 address must be in brackets" if several else "that is no host and port")
         port, inside, name = int(written["port"]), written["inside"], written["name"]
@@ -203,8 +202,7 @@ class SlurmStep:
         """
         if not environment.get("SLURM_STEP_NODELIST") or not environment.get("SLURM_PROCID"):
             return None
-        processes = _number(environment, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
-        if processes == 1:
+        if (processes := _number(environment, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")) == 1:
             return None
         job, step = _number(environment, "SLURM_JOB_ID"), _number(environment, "SLURM_STEP_ID", default=0)
         usual = FIRST_PORT + (job + ANOTHER_STEP * step) % PORTS
@@ -212,12 +210,10 @@ class SlurmStep:
         says = "the first of SLURM_STEP_NODELIST, and JAX_COORDINATOR_PORT"
         one_node = environment.get("SLURM_STEP_NUM_NODES") == "1"  # then nobody else need reach the ports
         host = "127.0.0.1" if one_node else first_host(environment["SLURM_STEP_NODELIST"])
-        rank = _number(environment, "SLURM_PROCID")
-        if rank >= processes:
+        if (rank := _number(environment, "SLURM_PROCID")) >= processes:
             raise UsageError(f"SLURM_PROCID={rank} in a step of {processes} tasks; {REMEDY}")
-        restart = _number(environment, "SLURM_RESTART_COUNT", default=0)
         return cls(
-            name=f"{job}-{step}-{restart}",
+            name=f"{job}-{step}-{_number(environment, 'SLURM_RESTART_COUNT', default=0)}",
             coordinator=Address.parse(f"{host}:{port}", says),
             processes=processes,
             rank=rank,
@@ -358,8 +354,7 @@ class Place:
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Place | None:
         """Read RRFP_COORDINATOR, RRFP_PROCESSES and RRFP_RANK, set together or not at all; else SLURM's."""
-        given = [name for name in NAMES if environment.get(name)]
-        if not given:
+        if not (given := [name for name in NAMES if environment.get(name)]):
             step = SlurmStep.of(environment)
             return None if step is None else cls(step.coordinator, step.processes, step.rank, None, step)
         if len(given) < len(NAMES):
@@ -373,8 +368,7 @@ class Place:
                 f"{PROCESSES}={processes} {RANK}={rank}: give the number of processes, and a rank from 0 to "
                 f"one less, such as {EXAMPLE}"
             )
-        folder = environment.get("RRFP_FOLDER")
-        if folder and not Path(folder).is_dir():
+        if (folder := environment.get("RRFP_FOLDER")) and not Path(folder).is_dir():
             raise UsageError(
                 f"RRFP_FOLDER={folder}: there is no such folder; the launcher sets it for its ranks, those "
                 f"started by hand need none: unset RRFP_FOLDER"

@@ -258,8 +258,7 @@ def _noting(at: int) -> Callable[[FlightRecorder, int, Task | Output | Input, in
     """A method that notes a bit of a message of a stage replica among those at a place of the page."""
 
     def note(self: FlightRecorder, stage_replica: int, what: Task | Output | Input, bit: int) -> None:
-        first = self._first.get(stage_replica)
-        if first is not None:
+        if (first := self._first.get(stage_replica)) is not None:
             direction, chunk, microbatch = what
             place = first + ((direction > 0) * self._chunks + chunk) * self._microbatches + microbatch
             self._memory[at + place] |= bit

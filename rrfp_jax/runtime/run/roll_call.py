@@ -94,8 +94,7 @@ class RollCall:
                 return True
             *lines, said = (said + data).split(b"\n")
             for each in lines:
-                told = json.decode(each, type=News)
-                if told.go is not None:
+                if (told := json.decode(each, type=News)).go is not None:
                     self.told = told.go
                     return True
                 self.missing, self.twice, self._is_counted = told.missing, told.twice, True

@@ -175,8 +175,7 @@ class LimitedWait:
     def reached(self) -> bool:
         """Whether it has come to its limit; then others have looked at why (`status_report.py`)."""
         before, self._looked = self._looked, perf_counter()
-        still = self._looked - before
-        if still > STOOD_STILL_SECONDS + 2 * pause(before - self.since):
+        if (still := self._looked - before) > STOOD_STILL_SECONDS + 2 * pause(before - self.since):
             self.since += still
         if self.waited < self.limit:
             return False

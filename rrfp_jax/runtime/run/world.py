@@ -251,8 +251,7 @@ class World:
         del self._compared[message.number]
         texts = {rank: repr(one) for rank, one in sorted(known.items())}
         usual = Counter(texts.values()).most_common(1)[0][0]
-        odd = next((rank for rank, text in texts.items() if text != usual), None)
-        if odd is None:
+        if (odd := next((rank for rank, text in texts.items() if text != usual), None)) is None:
             return
         value = known[odd].value
         other, elsewhere = next((rank, known[rank].value) for rank, text in texts.items() if text == usual)

@@ -381,8 +381,7 @@ class OptimizerPrograms:
         """Compile for chunks' parameters; one stage `tells` hyperparameters; None if it owns no parameter."""
         trees = owned_trees(chunks, roles)
         paths = [path for tree in trees for path in leaf_paths(tree)]
-        specs = dict(zip(paths, jax.tree.leaves(trees), strict=True))
-        if not specs:
+        if not (specs := dict(zip(paths, jax.tree.leaves(trees), strict=True))):
             return None
         state = [_placed(whole, k, specs, compiler.stage_mesh) for k in part.state]
         places = iter([part.params[path] for path in specs])
