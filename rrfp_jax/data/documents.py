@@ -166,7 +166,14 @@ class Documents:
 
     def plan(self, step: int) -> list[Microbatch]:
         """The microbatches of `step` >= 0, a function of (seed, step, split) and the documents."""
-        return self._sampler.plan(step, self.fingerprint, self._fields, self._labels)
+        return [
+            Microbatch(
+                self._fields[bucket],
+                source=(self.fingerprint, bucket, *rows.tolist()),
+                weight=float(self._labels[rows[rows != EMPTY]].sum()),
+            )
+            for bucket, rows in self._sampler.step(step)
+        ]
 
     def load(self, microbatch: Microbatch, fields: Collection[str]) -> Arrays:
         """The arrays of `fields`; no more is read and decoded than they need.

@@ -71,22 +71,6 @@ class BatchSampler:
                     found[j] = (bucket, rows[items])
         return [found[j] for j in ordered([self.costs[bucket] for bucket, _ in found], self.order)]
 
-    def plan(
-        self, step: int, fingerprint: int, fields: Sequence[Fields], weights: NDArray[np.int64]
-    ) -> list[Microbatch]:
-        """The microbatches of `step` as a Trainer wants them, given fields by bucket and weights by row.
-
-        Their sources have the data's fingerprint, which `planned` compares.
-        """
-        return [
-            Microbatch(
-                fields[bucket],
-                source=(fingerprint, bucket, *rows.tolist()),
-                weight=float(weights[rows[rows != EMPTY]].sum()),
-            )
-            for bucket, rows in self.step(step)
-        ]
-
 
 def planned(
     microbatch: Microbatch, fingerprint: int, fields: Collection[str], known: Collection[str], what: str
