@@ -36,7 +36,6 @@ class Cost(Protocol):
 
     def __call__(self, tokens: NDArray[Any], /) -> NDArray[np.float64]:
         """One each."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)

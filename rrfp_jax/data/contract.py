@@ -57,11 +57,9 @@ class Data(Protocol):
 
     def plan(self, step: int) -> Sequence[Microbatch]:
         """The microbatches of `step`, equal on every process."""
-        ...
 
     def load(self, microbatch: Microbatch, fields: Collection[str]) -> Arrays:
         """The arrays of `fields`, each with the planned shape and dtype."""
-        ...
 
 
 class InMemory:

@@ -53,11 +53,9 @@ class Source(Protocol):
     @property
     def names(self) -> Sequence[str]:
         """A name for every document, the same on every machine."""
-        ...
 
     def read(self, document: int) -> Raw:
         """A document; `BadDocument` if there is none to be had."""
-        ...
 
 
 class Span(NamedTuple):

@@ -24,16 +24,13 @@ class Tokenizer(Protocol):
     @property
     def size(self) -> int:
         """One more than the largest token."""
-        ...
 
     @property
     def fingerprint(self) -> str:
         """Changes with whatever tokens depend on."""
-        ...
 
     def encode(self, text: str) -> NDArray[Any]:
         """The tokens of a text, without special ones."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -47,11 +44,7 @@ class Bytes:
     strict: bool = False
 
     size = 256
-
-    @property
-    def fingerprint(self) -> str:
-        """Bytes are bytes."""
-        return "bytes"
+    fingerprint = "bytes"
 
     def encode(self, text: str) -> NDArray[np.uint8]:
         """In UTF-8."""
