@@ -240,20 +240,20 @@ def plan_step(data: Data, step: int) -> Sequence[Microbatch]:
     if declared := declared_buckets(data):
         check_buckets(step, plan, declared)
     else:
-        check_dtypes(step, buckets_of(plan), dtypes_of(bucket_of(plan[0].fields), "microbatch 0"))
+        buckets = buckets_of(plan)
+        check_dtypes(step, buckets, buckets[:1], "microbatch 0")
     return plan
 
 
-def dtypes_of(bucket: Bucket, where: str) -> dict[str, tuple[str, str]]:
-    """By field of a bucket its dtype, and which microbatch that is of, for `check_dtypes`."""
-    return {name: (dtype, where) for name, _, dtype in bucket}
+def check_dtypes(step: int, buckets: Sequence[Bucket], known: Sequence[Bucket], where: str) -> None:
+    """Refuse a field of another dtype than in known buckets, for which programs would be compiled anew.
 
-
-def check_dtypes(step: int, buckets: Sequence[Bucket], known: Mapping[str, tuple[str, str]]) -> None:
-    """Refuse a field of another dtype than it has elsewhere, for which programs would be compiled anew."""
+    `where` says what these are of; the first one of them that has a field counts.
+    """
+    dtypes = {name: dtype for bucket in reversed(known) for name, _, dtype in bucket}
     for j, bucket in enumerate(buckets):
         for name, shape, dtype in bucket:
-            expected, where = known.get(name, (dtype, ""))
+            expected = dtypes.get(name, dtype)
             if dtype != expected:
                 raise UsageError(
                     f"step {step}: microbatch {j}: its field {name!r} is {dtype}{list(shape)}, but "

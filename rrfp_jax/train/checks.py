@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields as fields_of
 from typing import Any
 
@@ -26,12 +26,12 @@ from rrfp_jax.runtime.mesh.topology import Mesh
 from rrfp_jax.runtime.model.gradient_flow import refuse_untrained, told_lost
 from rrfp_jax.runtime.model.layers import MicrobatchView, zeros
 from rrfp_jax.runtime.model.metrics import kinds_of
-from rrfp_jax.runtime.model.pipeline import IDS, Pipeline, Specs
+from rrfp_jax.runtime.model.pipeline import IDS, LayerShapes, Pipeline, Specs
 from rrfp_jax.runtime.model.roles import covering, leaf_paths
 from rrfp_jax.runtime.model.user_errors import instead_of_layers, kind_of
 from rrfp_jax.runtime.programs.compiler import Compiled, Compiler
 from rrfp_jax.runtime.programs.initial import ModelCheckedInit
-from rrfp_jax.runtime.programs.library import Library, specs_of
+from rrfp_jax.runtime.programs.library import specs_of
 from rrfp_jax.runtime.sizes import as_sent, nbytes
 from rrfp_jax.runtime.stages.optimizer import check_transformation
 from rrfp_jax.train.report import REPORTED, VALIDATION
@@ -114,7 +114,7 @@ def check_model(engine: Engine, data: Data, plan: Sequence[Microbatch]) -> None:
     buckets, pipe, optimizer = buckets_of(plan), engine.pipe, engine.spec.optimizer
     library, flows = engine.library, []
     for bucket in dict.fromkeys(buckets):
-        examined(pipe, library, 0, bucket, buckets)
+        examined(engine, 0, bucket, buckets, training=True)
         flows.append(library.flow(bucket))
     if optimizer is not None:
         refuse_untrained(flows)
@@ -130,21 +130,14 @@ def check_model(engine: Engine, data: Data, plan: Sequence[Microbatch]) -> None:
     check_loss_is_a_sum(pipe, carry, dict(fields), engine.alone)
 
 
-def examined(
-    pipe: Pipeline,
-    library: Library,
-    step: int,
-    bucket: Bucket,
-    buckets: Sequence[Bucket],
-    training: bool = True,
-) -> None:
+def examined(engine: Engine, step: int, bucket: Bucket, buckets: Sequence[Bucket], training: bool) -> None:
     """Refuse a model for a bucket of a step; that names its microbatch, unless all are like it."""
+    library = engine.library
     is_odd = library.first_bucket not in (None, bucket)
     try:
         shapes = library.examine(bucket, training)
         with library.tracing():
-            layers, carry = (own.metrics for own in shapes), shapes[-1].carry_out
-            check_metrics(pipe, layers, specs_of(bucket), carry, training)
+            check_metrics(engine.pipe, shapes, specs_of(bucket), training)
     except UsageError as error:
         if not is_odd:
             raise
@@ -163,16 +156,11 @@ def warn_of_lost(engine: Engine) -> None:
         )
 
 
-def check_metrics(
-    pipe: Pipeline, layers: Iterable[Mapping[str, Any]], fields: Specs, carry: Any, training: bool
-) -> None:
-    """Refuse a metric with the name of a figure that reports have themselves, or with two reductions.
-
-    Given are those of layers; those of the loss follow from `carry`.
-    """
+def check_metrics(pipe: Pipeline, shapes: Sequence[LayerShapes], fields: Specs, training: bool) -> None:
+    """Refuse a metric with the name of a figure that reports have themselves, or with two reductions."""
     view = MicrobatchView(fields, IDS, len(pipe), training)
-    loss = jax.eval_shape(pipe.apply_loss, carry, view)  # which has been called so before
-    kinds = kinds_of([*layers, loss.metrics])
+    loss = jax.eval_shape(pipe.apply_loss, shapes[-1].carry_out, view)  # which has been called so before
+    kinds = kinds_of([*(own.metrics for own in shapes), loss.metrics])
     if taken := [name for name in kinds if name in REPORTED or name.startswith(VALIDATION)]:
         raise UsageError(
             f"the loss: Loss metric {taken[0]!r}: reports use that name themselves; give it another one"
@@ -291,10 +279,6 @@ def _losses_of_rows(
     return losses, [as_sent(value) for value in values]
 
 
-GUARDED = ("", "_host_to_device", "_device_to_device", "_device_to_host")
-"""Ways of transfers that JAX has a guard each for, as its settings end."""
-
-
 def check_jax_settings() -> None:
     """Refuse settings of JAX's own under which no stage can run, naming them."""
     if getattr(jax.config, "jax_disable_jit"):  # noqa: B009 (JAX's types lack it)
@@ -302,8 +286,8 @@ def check_jax_settings() -> None:
             "jax_disable_jit=True: stages are programs that are compiled before they run, so nothing could "
             "run; unset it (JAX_DISABLE_JIT), and to step through a layer call it in plain JAX"
         )
-    for name in (f"jax_transfer_guard{way}" for way in GUARDED):
-        if getattr(jax.config, name) == "disallow_explicit":
+    for way in ("", "_host_to_device", "_device_to_device", "_device_to_host"):  # JAX has a guard for each
+        if getattr(jax.config, name := f"jax_transfer_guard{way}") == "disallow_explicit":
             raise UsageError(
                 f"{name}='disallow_explicit': data and messages must get to devices; use 'disallow', under "
                 f"which only transfers that nobody asked for fail"

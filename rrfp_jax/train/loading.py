@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 from time import perf_counter
 from typing import Any
@@ -136,34 +137,30 @@ class _Request:
         return [replace(self._what, waited=perf_counter() - self.since)]
 
 
+@dataclass(eq=False)
 class _Ahead:
     """The data of one step, as a thread loads it."""
 
-    def __init__(
-        self,
-        data: Data,
-        step: int,
-        reads: Callable[[Bucket, int], Set[str]],
-        request: _Request,
-        settings: Any,
-    ) -> None:
-        self.data, self.step = data, step
-        self.plan: Sequence[Microbatch] | None = None
-        self.summary: tuple[str, list[Bucket]] | None = None
-        self.arrays: dict[int, Arrays] = {}
-        self.ended = threading.Event()
-        self._reads, self._request, self._settings = reads, request, settings
+    data: Data
+    step: int
+    reads: Callable[[Bucket, int], Set[str]]
+    request: _Request
+    settings: Any  # of JAX
+    plan: Sequence[Microbatch] | None = None
+    summary: tuple[str, list[Bucket]] | None = None
+    arrays: dict[int, Arrays] = field(default_factory=dict)
+    ended: threading.Event = field(default_factory=threading.Event)
 
     def load(self) -> None:
         """Ask for all of it; the step that needs what fails asks again, on the main thread."""
         try:
-            before = adopt(self._settings)  # for data that is computed with JAX
+            before = adopt(self.settings)  # for data that is computed with JAX
             with suppress(BaseException):
-                plan = self._request.plan(self.data, self.step)
+                plan = self.request.plan(self.data, self.step)
                 self.summary, self.plan = (summary := summary_of(plan)), plan
                 for j, (planned, bucket) in enumerate(zip(plan, summary[1], strict=True)):
-                    names = self._reads(bucket, j)
-                    self.arrays[j] = self._request.load(self.data, self.step, j, planned, names)
+                    names = self.reads(bucket, j)
+                    self.arrays[j] = self.request.load(self.data, self.step, j, planned, names)
             adopt(before)
         finally:
             self.ended.set()

@@ -22,7 +22,6 @@ from rrfp_jax.data.contract import (
     buckets_of,
     check_dtypes,
     declared_buckets,
-    dtypes_of,
     plan_hash,
 )
 from rrfp_jax.errors import TrainingError, UsageError, refusing
@@ -298,12 +297,9 @@ class Stepper:
         """Take in shapes that were not there before; refuses what the model does not take."""
         known = self._known_buckets[phase]
         if known and not declared_buckets(data):
-            earlier = {
-                name: own for b in reversed(known) for name, own in dtypes_of(b, "earlier steps").items()
-            }
-            check_dtypes(step, buckets, earlier)
+            check_dtypes(step, buckets, [*known], "earlier steps")
         for bucket in dict.fromkeys(buckets):
-            examined(self.engine.pipe, self.engine.library, step, bucket, buckets, phase == "train")
+            examined(self.engine, step, bucket, buckets, phase == "train")
         known.update(dict.fromkeys(buckets))
         if phase == "evaluate":  # as `start` does for training
             self.engine.prepare(declared_buckets(data) or buckets, self.rules(len(buckets), phase))
