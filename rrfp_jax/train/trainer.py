@@ -69,36 +69,13 @@ from rrfp_jax.train.tuning import HintExchange, predicted, rebalancing
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
-class OneThread:
-    """Who uses a Trainer just now."""
-
-    def __init__(self) -> None:
-        self._lock, self._user = threading.RLock(), ""
-
-    @contextmanager
-    def uses(self, method: str) -> Iterator[None]:
-        """Inside, other threads are refused; the same thread may come again, as from `on_step`."""
-        me = f"Trainer.{method} in thread {threading.current_thread().name!r}"
-        if not self._lock.acquire(blocking=False):
-            raise UsageError(
-                f"{me} while {self._user} is running: a Trainer is used by one thread at a time; wait for "
-                f"the other, or hold a lock around both"
-            )
-        before, self._user = self._user, me
-        try:
-            yield
-        finally:
-            self._user = before
-            self._lock.release()
-
-
 def one_thread(name: str) -> Callable[[Method], Method]:
     """A decorator for a method of a Trainer, which messages call by this name."""
 
     def decorated(method: Method) -> Method:
         @functools.wraps(method)
         def alone(self: Trainer, /, *args: Any, **kwargs: Any) -> Any:
-            with self._one_thread.uses(name):
+            with self._alone(name):
                 return method(self, *args, **kwargs)
 
         return cast(Method, alone)
@@ -178,7 +155,7 @@ class Trainer:
         self._world = self._stepper.engine.world
         self._checked = self._warned = False
         self._programs = 0, 0  # compiled by all processes for the first step, and loaded instead
-        self._one_thread = OneThread()
+        self._lock, self._user = threading.RLock(), ""  # and who holds it
         if wrapped is not None:
             self._check_model(wrapped, plan_step(wrapped, 0))
 
@@ -483,7 +460,7 @@ class Trainer:
         try:
             for step in range(count):
                 self._progress(Doing("validating", step, count, f"{step / count:.0%}"))
-                with self._one_thread.uses("evaluate"):
+                with self._alone("evaluate"):
                     sums = self._stepper.run("evaluate", data, step).sums
                 if self._stepper.refuses_nonfinite:
                     check_losses(sums.totals, f"step {step} of an evaluation", "")
@@ -539,6 +516,22 @@ class Trainer:
 
     # Inside.
 
+    @contextmanager
+    def _alone(self, method: str) -> Iterator[None]:
+        """Inside, other threads are refused; the same thread may come again, as from `on_step`."""
+        me = f"Trainer.{method} in thread {threading.current_thread().name!r}"
+        if not self._lock.acquire(blocking=False):
+            raise UsageError(
+                f"{me} while {self._user} is running: a Trainer is used by one thread at a time; wait for "
+                f"the other, or hold a lock around both"
+            )
+        before, self._user = self._user, me
+        try:
+            yield
+        finally:
+            self._user = before
+            self._lock.release()
+
     @property
     def _engine(self) -> Engine:
         return self._stepper.engine
@@ -560,7 +553,7 @@ class Trainer:
     def _start(self, data: Data, evaluate: Data | None = None) -> None:
         if self._engine.stages:
             return
-        with self._one_thread.uses("start"):
+        with self._alone("start"):
             plan = plan_step(data, 0)
             self._check_model(data, plan)
             self._programs = self._stepper.start(data, plan, evaluate)
