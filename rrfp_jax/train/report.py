@@ -140,11 +140,7 @@ class Report:
         return f"step {self.step:5d}  {self.summary}"
 
     def __repr__(self) -> str:
-        idle = " ".join(f"{share:.0%}" for share in self.bubble)
-        return (
-            f"Report(step={self.step}, schedule={self.schedule!r}, loss={self.loss:.4g}, "
-            f"wall_seconds={self.wall_seconds:.3g}, bubble={idle!r}, applied={self.applied}, ...)"
-        )
+        return f"Report({self})"
 
     @property
     def summary(self) -> str:

@@ -24,12 +24,8 @@ def test_a_trainer(ran):
 
 def test_a_report_is_one_line_with_short_numbers(ran):
     said = repr(ran[1])
-    assert re.fullmatch(
-        r"Report\(step=0, schedule='bf', loss=[\d.]{4,5}, wall_seconds=[\d.e+-]+, bubble='\d+% \d+%', "
-        r"applied=True, ...\)",
-        said,
-    )
-    assert "\n" not in said and len(said) < 120
+    assert re.fullmatch(r"Report\(step +0  loss [\d.]{6} .* idle +\d+% +\d+%\)", said)
+    assert len(said) < 120
 
 
 def test_rate_and_duration_of_a_step_are_of_the_same_time(ran):
