@@ -101,11 +101,6 @@ class Parts:
     part: Sequence[int]  # the shape of each part
     arrays: Mapping[Place, np.ndarray[Any, Any]]  # those that are here
 
-    @classmethod
-    def whole(cls, array: np.ndarray[Any, Any]) -> Parts:
-        """An array in one part."""
-        return cls(array.shape, array.dtype, array.shape, {(0,) * array.ndim: array})
-
     @property
     def nbytes(self) -> int:
         """Of those that are here."""

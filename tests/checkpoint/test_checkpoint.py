@@ -21,7 +21,7 @@ from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.random_keys import plain_spec
 from rrfp_jax.runtime.run.world import World
 from tests.support import stored
-from tests.support.stored import ALL, save, specs_of
+from tests.support.stored import ALL, save, specs_of, whole
 from tests.train.test_processes import command
 
 pytestmark = pytest.mark.usefixtures("unsynced")
@@ -114,12 +114,12 @@ class TestRoundTrip:
     @pytest.mark.parametrize("shape", [(), (3,), (2, 5), (0, 4)], ids=str)
     def test_any_array(self, tmp_path, dtype, shape):
         array = np.asarray(np.arange(np.prod(shape, dtype=int)).reshape(shape) % 3).astype(dtype)
-        again = np.asarray(read_leaf(tmp_path, write_leaf(tmp_path, ("a", "b"), Parts.whole(array)).leaf))
+        again = np.asarray(read_leaf(tmp_path, write_leaf(tmp_path, ("a", "b"), whole(array)).leaf))
         assert (again.dtype, again.shape, again.tobytes()) == (array.dtype, shape, array.tobytes())
 
     def test_arrays_that_do_not_lie_in_order(self, tmp_path):
         array = np.arange(6).reshape(2, 3).T
-        again = read_leaf(tmp_path, write_leaf(tmp_path, ("a",), Parts.whole(array)).leaf)
+        again = read_leaf(tmp_path, write_leaf(tmp_path, ("a",), whole(array)).leaf)
         assert np.array_equal(again, array)
 
     def test_cut_otherwise_when_it_is_read(self, tmp_path):
@@ -157,8 +157,7 @@ class TestOrbax:
         staging = CheckpointFolder(made.folder).staging(5)
         staging.mkdir(parents=True)
         written = [
-            write_leaf(staging, key, Parts.whole(np.asarray(leaf))).leaf
-            for key, leaf in leaves + more + slashed
+            write_leaf(staging, key, whole(np.asarray(leaf))).leaf for key, leaf in leaves + more + slashed
         ]
         merged = {name_of(leaf.key): leaf for leaf in written}
         CheckpointFolder(made.folder).commit(RunState(step=5), merged, keep=1)
@@ -176,7 +175,7 @@ class TestOrbax:
         ocp.Checkpointer(handler).save(tmp_path / "theirs", tree)
         (tmp_path / "ours").mkdir()
         for key, leaf in keyed(tree):
-            write_leaf(tmp_path / "ours", key, Parts.whole(np.asarray(leaf)))
+            write_leaf(tmp_path / "ours", key, whole(np.asarray(leaf)))
             theirs, ours = (
                 json.loads((tmp_path / who / name_of(key) / "zarr.json").read_text())
                 for who in ("theirs", "ours")
@@ -241,7 +240,7 @@ class TestDamage:
         staging = CheckpointFolder(made.folder).staging(20)
         staging.mkdir()
         for key, leaf in stored.leaves(ALL, 20):
-            write_leaf(staging, key, Parts.whole(np.asarray(leaf)))
+            write_leaf(staging, key, whole(np.asarray(leaf)))
         (made.folder / ".5.removed" / "params.0.up").mkdir(parents=True)  # nor is one half removed
         made.said.clear()
         assert made().restore(specs_of(stored.leaves(ALL, 0))).run.step == 10

@@ -14,11 +14,11 @@ import pytest
 
 import rrfp_jax as rrfp
 from rrfp_jax.checkpoint import saving
-from rrfp_jax.checkpoint.leaves import Parts
 from rrfp_jax.loss_scale import LossScale, loss_scale_of
 from rrfp_jax.runtime.stages import stage
 from rrfp_jax.train.resume import CheckpointWriter
 from tests.support import toy
+from tests.support.stored import whole
 
 STEPS = 16
 
@@ -220,7 +220,7 @@ def test_what_another_script_is_writing_stays_until_one_saves_there_itself(saved
 def test_typed_keys_come_back_from_their_numbers():
     key = jax.random.split(jax.random.key(5), 3)
     arrays = [jax.random.split(jax.random.key(0), 3)]
-    stage.replace_arrays(arrays, [Parts.whole(np.asarray(jax.random.key_data(key)))])
+    stage.replace_arrays(arrays, [whole(np.asarray(jax.random.key_data(key)))])
     chex.assert_trees_all_equal(*(jax.random.key_data(keys) for keys in (arrays[0], key)))
 
 

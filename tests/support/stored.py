@@ -13,7 +13,7 @@ import optax
 
 from rrfp_jax.checkpoint.folder import CheckpointFolder
 from rrfp_jax.checkpoint.format import RunState, read_leaf
-from rrfp_jax.checkpoint.leaves import file_of, folder_name, keyed, name_of
+from rrfp_jax.checkpoint.leaves import Parts, file_of, folder_name, keyed, name_of
 
 LAYERS = 4
 KINDS = [
@@ -39,6 +39,11 @@ OPTIMIZERS = {
     ),
     "noise": lambda: optax.chain(optax.add_noise(0.1, 0.5, jax.random.key(3)), optax.lion(1e-3)),
 }
+
+
+def whole(array):
+    """An array in one part."""
+    return Parts(array.shape, array.dtype, array.shape, {(0,) * array.ndim: array})
 
 
 def specs(layers, optimizer="adamw"):
