@@ -68,8 +68,6 @@ Checksum = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 Written: TypeAlias = tuple[Count, Checksum]
 """Bytes and CRC-32 of a file."""
 
-LayerKind: TypeAlias = Literal["nnx", "linen", "function"]
-
 
 class Damaged(Exception):
     """A file is not what was written; the message names it."""
@@ -191,7 +189,7 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True):
 class StoredLayer:
     """What must be known of a layer to make its parameters a tree again, where no model is at hand."""
 
-    kind: LayerKind
+    kind: Literal["nnx", "linen", "function"]
     paths: tuple[tuple[int | str, ...], ...]  # of its parameters; a number is an index, or such a key
 
 
