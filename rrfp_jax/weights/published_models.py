@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -18,7 +18,7 @@ from rrfp_jax.checkpoint.format import Damaged, dtype_of
 from rrfp_jax.checkpoint.leaves import PARAMETERS, Key
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.fields import path_of, shown
-from rrfp_jax.json_files import Unreadable, read_json
+from rrfp_jax.json_files import Unreadable, flat, read_json
 from rrfp_jax.runtime.programs.initial import InitFunction, ModelCheckedInit, SourcedInit
 from rrfp_jax.weights.families import COMPUTED_PIXELS, CONFIG, PIXELS, TIED, Family, differences, family_of
 from rrfp_jax.weights.tables import HEAD, TensorNames
@@ -198,8 +198,8 @@ class Publication:
     """What is to be written."""
 
     sources: Sequence[TensorSource]
-    others: Mapping[str, Any]  # JSON files, by name
-    left_out: Sequence[str]  # paths of parameters that are in none of them
+    others: Mapping[str, Any] = field(default_factory=dict)  # JSON files, by name
+    left_out: Sequence[str] = ()  # paths of parameters that are in none of them
 
 
 @dataclass(frozen=True)
@@ -243,9 +243,7 @@ class Parameters:
 
 def own_names(params: Parameters) -> Publication:
     """All parameters under the names that they have here."""
-    return Publication(
-        sources=[params.source(path, TensorNames((path,))) for path in params.keys], others={}, left_out=[]
-    )
+    return Publication(sources=[params.source(path, TensorNames((path,))) for path in params.keys])
 
 
 def as_family(
@@ -294,21 +292,15 @@ def fields_at(checkpoint: CheckpointView, place: str) -> Mapping[str, Any]:
     for name in place.split("."):
         found = found.get(name) if isinstance(found, dict) else None
     if not isinstance(found, dict) or _LAYERS not in found:
-        there = ", ".join(_places(checkpoint.run.config)) or "none"
+        ending = f".{_LAYERS}"
+        names = [name for name, _ in flat(checkpoint.run.config) if name.endswith(ending)]
+        there = ", ".join(name.removesuffix(ending) for name in names) or "none"
         raise UsageError(
             f"{checkpoint.folder}: the config that is kept with it has no object {place!r} with the sizes of "
             f"the layers; give its name with --model= (it has: {there}). A script keeps one with "
             f'trainer.save(folder, config={{"model": dataclasses.asdict(cfg)}})'
         )
     return found
-
-
-def _places(config: Any, prefix: str = "") -> Iterator[str]:
-    """Names of all objects in a config that have the sizes of layers."""
-    for name, value in config.items() if isinstance(config, dict) else ():
-        if isinstance(value, dict) and _LAYERS in value:
-            yield prefix + name
-        yield from _places(value, f"{prefix}{name}.")
 
 
 def _layer(path: str) -> int:
