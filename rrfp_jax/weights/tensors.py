@@ -293,7 +293,6 @@ def write_tensors(
     With `replace`, what is there is renamed to the first free `<folder>.<number>`. `TrainingError` if it
     cannot be written; nothing is left of it then.
     """
-    check_absent(folder, replace)
     shards = list(_shards(sources, most_bytes))
     with _whole_folder(folder, replace) as staging:
         files = {}
