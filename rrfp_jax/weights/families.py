@@ -85,10 +85,8 @@ class Family:
             UsageError: no model of the family has such fields; names them.
         """
         wrong = differences(self._fixed, fields)
+        wrong = wrong or [f"there is no {ours}" for ours in self.sizes if ours not in fields]
         if not wrong:
-            absent = [ours for ours in self.sizes if ours not in fields]
-            if absent:
-                raise UsageError(f"no model of {self.name} is so: there is no {', '.join(absent)}")
             sizes = {key: fields[ours] for ours, key in self.sizes.items()}
             named = {"architectures": [self.architecture], "model_type": self.model_types[0]}
             config = {**named, **self.understood, **self.layers.reduced(sizes), **self.written}
