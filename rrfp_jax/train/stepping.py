@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
@@ -15,7 +15,6 @@ from typing import Any
 from rrfp_jax.checkpoint.format import RunState
 from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.core.step_rules import Bucket, StepRules, bucket_name
-from rrfp_jax.core.tasks import Placement
 from rrfp_jax.data.contract import (
     Data,
     Microbatch,
@@ -82,13 +81,6 @@ NOTHING_AHEAD: tuple[Sequence[Microbatch], LoadedStep | None] = ((), None)
 """Of the next step, by its plan: it is not on the devices yet."""
 
 
-def check_costs(planned: Planned, placement: Placement, buckets: Iterable[Bucket]) -> None:
-    """Refuse given costs that lack one of these buckets, or are for another number of stages."""
-    if isinstance(planned.costs, CostTable):
-        with refusing("planned orders: "):
-            WorkloadCosts(planned.costs.workload([bucket_name(bucket) for bucket in buckets]), placement)
-
-
 def check_whole(engine: Engine) -> None:
     """Refuse to begin anew without a word."""
     if engine.given_up:
@@ -99,11 +91,6 @@ def check_whole(engine: Engine) -> None:
 
 MOST_IN_VAIN = 20
 """So many steps may be left out in a row without a loss scale that could still be lowered."""
-
-
-def is_finite(sums: Sums) -> bool:
-    """Whether a step can be applied."""
-    return sums.norms.finite and all(map(math.isfinite, [*sums.totals, sums.weight]))
 
 
 def _not_finite(sums: Sums, where: Callable[[], str]) -> str:
@@ -166,8 +153,9 @@ class Stepper:
         check_whole(self.engine)
         engine, buckets, rules = self.engine, buckets_of(plan), self.rules(len(plan), "train")
         every = list(dict.fromkeys([*buckets, *declared_buckets(data)]))
-        if isinstance(self.schedule, Planned):
-            check_costs(self.schedule, rules.placement, every)
+        if isinstance(self.schedule, Planned) and isinstance(self.schedule.costs, CostTable):
+            with refusing("planned orders: "):  # a bucket is lacking, or the number of stages is another
+                WorkloadCosts(self.schedule.costs.workload([*map(bucket_name, every)]), rules.placement)
         agreed = self._settings.as_text() | {"rules": str(rules), "schedule": str(self.schedule)}
         agreed |= {"loss_scale": repr(self.standing.loss_scale)} | as_text(engine)
         engine.world.agree("what is to be run", agreed)
@@ -205,7 +193,8 @@ class Stepper:
         recorded = replace(ran.sums.recorded, work=self._work)
         sums = replace(ran.sums, recorded=recorded)
         unit = sums.weight * scale  # the gradient sums over this are the gradient
-        norm, applied = sums.norms.gradient / unit, is_finite(sums)
+        norm = sums.norms.gradient / unit
+        applied = sums.norms.finite and all(map(math.isfinite, [*sums.totals, sums.weight]))
         if applied:
             self._update(norm, unit, ran)
         else:
