@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 import os
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -61,17 +62,11 @@ class ByteText(FileSpans):
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_counts(
-            "no token",
-            sequence_length=self.sequence_length,
-            batch=self.batch,
-            microbatches=self.microbatches,
-        )
-        if (tokens := self.sequence_length * self.batch * self.microbatches) > MOST_TOKENS:
-            raise UsageError(
-                f"sequence_length={self.sequence_length}, batch={self.batch}, "
-                f"microbatches={self.microbatches}: {tokens} tokens a step; give at most {MOST_TOKENS}"
-            )
+        sizes = {name: getattr(self, name) for name in ("sequence_length", "batch", "microbatches")}
+        check_counts("no token", **sizes)
+        if (tokens := math.prod(sizes.values())) > MOST_TOKENS:
+            given = ", ".join(f"{name}={size}" for name, size in sizes.items())
+            raise UsageError(f"{given}: {tokens} tokens a step; give at most {MOST_TOKENS}")
         check_sampling(self.split, self.validation_share)
 
     @functools.cached_property
