@@ -102,10 +102,11 @@ class Patches:
         """Rows and columns of patches of an image of so many pixels."""
         scale = min(1.0, self.longest / max(width, height))
         most = self.longest // self.unit
-        rows, columns = (
-            self.merge * min(max(round(side * scale / self.unit), 1), most) for side in (height, width)
-        )
-        return rows, columns
+
+        def patches(side: int) -> int:
+            return self.merge * min(max(round(side * scale / self.unit), 1), most)
+
+        return patches(height), patches(width)
 
     def count(self, grid: tuple[int, int]) -> int:
         """Patches of an image, its class token included."""
