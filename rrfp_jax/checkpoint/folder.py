@@ -253,14 +253,13 @@ def readable_checkpoints(
             raise UsageError(f"{what}({str(given)!r}): is the checkpoint of step {path.name}, not of {step}")
         path, step = path.parent, int(path.name)
     folder = CheckpointFolder(path)
-    steps = [own for own in folder.steps() if step in (None, own)]
+    every = folder.steps()
+    steps = [own for own in every if step in (None, own)]
     if not steps:
-        known = ", ".join(map(str, folder.steps()))
-        of = f"no checkpoint of step {step}" if step is not None and known else "no checkpoint"
-        raise UsageError(
-            f"{what}({str(given)!r}): {of} is there; "
-            + (f"there are: {known}" if known else "give the folder that they were saved to")
-        )
+        found = "no checkpoint is there; give the folder that they were saved to"
+        if every:
+            found = f"no checkpoint of step {step} is there; there are: {', '.join(map(str, every))}"
+        raise UsageError(f"{what}({str(given)!r}): {found}")
     while steps:
         for own in reversed(steps):
             try:
