@@ -60,9 +60,6 @@ PIECE_BYTES = 2**19
 CHECKSUM_BYTES, INDEX_BYTES = 4, 16
 """Of a piece, in a shard that is cut: beside its values, and in the index of all."""
 
-UNKNOWN = "uint8"
-"""What bytes are stored as whose dtype tensorstore does not know, such as "uint4"; the manifest knows it."""
-
 Checksum = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 
 Written: TypeAlias = tuple[Count, Checksum]
@@ -432,8 +429,8 @@ def _metadata(leaf: LeafRecord) -> dict[str, Any]:
     dtype = np.dtype(leaf.dtype)
     try:
         known = ts.dtype(leaf.dtype).name
-    except ValueError:
-        known = UNKNOWN
+    except ValueError:  # tensorstore does not know it, such as "uint4"; the manifest does
+        known = "uint8"
     order = {"configuration": {"endian": "little"}} if dtype.itemsize > 1 else {}
     codecs: list[Any] = [{"name": "bytes", **order}, {"name": "crc32c"}]
     if leaf.piece is not None:
