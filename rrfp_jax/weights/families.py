@@ -33,7 +33,6 @@ class LayerNames:
     fixed: Mapping[str, Any]  # the other fields, where they are the same in all of them
     completed: Callable[[Json], Json]  # all these keys, whichever form a `config.json` has; or UsageError
     reduced: Callable[[Json], Json]  # what a file has of these keys
-    images: bool = False  # whether `preprocessor_config.json` says how images become input
     elsewhere: tuple[str, ...] = ()  # beginnings of parameters of the last layer that no family has
 
 
@@ -54,7 +53,7 @@ class Family:
     defaults: Json = field(default_factory=dict)  # of keys that a `config.json` may leave out
     written: Json = field(default_factory=dict)  # into it, besides
     inner: str = ""  # the key of the object that says it all, where a `config.json` has one
-    processor: str = ""  # class of its images' processor
+    processor: str = ""  # class of its images' processor, of which `preprocessor_config.json` tells
     prefixes: tuple[str, ...] = ("",)  # that names of tensors may begin with; we write the first
     extra: tuple[str, ...] = ()  # beginnings of the names of tensors that our layers have no use for
 
@@ -72,10 +71,8 @@ class Family:
                 raise UsageError(
                     f"{key}={shown(config[key])}: of {self.name} only {key}={value!r} is computed here"
                 )
-        found = {
-            **self.layers.completed(config),
-            **{key: _whole(config, key) for key in self.counts.values()},
-        }
+        counts = {key: _whole(config, key) for key in self.counts.values()}
+        found = {**self.layers.completed(config), **counts}
         return {ours: found[key] for ours, key in self.sizes.items()} | self._fixed
 
     def files_of(self, fields: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -90,7 +87,7 @@ class Family:
             sizes = {key: fields[ours] for ours, key in self.sizes.items()}
             named = {"architectures": [self.architecture], "model_type": self.model_types[0]}
             config = {**named, **self.understood, **self.layers.reduced(sizes), **self.written}
-            pixels = _processing(self.processor, sizes) if self.layers.images else {}
+            pixels = _processing(self.processor, sizes) if self.processor else {}
             wrong = differences(self.fields_of(pixels | config), fields)
         if wrong:
             raise UsageError(f"no model of {self.name} is so: {'; '.join(wrong)}")
@@ -128,9 +125,6 @@ def _plain(value: Any) -> Any:
     """Lists as tuples, which JSON makes lists of."""
     return tuple(map(_plain, value)) if isinstance(value, (list, tuple)) else value
 
-
-_LARGEST = 2**53
-"""What sizes and wavelengths are below."""
 
 _SIZES = {
     "d_model": "hidden_size",
@@ -172,7 +166,7 @@ def _number(config: Json, key: str, least: float = 1, default: float | None = No
     value = default if value is None else value
     if value is None:
         raise UsageError(f"{key} is not there")
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value < _LARGEST:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value < 2**53:
         raise UsageError(f"{key}={shown(value)}: is no number from {least} on that a model can have")
     return value
 
@@ -254,12 +248,6 @@ _DEFAULTS = {
 COMPUTED_PIXELS = {"do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True}
 """The only values that these keys of `preprocessor_config.json` may have, if they are there."""
 
-_LEAST = 1e-6
-"""Of what pixels are divided by."""
-
-_BICUBIC = 3
-"""Pillow's number of how `rrfp.data` scales images."""
-
 
 def _encoder_config(config: Json) -> dict[str, Any]:
     side = _number(config, "image_size") // _number(config, "patch_size")
@@ -268,7 +256,7 @@ def _encoder_config(config: Json) -> dict[str, Any]:
         "grid": (side, side),
         "layer_norm_eps": _number(config, "layer_norm_eps", 0),
         "image_mean": _colours(config, "image_mean", 0),
-        "image_std": _colours(config, "image_std", _LEAST),
+        "image_std": _colours(config, "image_std", 1e-6),  # which pixels are divided by
     }
 
 
@@ -296,7 +284,7 @@ def _processing(kind: str, config: Json) -> dict[str, Any]:
         "image_processor_type": kind,
         "do_resize": True,
         "size": {"height": _side(config), "width": _side(config)},
-        "resample": _BICUBIC,
+        "resample": 3,  # bicubic, as `rrfp.data` scales images
         **COMPUTED_PIXELS,
         "image_mean": list(config["image_mean"]),
         "image_std": list(config["image_std"]),
@@ -322,7 +310,6 @@ ENCODERS = LayerNames(
     },
     completed=_encoder_config,
     reduced=_encoder_file,
-    images=True,
     elsewhere=("hidden.", "out."),
 )
 
