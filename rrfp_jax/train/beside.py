@@ -40,14 +40,6 @@ class Compiling:
         threading.Thread(name="compiles for another split", target=compile_all).start()
 
     @property
-    def told(self) -> tuple[bool, str]:
-        """Whether it is over, and why it could not be compiled; empty if it could."""
-        if not self._end.done():
-            return False, ""
-        found = self._end.result()
-        return True, found if isinstance(found, str) else ""
-
-    def ready(self) -> Ready:
-        found = self._end.result()
-        assert isinstance(found, Ready), "it is over, and there was no error"
-        return found
+    def found(self) -> Ready | str | None:
+        """What has been compiled, or why that could not be; None as long as it is not over."""
+        return self._end.result() if self._end.done() else None

@@ -212,8 +212,9 @@ class Rebalancing:
         if self._compiling is not None:
             self._beside += 1
             self._slowed += recorded[-1].trace.makespan - self._move.seconds if self._move else 0.0
-            if self._all_ready(engine, self._compiling):
-                self._go(step, self._compiling.ready(), recut)
+            mine = self._compiling.found
+            if self._all_ready(engine, mine) and isinstance(mine, Ready):
+                self._go(step, mine, recut)
                 return
         elif self._steps >= self._due and len(recorded) >= FIRST:  # fewer after a move that was taken back
             split = self._look(step, left, engine, recorded)
@@ -251,13 +252,13 @@ class Rebalancing:
         found: Sequence[int] | None = split
         return found
 
-    def _all_ready(self, engine: Engine, compiling: Compiling) -> bool:
+    def _all_ready(self, engine: Engine, mine: Ready | str | None) -> bool:
         """Whether all processes have compiled; if one cannot, all stay as they are."""
-        told = engine.world.gather("whether all have compiled for another split", compiling.told)
-        refusals = [refusal for _, refusal in told if refusal]
-        if refusals:
+        mine = "" if isinstance(mine, Ready) else mine
+        told = engine.world.gather("whether all have compiled for another split", mine)
+        if refusals := [own for own in told if own]:
             self._stay(refusals[0])
-        return not refusals and all(over for over, _ in told)
+        return all(own == "" for own in told)
 
     def _stay(self, refusal: str) -> None:
         """Do without the split that was compiled for."""
