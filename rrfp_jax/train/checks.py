@@ -116,13 +116,12 @@ def check_model(engine: Engine, data: Data, plan: Sequence[Microbatch]) -> None:
     for bucket in dict.fromkeys(buckets):
         examined(engine, 0, bucket, buckets, training=True)
         flows.append(library.flow(bucket))
-    if optimizer is not None:
-        refuse_untrained(flows)
-        warn_of_lost(engine)
     keyed(engine.library.params, "params")
     if isinstance(engine.spec.init, ModelCheckedInit):
         engine.spec.init.check_model(leaf_paths(engine.library.params), engine.library.roles.owners)
     if optimizer is not None:
+        refuse_untrained(flows)
+        warn_of_lost(engine)
         _ = engine.staging.optimizer_state
     last = len(plan) - 1  # the one most likely to differ from the rest
     fields = load_repeatedly(data, 0, last, plan[last])

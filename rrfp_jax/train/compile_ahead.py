@@ -18,7 +18,7 @@ import jax
 
 from rrfp_jax.core.step_rules import StepRules, bucket_name
 from rrfp_jax.core.tasks import Kind
-from rrfp_jax.data.contract import buckets_of, declared_buckets, load_repeatedly, plan_step
+from rrfp_jax.data.contract import Microbatch, buckets_of, declared_buckets, load_repeatedly, plan_step
 from rrfp_jax.environment import ENVIRONMENT
 from rrfp_jax.errors import UsageError
 from rrfp_jax.forecast.forecast import RunSpec
@@ -115,7 +115,7 @@ def compile_ahead(
         staging.compile_start(pool)
         lasting = compiled()
     library.prepare(buckets, rules)
-    _compile_rest(run, engine)
+    _compile_rest(run, engine, plan)
     slots = _slot_bytes(engine) if len(of_rank) > 1 else {}
     found = [
         _stage(number, engine, lasting, rules, memory, slots.get(number, 0))
@@ -143,9 +143,8 @@ def _rules(run: RunSpec, microbatches: int, memory: int | None) -> StepRules:
     return settings.rules(run.mesh.placement(run.order), microbatches, run.order)
 
 
-def _compile_rest(run: RunSpec, engine: Engine) -> None:
+def _compile_rest(run: RunSpec, engine: Engine, plan: Sequence[Microbatch]) -> None:
     """The check of the loss, and forwards of evaluations."""
-    plan = plan_step(run.data, 0)
     last = len(plan) - 1
     carry = engine.library.examine(buckets_of(plan)[last])[-1].carry_out
     first = next(iter(engine.layout.stage_meshes.values())).devices[0]
