@@ -16,7 +16,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import jaxpr_as_fun
 
 from rrfp_jax.runtime.mesh.stage_mesh import tracing_alone
 from rrfp_jax.runtime.model.gradient_flow import told_lost
@@ -50,7 +49,7 @@ class PlainStep:
 
     def in_pieces(self) -> tuple[float, Params]:
         """The same with every layer compiled by itself, and differentiated by itself."""
-        return self._value_and_grad(_traced_once(_pulled_back(self._sums(jax.jit))), self._owned)
+        return self._value_and_grad(_pulled_back(self._sums(jax.jit)), self._owned)
 
     def nearby(self) -> tuple[float, Params]:
         """The same as one program, at parameters that each are larger or smaller by one rounding."""
@@ -114,8 +113,9 @@ class PlainStep:
         of_total, of_weight = zeros, zeros
         for j, fields in enumerate(self.microbatches):
             ids = jnp.array([*self.numbers, j], jnp.uint32)
+            arrays = {name: jnp.asarray(array) for name, array in fields.items()}
             with tracing_alone():
-                (part, count), first, second = step(owned, self._leaves, dict(fields), ids)
+                (part, count), first, second = step(owned, self._leaves, arrays, ids)
             total, weight = total + float(part), weight + float(count)
             of_total = [a + g.astype(a.dtype) for a, g in zip(of_total, first, strict=True)]
             of_weight = [a + g.astype(a.dtype) for a, g in zip(of_weight, second, strict=True)]
@@ -143,23 +143,6 @@ def _pulled_back(sums: Callable[..., Any]) -> Callable[..., Any]:
         return found, pull((ones[0], zeros[1]))[0], jax.tree.map(jnp.subtract, of_weight, added)
 
     return pulled_back
-
-
-def _traced_once(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, traced once for all microbatches of a shape; what is compiled by itself stays so."""
-    known: dict[Any, tuple[Callable[..., Any], Any]] = {}
-
-    def call(*given: Any) -> Any:
-        leaves, structure = jax.tree.flatten(given)
-        leaves = [*map(jnp.asarray, leaves)]
-        kind = structure, tuple(map(jax.typeof, leaves))
-        if kind not in known:
-            closed, found = jax.make_jaxpr(function, return_shape=True)(*given)
-            known[kind] = jaxpr_as_fun(closed), jax.tree.structure(found)
-        run, result = known[kind]
-        return jax.tree.unflatten(result, run(*leaves))
-
-    return call
 
 
 def _wide(leaf: Any) -> Any:
