@@ -77,7 +77,7 @@ class Workload:
             for j, time in enumerate(row):
                 if not _is_time(time):
                     raise ValueError(
-                        f"{name}[{i}][{j}] = {_shown(time)}: give a finite number of {unit}, at least 0"
+                        f"{name}[{i}][{j}] = {time!r}: give a finite number of {unit}, at least 0"
                     )
 
     @property
@@ -181,13 +181,6 @@ def _is_time(value: object) -> bool:
     return 0 <= value <= sys.float_info.max
 
 
-def _shown(value: object) -> str:
-    """Python writes no number of more than 4,300 digits, and nobody reads one of a hundred."""
-    if isinstance(value, int) and value.bit_length() > 64:
-        return f"a number of {value.bit_length()} bits"
-    return repr(value)
-
-
 def _table(name: str, rows: object) -> Table:
     """Rows of a file as tuples; their entries are checked by Workload."""
     if not isinstance(rows, list):
@@ -257,9 +250,10 @@ class WorkloadCosts(StepCosts):
     def _durations(self) -> Mapping[Kind, Sequence[Row]]:
         def added(kind: Kind) -> Table:
             tables = [getattr(self.workload, KINDS[part].seconds) for part in KINDS[kind].parts]
-            return _added(tables, self.placement.chunks)
+            each = (zip(*rows, strict=True) for rows in zip(*tables, strict=True))
+            return tuple(tuple(sum(times) / self.placement.chunks for times in row) for row in each)
 
-        return {kind: added(kind) for kind in Kind}
+        return {kind: shared(kind) for kind in Kind}
 
     @cached_property
     def _links(self) -> Mapping[Kind, Sequence[Sequence[Row | None]]]:
@@ -283,14 +277,6 @@ class WorkloadCosts(StepCosts):
         row = link_row(self.placement, stage, destination[0], task.kind)
         table: Table = getattr(self.workload, _transfers(task.kind))
         return table[row]
-
-
-def _added(tables: Sequence[Table], chunks: int) -> Table:
-    """What these tables are in all, shared by the chunks of a stage."""
-    whole = tables[0]
-    if len(tables) > 1:
-        whole = tuple(tuple(map(sum, zip(*rows, strict=True))) for rows in zip(*tables, strict=True))
-    return whole if chunks == 1 else tuple(tuple(time / chunks for time in row) for row in whole)
 
 
 def _transfers(kind: Kind) -> str:
