@@ -191,23 +191,16 @@ def simulate(
     Args:
         links: how transfers share them.
         lead: a second task is queued on a device up to so many seconds before the running one ends, as the
-            runtime's driver does.
+            runtime's driver does; none with synchronous links, which may hold the device.
         leads: the same by stage and running task, where it is another than `lead`; below 0 the stage chooses
             so long after the end.
 
     Raises:
-        ValueError: a fixed order or a limit that the core refuses, unknown links, a negative lead or one with
-            synchronous links, budgets that are not one a stage.
+        ValueError: a fixed order or a limit that the core refuses, or unknown links.
         RuntimeError: stages wait for each other for ever; names which one for what.
     """
     if links not in tuple(NETWORKS):
         raise ValueError(f"links={links!r}: choose one of {', '.join(NETWORKS)}")
-    if not lead >= 0:
-        raise ValueError(f"lead={lead}: give seconds, at least 0")
-    if budgets is not None and len(budgets) != rules.placement.stages:
-        raise ValueError(f"{len(budgets)} budgets for {rules.placement.stages} stages: give each stage one")
-    if lead and links == "synchronous":
-        raise ValueError(f"lead={lead} with synchronous links: nothing is queued while a device may be held")
     with no_collections():  # in growing steps they took up to a fifth of the time
         return _Simulation(rules, costs.begin(), links, budgets, lead, leads or {}).run()
 

@@ -167,12 +167,6 @@ class TestLinks:
     def test_refused(self):
         with pytest.raises(ValueError, match="links='serialised'"):
             step("bf", constant(2, 2, 1.0), links="serialised")
-        with pytest.raises(ValueError, match=r"lead=0.1"):
-            step("bf", constant(2, 2, 1.0), links="synchronous", lead=0.1)
-        with pytest.raises(ValueError, match="lead=-1"):
-            step("bf", constant(2, 2, 1.0), lead=-1.0)
-        with pytest.raises(ValueError, match="1 budgets for 2 stages"):
-            step("bf", constant(2, 2, 1.0), budgets=[None])
 
 
 def test_orders_that_cannot_end_are_named():
