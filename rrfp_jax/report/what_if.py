@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import StepRules
-from rrfp_jax.core.tasks import INPUT, Kind, Task
+from rrfp_jax.core.tasks import INPUT, Task
 from rrfp_jax.sim.engine import Leads, simulate
 from rrfp_jax.sim.splits import Layers
 from rrfp_jax.trace.costs import StepCosts, TableCosts, recorded
@@ -80,7 +80,7 @@ def _schedules(step: RecordedStep, costs: TableCosts, names: Sequence[str]) -> I
         other = replace(step, rules=replace(rules, schedule=schedule, limit=limit))
         if _splits(other.rules) and not _splits(rules):
             change += SPLIT
-        yield Variant(change, "schedule", name, _Halves(costs), other)
+        yield Variant(change, "schedule", name, costs, other)
 
 
 def _splits(rules: StepRules) -> bool:
@@ -214,21 +214,6 @@ def _limits(step: RecordedStep, costs: TableCosts) -> Iterator[Variant]:
     if budgets and any(budgets):
         larger = [budget and replace(budget, limit=budget.limit * 3 // 2, most=None) for budget in budgets]
         yield Variant("1.5 times the bytes", "bytes", 1.5, costs, replace(step, budgets=larger))
-
-
-@dataclass(frozen=True)
-class _Halves(StepCosts):
-    """Costs of fused backwards for schedules that split them: each half takes half of it."""
-
-    inner: TableCosts
-
-    def duration(self, stage: int, task: Task) -> float:
-        seconds = self.inner.of_any_cut(stage, task)
-        return self.inner.duration(stage, task) if seconds is None else seconds
-
-    def transfer(self, stage: int, task: Task) -> float:
-        kinds = (kind for kind in Kind if kind.direction is task.kind.direction)
-        return max(self.inner.transfer(stage, task._replace(kind=kind)) for kind in kinds)
 
 
 SPLIT = ", splitting backwards"

@@ -140,7 +140,7 @@ class Layers:
             was, chunk = self.placement.place(self.work.virtual_stage_of[i])
             speed = self.shares.slowness[stage] / self.shares.slowness[was]
             # A first virtual stage may have no I, and runs a fused B.
-            seconds = costs.of_any_cut(was, task._replace(chunk=chunk)) or 0.0
+            seconds = costs.known(was, task._replace(chunk=chunk)) or 0.0
             found += self.shares.of_time[i] * speed * seconds
         return found
 

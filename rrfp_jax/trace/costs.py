@@ -248,7 +248,7 @@ class WorkloadCosts(StepCosts):
 
     @cached_property
     def _durations(self) -> Mapping[Kind, Sequence[Row]]:
-        def added(kind: Kind) -> Table:
+        def shared(kind: Kind) -> Table:
             tables = [getattr(self.workload, KINDS[part].seconds) for part in KINDS[kind].parts]
             each = (zip(*rows, strict=True) for rows in zip(*tables, strict=True))
             return tuple(tuple(sum(times) / self.placement.chunks for times in row) for row in each)
@@ -293,38 +293,36 @@ def link_row(placement: Placement, stage: int, to: int, kind: Kind) -> int:
 
 @dataclass(frozen=True)
 class TableCosts(StepCosts):
-    """Durations and transfer times by (stage, task); a fused B may be given as I and W."""
+    """Durations and transfer times by (stage, task); B may be given as I and W, or these as B, half each."""
 
     durations: Mapping[tuple[int, Task], float]
     transfers: Mapping[tuple[int, Task], float]
 
     def duration(self, stage: int, task: Task) -> float:
-        seconds = self.durations.get((stage, task))
+        seconds = self.known(stage, task)
         if seconds is None:
-            seconds = self._of_parts(stage, task)
-        if seconds is None:
-            raise ValueError(
-                f"the table has no duration of {task} on stage {stage}: use a schedule that splits the same "
-                "backwards, on the same placement"
-            )
+            raise ValueError(f"the table has no duration of {task} on stage {stage}: use the same placement")
         return seconds
 
-    def of_any_cut(self, stage: int, task: Task) -> float | None:
-        """Seconds of a task, I and W as half of B each if the table lacks them; None if it lacks B, too."""
+    def known(self, stage: int, task: Task) -> float | None:
+        """The duration; None if the table has none."""
         seconds = self.durations.get((stage, task))
         if seconds is not None:
             return seconds
         whole = task.kind.whole
         fused = self.durations.get((stage, task._replace(kind=whole)))
-        return self._of_parts(stage, task) if fused is None else fused / len(KINDS[whole].parts)
-
-    def _of_parts(self, stage: int, task: Task) -> float | None:
+        if fused is not None:
+            return fused / len(KINDS[whole].parts)
         parts = [self.durations.get((stage, task._replace(kind=part))) for part in KINDS[task.kind].parts]
-        known = [seconds for seconds in parts if seconds is not None]
-        return sum(known) if len(known) == len(parts) else None
+        found = [seconds for seconds in parts if seconds is not None]
+        return sum(found) if len(found) == len(parts) else None
 
     def transfer(self, stage: int, task: Task) -> float:
-        return self.transfers.get((stage, task), 0.0)
+        seconds = self.transfers.get((stage, task))
+        if seconds is not None:
+            return seconds
+        kinds = (kind for kind in Kind if kind.direction is task.kind.direction)
+        return max(self.transfers.get((stage, task._replace(kind=kind)), 0.0) for kind in kinds)
 
 
 def recorded(trace: StepTrace) -> TableCosts:

@@ -135,9 +135,15 @@ class TestRecorded:
         task = Task(BACKWARD, 0, 5)
         assert costs.duration(1, task) == pytest.approx(COSTS.duration(1, task))
 
+    def test_the_parts_of_a_fused_backward_take_half_of_it_each(self):
+        costs = recorded(step(COSTS, "1f1b"))
+        fused, parts = Task(BACKWARD, 0, 5), [Task(kind, 0, 5) for kind in (INPUT, WEIGHT)]
+        assert [costs.duration(1, part) for part in parts] == [costs.duration(1, fused) / 2] * 2
+        assert costs.transfer(1, parts[0]) == costs.transfer(1, fused) > 0
+
     def test_a_task_that_was_not_there_is_named(self):
-        with pytest.raises(ValueError, match="no duration of I0 on stage 3"):
-            step(recorded(step(COSTS, "1f1b")), "bfw")
+        with pytest.raises(ValueError, match="no duration of F40 on stage 3"):
+            recorded(step(COSTS, "1f1b")).duration(3, Task(FORWARD, 0, 40))
 
     def test_tables(self):
         task = Task(FORWARD, 0, 0)
