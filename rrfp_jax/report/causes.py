@@ -13,12 +13,6 @@ from rrfp_jax.report.what_if import Link
 from rrfp_jax.sim.splits import Layers, Recut
 from rrfp_jax.trace.records import RecordedStep
 
-UNDONE = (
-    *("stage", "stages", "uneven", "split", "link", "links", "jitter", "lengths"),
-    *("injected", "in flight", "bytes", "host"),
-)
-"""Kinds of changes that undo a cause."""
-
 OUTSIDE = {
     "data": "Steps wait for their data: {:.0%} of the time.",
     "planning": "Steps wait until their order is planned: {:.0%} of the time.",
@@ -47,12 +41,13 @@ UNDONE_IN_PART: Mapping[tuple[str, Hashable], str] = {
 """By a change's kind and subject: how much of a cause it undoes, if not all of it."""
 
 
-class Saved(NamedTuple):
-    """Kind and subject of a change (`what_if.Variant`), and the share of the whole time that it saves."""
+class Saving(NamedTuple):
+    """What one change would save, as a share of the steps' whole time; see `what_if.Variant`."""
 
     kind: str
     subject: Hashable
     share: float
+    change: str = ""  # in words
 
 
 @dataclass(frozen=True)
@@ -75,7 +70,7 @@ class Finding:
 def main_cause(
     steps: Sequence[RecordedStep],
     shares: Mapping[str, float],
-    saved: Sequence[tuple[str, Hashable, float]],
+    saved: Sequence[Saving],
     layers: Layers | None = None,
 ) -> Finding:
     """The cause that costs most.
@@ -83,14 +78,13 @@ def main_cause(
     Args:
         steps: at least one.
         shares: of their time, as an `Explanation` has them.
-        saved: by changes, as in `Saved`, the largest first; empty if that is not known.
+        saved: by changes, the largest first; empty if that is not known.
         layers: of their model; None if what they have to do is not known.
     """
-    changes = [Saved(*one) for one in saved]
-    causes = [*_candidates(changes, shares), *(Saved(name, None, shares[name]) for name in OUTSIDE)]
-    kind, subject, share = max(causes, key=lambda cause: cause.share)
+    causes = [*_candidates(saved, shares), *(Saving(name, None, shares[name]) for name in OUTSIDE)]
+    kind, subject, share, _ = max(causes, key=lambda cause: cause.share)
     most = max((name for name in SHARES if name != "compute"), key=lambda name: shares[name])
-    if not changes and shares[most] > share:  # what most is lost to, where nothing can be predicted
+    if not saved and shares[most] > share:  # what most is lost to, where nothing can be predicted
         kind, subject, share = "idle", most, shares[most]
         said = (
             f"Stages compute {shares['compute']:.0%} of the time. The largest other part is "
@@ -106,7 +100,7 @@ def main_cause(
         said = OUTSIDE[kind].format(share)
     elif kind in ("split", "uneven"):
         assert layers is not None
-        said = _uneven(steps, layers, changes, share)
+        said = _uneven(steps, layers, saved, share)
     else:
         without = UNDONE_IN_PART.get((kind, subject), "without that")
         cause = _in_words(kind, subject, steps, layers)
@@ -114,9 +108,9 @@ def main_cause(
     return Finding(kind, subject, share, said)
 
 
-def _candidates(saved: Sequence[Saved], shares: Mapping[str, float]) -> list[Saved]:
+def _candidates(saved: Sequence[Saving], shares: Mapping[str, float]) -> list[Saving]:
     """Causes that changes would undo, but for those that others explain."""
-    undone = [change for change in saved if change.kind in UNDONE]
+    undone = [change for change in saved if change.kind != "schedule"]
     one_way = {cause.subject: cause.share for cause in undone if cause.kind == "link"}
     causes = [  # without a link there and back where one way explains most of it
         cause
@@ -147,11 +141,11 @@ def _candidates(saved: Sequence[Saved], shares: Mapping[str, float]) -> list[Sav
     ]
 
 
-def _most(causes: Sequence[Saved]) -> float:
+def _most(causes: Sequence[Saving]) -> float:
     return max((cause.share for cause in causes), default=0.0)
 
 
-def _uneven(steps: Sequence[RecordedStep], layers: Layers, saved: Sequence[Saved], share: float) -> str:
+def _uneven(steps: Sequence[RecordedStep], layers: Layers, saved: Sequence[Saving], share: float) -> str:
     """Says that one stage has more to do, and what other splits save."""
     work = [own / slow for own, slow in zip(_busy(steps), layers.shares.slowness, strict=True)]
     stage = work.index(max(work))
@@ -161,7 +155,7 @@ def _uneven(steps: Sequence[RecordedStep], layers: Layers, saved: Sequence[Saved
     plural = "s" if sum(map(len, own)) > 1 else ""
     more = f"{_beside_others(work, stage):.2f} times as much to do as the others"
     said = f"Stage {stage} has {more} (layer{plural} {which})"
-    found = [(part, recut) for _, recut, part in saved if isinstance(recut, Recut) and part >= NOTEWORTHY]
+    found = [(part, recut) for _, recut, part, _ in saved if isinstance(recut, Recut) and part >= NOTEWORTHY]
     if not found:
         count = len(layers.work.layers)
         return f"{said}: {share:.0%} of the time; no other split of these {count} layers helps."

@@ -14,7 +14,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from rrfp_jax.report.causes import NOTEWORTHY, Finding, main_cause
+from rrfp_jax.report.causes import NOTEWORTHY, Finding, Saving, main_cause
 from rrfp_jax.report.legend import SHARES
 from rrfp_jax.report.what_if import SPLIT, SPLIT_COSTS, TRUSTED_ERROR, WhatIfs, what_ifs
 from rrfp_jax.sim.splits import Layers
@@ -51,16 +51,6 @@ class TimedStep:
     wall_seconds: float
     load_seconds: float = 0.0
     planning_seconds: float = 0.0
-
-
-@dataclass(frozen=True)
-class Saving:
-    """What one change would save, as a share of the steps' whole time; see `what_if.Variant`."""
-
-    change: str
-    kind: str
-    subject: Hashable
-    share: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,9 +147,8 @@ def explain(steps: Sequence[TimedStep]) -> Explanation:
     error = fmean(replay.error for replay in replays)
     tasks = 1.0 - found["data"] - found["planning"] - found["between"]
     savings = _savings(replays, tasks) if error <= TRUSTED_ERROR else []
-    saved = [(saving.kind, saving.subject, saving.share) for saving in savings]
     return Explanation(
-        finding=_beside_the_largest(main_cause(recorded, found, saved, layers), savings),
+        finding=_beside_the_largest(main_cause(recorded, found, savings, layers), savings),
         steps=len(steps),
         seconds=fmean(step.wall_seconds for step in steps),
         shares=found,
@@ -204,9 +193,12 @@ def _replayed(steps: Sequence[RecordedStep]) -> Sequence[RecordedStep]:
 def _savings(replays: Sequence[WhatIfs], tasks: float) -> list[Saving]:
     """Of all replayed steps, whose tasks have this share; a change that a step lacks saves nothing there."""
     whole = sum(replay.replayed for replay in replays)
-    saved: dict[tuple[str, str, Hashable], float] = defaultdict(float)
+    saved: dict[tuple[str, Hashable, str], float] = defaultdict(float)
     for replay in replays:
         for change in replay.changes:
-            saved[change.change, change.kind, change.subject] += replay.replayed - change.seconds
-    found = [Saving(*change, tasks * seconds / whole if whole else 0.0) for change, seconds in saved.items()]
+            saved[change.kind, change.subject, change.change] += replay.replayed - change.seconds
+    found = [
+        Saving(kind, subject, tasks * seconds / whole if whole else 0.0, change)
+        for (kind, subject, change), seconds in saved.items()
+    ]
     return sorted(found, key=lambda saving: -saving.share)

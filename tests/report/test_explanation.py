@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from rrfp_jax.report.causes import main_cause
+from rrfp_jax.report.causes import Saving, main_cause
 from rrfp_jax.report.explanation import TimedStep, as_text, explain
 from rrfp_jax.report.legend import SHARES
 from rrfp_jax.studies.disturbances import Disturbed
@@ -113,10 +113,10 @@ def test_a_stage_that_no_other_split_helps():
 )
 def test_a_limit_counts_only_where_it_held_something_back(kind, much, ends):
     shares = dict.fromkeys(SHARES, 0.0) | {"compute": 0.6, "memory": 0.4}
-    found = main_cause([ran(COSTS)], shares, [(kind, much, 0.05)])
+    found = main_cause([ran(COSTS)], shares, [Saving(kind, much, 0.05)])
     assert found.kind == kind and found.sentence.endswith(ends)
     shares |= {"memory": 0.01, "stage": 0.39}
-    assert main_cause([ran(COSTS)], shares, [(kind, much, 0.05)]).kind == "nothing"
+    assert main_cause([ran(COSTS)], shares, [Saving(kind, much, 0.05)]).kind == "nothing"
 
 
 def test_a_link_that_is_slow_there_and_back():
