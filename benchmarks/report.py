@@ -225,7 +225,7 @@ def _spoilt(name: str, seed: int) -> dict[str, Any]:
     found = explain(steps)
     was, now = (median(step.wall_seconds for step in own) for own in (steps, undone))
     missed = [
-        abs(own.total / step.recorded.trace.makespan - 1)
+        abs(sum(own.values()) / step.recorded.trace.makespan - 1)
         for step in steps
         for own in stage_times(step.recorded.trace, step.recorded.fixed_order, step.recorded.grouped)
     ]

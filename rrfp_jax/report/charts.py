@@ -239,8 +239,8 @@ def stages(step: RecordedStep) -> Plot:
     span = step.trace.makespan or 1.0
     rows = [
         {"s": stage, "n": SHARES[name].words, "x": round(own / span, 7), "o": order, "ms": milliseconds(own)}
-        for stage, time in enumerate(stage_times(step.trace, step.fixed_order, step.grouped))
-        for order, (name, own) in enumerate(time.seconds.items())
+        for stage, times in enumerate(stage_times(step.trace, step.fixed_order, step.grouped))
+        for order, (name, own) in enumerate(times.items())
         if own
     ]
     legend = alt.Legend(title=None, orient="bottom", columns=3, labelLimit=320)

@@ -21,7 +21,7 @@ from rrfp_jax.name_lock import hold_on
 from rrfp_jax.report.run_folder import shared_by
 from rrfp_jax.report.store import LATEST, METRICS, StepLine, read_lines, read_steps
 from rrfp_jax.runtime.run.recorder import ENDED, Recording, recorded
-from rrfp_jax.trace.idleness import StageTime, stage_times
+from rrfp_jax.trace.idleness import StageTimes, stage_times
 from rrfp_jax.trace.records import RecordedStep, StepTrace
 
 LATEST_BYTES = 2**18
@@ -56,7 +56,7 @@ class LatestStep:
         return self.recorded.trace
 
     @cached_property
-    def times(self) -> Sequence[StageTime]:
+    def times(self) -> Sequence[StageTimes]:
         """How each stage spent the step."""
         return stage_times(self.trace, self.recorded.fixed_order, self.recorded.grouped)
 

@@ -28,7 +28,7 @@ from rrfp_jax.report.store import StepLine
 from rrfp_jax.runtime.run.recorder import ENDED, Recording, RunPhase
 
 COMPUTE, DELAYED = "compute", "delayed"
-"""Of `StageTime.seconds`, in both of which a device is busy."""
+"""Of `StageTimes`, in both of which a device is busy."""
 
 SLOWER = 1.05
 """So many times the others' time is worth a name: less is the clocks'."""
@@ -100,12 +100,12 @@ def rows_of(latest: LatestStep, line: StepLine | None) -> list[StageRow]:
         StageRow(
             name=str(stage),
             ranks=ranks[stage],
-            seconds=time.compute + time.delayed,
-            shares={n: own / time.total if time.total else 0.0 for n, own in time.seconds.items()},
+            seconds=times[COMPUTE] + times[DELAYED],
+            shares={name: own / (sum(times.values()) or 1.0) for name, own in times.items()},
             peak=peaks[stage],
             budget=budgets[stage],
         )
-        for stage, time in enumerate(latest.times)
+        for stage, times in enumerate(latest.times)
     ]
 
 

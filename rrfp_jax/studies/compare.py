@@ -19,7 +19,7 @@ from rrfp_jax.sim.planned import EVALUATIONS, plan
 from rrfp_jax.studies.bounds import lower_bound
 from rrfp_jax.studies.families import Step
 from rrfp_jax.trace.costs import StepCosts, Workload, WorkloadCosts, workload_of
-from rrfp_jax.trace.idleness import Cause, StageTime, shares, stage_times
+from rrfp_jax.trace.idleness import Cause, shares, stage_times
 from rrfp_jax.trace.records import RecordedStep, StepTrace, peak_bytes, peak_in_flight
 
 Change: TypeAlias = Callable[[StepCosts, int], StepCosts]
@@ -128,7 +128,7 @@ def outcome_of(
         bounds=[
             lower_bound(step.rules, WorkloadCosts(workload, step.rules.placement)) for step, workload in both
         ],
-        idle=[_idle_shares(stage_times(step.trace, step.fixed_order, step.grouped)) for step in ran],
+        idle=[_idle_shares(step) for step in ran],
         in_flight=max(max(peak_in_flight(step.trace)) for step in ran),
         bytes=max(held, default=None),
         recorded=ran[0],
@@ -198,6 +198,6 @@ COLUMNS: Mapping[str, Sequence[Cause]] = {
 """The columns that a table of schedules has of idleness, and their causes."""
 
 
-def _idle_shares(times: Sequence[StageTime]) -> dict[str, float]:
-    share = shares(times)
+def _idle_shares(step: RecordedStep) -> dict[str, float]:
+    share = shares(stage_times(step.trace, step.fixed_order, step.grouped))
     return {column: sum(share[cause] for cause in causes) for column, causes in COLUMNS.items()}

@@ -18,11 +18,11 @@ and drained.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from itertools import accumulate
 from math import inf
+from operator import truediv
 from statistics import fmean
 from typing import NamedTuple, TypeAlias
 
@@ -80,22 +80,9 @@ class Idle(NamedTuple):
         return self.end - self.start
 
 
-@dataclass(frozen=True)
-class StageTime:
-    """What one stage did with the makespan: computed, was kept busy by injected delays, or was idle."""
-
-    compute: float
-    delayed: float
-    idle: Mapping[Cause, float]
-
-    @property
-    def total(self) -> float:
-        return self.compute + self.delayed + sum(self.idle.values())
-
-    @property
-    def seconds(self) -> dict[str, float]:
-        """All of it by name: "compute", "delayed", and the causes."""
-        return {"compute": self.compute, "delayed": self.delayed} | {c.value: s for c, s in self.idle.items()}
+StageTimes: TypeAlias = dict[str, float]
+"""What one stage did with the makespan (s): "compute", "delayed" where injected delays kept it busy, and idle
+times by cause."""
 
 
 def idleness(trace: StepTrace, fixed_order: bool, grouped: bool = False) -> list[Idle]:
@@ -103,21 +90,20 @@ def idleness(trace: StepTrace, fixed_order: bool, grouped: bool = False) -> list
     return [idle for stage in range(trace.stages) for idle in _of_stage(trace, stage, fixed_order, grouped)]
 
 
-def stage_times(trace: StepTrace, fixed_order: bool, grouped: bool = False) -> list[StageTime]:
+def stage_times(trace: StepTrace, fixed_order: bool, grouped: bool = False) -> list[StageTimes]:
     """How each stage spent the step; arguments as for `idleness`."""
-    found = [dict.fromkeys(Cause, 0.0) for _ in range(trace.stages)]
+    delayed = [trace.delayed(stage) for stage in range(trace.stages)]
+    busy = [{"compute": trace.busy(s) - own, "delayed": own} for s, own in enumerate(delayed)]
+    found: list[StageTimes] = [own | dict.fromkeys(Cause, 0.0) for own in busy]
     for idle in idleness(trace, fixed_order, grouped):
         found[idle.stage][idle.cause] += idle.seconds
-    delayed = [trace.delayed(stage) for stage in range(trace.stages)]
-    return [StageTime(trace.busy(s) - delayed[s], delayed[s], causes) for s, causes in enumerate(found)]
+    return found
 
 
-def shares(times: Sequence[StageTime]) -> dict[str, float]:
-    """The mean share of the step of what stages did, by the names of `StageTime.seconds`; they add to 1."""
-    share = {
-        name: fmean(t.seconds[name] / t.total if t.total else 0.0 for t in times)
-        for name in ("delayed", *Cause)
-    }
+def shares(times: Sequence[StageTimes]) -> dict[str, float]:
+    """The mean share of the step of what stages did, by the names in `StageTimes`; they add to 1."""
+    wholes = [sum(own.values()) or 1.0 for own in times]
+    share = {name: fmean(map(truediv, (t[name] for t in times), wholes)) for name in ("delayed", *Cause)}
     share["compute"] = 1.0 - sum(share.values())
     return share
 
