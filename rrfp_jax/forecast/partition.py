@@ -59,40 +59,27 @@ def partition(layers: Sequence[LayerLoad], in_flight: Sequence[int], budget: int
     microbatches each virtual stage holds at once, `budget` how many bytes none may exceed; `TooLarge` if no
     cut keeps to that.
     """
-    if not 0 < len(in_flight) <= len(layers):
-        raise ValueError(f"{len(layers)} layers for {len(in_flight)} virtual stages: each needs at least one")
-    loads, limit = _Loads(layers, in_flight), math.inf if budget is None else budget
+    seconds = [0.0, *accumulate(layer.seconds for layer in layers)]
+    fixed = [0, *accumulate(layer.fixed_bytes for layer in layers)]
+    held = [0, *accumulate(layer.held_bytes for layer in layers)]
+    transient = [layer.transient_bytes for layer in layers]
+    largest = [[0, *accumulate(transient[first:], max)] for first in range(len(layers))]
+    limit = math.inf if budget is None else budget
+
+    def needed(v: int, first: int, end: int) -> float:
+        in_all = fixed[end] - fixed[first] + in_flight[v] * (held[end] - held[first])
+        return in_all + largest[first][end - first]
 
     def time(v: int, first: int, end: int) -> float:
-        return loads.seconds(first, end) if loads.bytes(v, first, end) <= limit else math.inf
+        return seconds[end] - seconds[first] if needed(v, first, end) <= limit else math.inf
 
-    def bytes_if_fast(v: int, first: int, end: int) -> float:
-        return loads.bytes(v, first, end) if time(v, first, end) <= slowest else math.inf
+    def needed_if_fast(v: int, first: int, end: int) -> float:
+        return needed(v, first, end) if time(v, first, end) <= slowest else math.inf
 
     slowest, _ = least_largest(time, len(layers), len(in_flight))
     if slowest < math.inf:
-        return least_largest(bytes_if_fast, len(layers), len(in_flight))[1]
+        return least_largest(needed_if_fast, len(layers), len(in_flight))[1]
     assert budget is not None
-    needed, split = least_largest(loads.bytes, len(layers), len(in_flight))
-    ends = accumulate(split)
-    sizes = [loads.bytes(v, end - n, end) for v, (n, end) in enumerate(zip(split, ends, strict=True))]
-    raise TooLarge(split, sizes.index(needed), int(needed), budget)
-
-
-class _Loads:
-    """What layers `first` to `end` - 1 come to as a virtual stage."""
-
-    def __init__(self, layers: Sequence[LayerLoad], in_flight: Sequence[int]) -> None:
-        self._in_flight = in_flight
-        self._seconds = [0.0, *accumulate(layer.seconds for layer in layers)]
-        self._fixed = [0, *accumulate(layer.fixed_bytes for layer in layers)]
-        self._held = [0, *accumulate(layer.held_bytes for layer in layers)]
-        transient = [layer.transient_bytes for layer in layers]
-        self._transient = [[0, *accumulate(transient[first:], max)] for first in range(len(layers))]
-
-    def seconds(self, first: int, end: int) -> float:
-        return self._seconds[end] - self._seconds[first]
-
-    def bytes(self, virtual_stage: int, first: int, end: int) -> float:
-        held = self._in_flight[virtual_stage] * (self._held[end] - self._held[first])
-        return self._fixed[end] - self._fixed[first] + held + self._transient[first][end - first]
+    least, split = least_largest(needed, len(layers), len(in_flight))
+    sizes = [needed(v, end - n, end) for v, (n, end) in enumerate(zip(split, accumulate(split), strict=True))]
+    raise TooLarge(split, sizes.index(least), int(least), budget)

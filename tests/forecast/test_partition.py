@@ -68,8 +68,3 @@ def test_what_is_in_flight_counts():
     assert partition(layers, [2, 1], 45) == [2, 4]
     with pytest.raises(TooLarge, match=r"\[2, 4\], needs 40 for virtual stage 0"):
         partition(layers, [2, 1], 39)
-
-
-def test_more_virtual_stages_than_layers():
-    with pytest.raises(ValueError, match="2 layers for 3 virtual stages"):
-        partition([LayerLoad(seconds=1.0)] * 2, [1, 1, 1])
