@@ -49,7 +49,7 @@ SCAN = "scan"
 
 @dataclass(frozen=True)
 class ProgramCost:
-    """What one run of a program takes.
+    """What one run of a program takes; asked for its memory like a compiled one.
 
     Attributes:
         flops: operations, by the dtype of the matrix products that most of them belong to.
@@ -60,6 +60,15 @@ class ProgramCost:
     flops: Mapping[str, float]
     bytes: float
     temporary_bytes: int
+
+    def memory_analysis(self) -> ProgramCost:
+        """As of a compiled program, whose bytes of temporaries are asked for."""
+        return self
+
+    @property
+    def temp_size_in_bytes(self) -> int:
+        """See `memory_analysis`."""
+        return self.temporary_bytes
 
     def __add__(self, other: ProgramCost) -> ProgramCost:
         """Of both, one after the other."""

@@ -100,29 +100,13 @@ class PaperSegments:
         return StagePrograms.of(layers, segments, kinds, OnPaper(), halves=self.halves)
 
     def _cost(self, segment: Segment) -> LayerCost:
-        programs = {kind: own.cost for kind, own in segment.lowered.items()}
+        programs = dict(segment.lowered)
         if self.halves:
             for kind in self.kinds:
                 programs[kind] = reduce(add, map(programs.__getitem__, KINDS[kind].parts))
         footprint = self.row([range(1)], [segment], self.kinds).footprint
         carry_bytes = nbytes(segment.specs.outputs[: segment.traced.out])
         return LayerCost(programs=programs, footprint=footprint, carry_bytes=carry_bytes)
-
-
-@dataclass(frozen=True)
-class CountedProgram:
-    """What a program costs; asked for its memory like a compiled one."""
-
-    cost: ProgramCost
-
-    def memory_analysis(self) -> CountedProgram:
-        """As of a compiled program, whose bytes of temporaries are asked for."""
-        return self
-
-    @property
-    def temp_size_in_bytes(self) -> int:
-        """See `memory_analysis`."""
-        return self.cost.temporary_bytes
 
 
 class OnPaper:
@@ -134,11 +118,11 @@ class OnPaper:
 
     def lower(
         self, program: Program, given: Sequence[Any], first: Sequence[Any], sums: Sequence[Any]
-    ) -> CountedProgram:
+    ) -> ProgramCost:
         """What a program costs, even if it does nothing."""
-        return CountedProgram(program_cost(program.closed, len(sums)))
+        return program_cost(program.closed, len(sums))
 
-    def outputs(self, program: Program, lowered: CountedProgram) -> list[Any]:
+    def outputs(self, program: Program, lowered: ProgramCost) -> list[Any]:
         """Specs of its results."""
         return program.outputs
 
