@@ -133,19 +133,15 @@ class LayerState:
 
     Attributes:
         parameters: their number.
-        gradient_bytes: of the gradient of one microbatch; sums of them are float32 or wider.
+        sum_bytes: of sums of gradients, which are float32 or wider.
+        adding_bytes: moved to add a microbatch's gradient to the sums.
     """
 
     parameters: int
     weight_bytes: int
     optimizer_bytes: int
     sum_bytes: int
-    gradient_bytes: int
-
-    @property
-    def adding_bytes(self) -> int:
-        """Moved to add a microbatch's gradient to the sums."""
-        return self.gradient_bytes + 2 * self.sum_bytes
+    adding_bytes: int
 
     @property
     def update_bytes(self) -> int:
@@ -222,12 +218,13 @@ def _state(params: Mapping[str, Any], roles: Roles, whole: WholeOptimizer | None
     own, leaves = roles.leaves(params), jax.tree.leaves(params)
     (layer,) = map(int, params)
     trained = [leaves[place] for place in own.trained]
+    sum_bytes = nbytes([wide(leaf) for leaf in trained])
     return LayerState(
         parameters=sum(leaf.size for leaf in leaves),
         weight_bytes=nbytes(leaves),
         optimizer_bytes=whole.state_bytes(layer) if whole is not None and own.owned else 0,
-        sum_bytes=nbytes([wide(leaf) for leaf in trained]),
-        gradient_bytes=nbytes(trained),
+        sum_bytes=sum_bytes,
+        adding_bytes=nbytes(trained) + 2 * sum_bytes,
     )
 
 

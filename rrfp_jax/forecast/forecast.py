@@ -77,15 +77,6 @@ class Devices:
         """Whether what is in flight is limited in bytes."""
         return self.setting is not None and (self.setting != "auto" or self.memory is not None)
 
-    @property
-    def between(self) -> Link:
-        """What is between neighbours."""
-        return NO_LINK if self.shared else self.link
-
-    def stages_of_each(self, stages: int) -> list[range]:
-        """By device, its stages."""
-        return [range(stages)] if self.shared else [range(s, s + 1) for s in range(stages)]
-
     def at_once(self, stages: int) -> int:
         """How many of so many stages can compute at the same time."""
         return 1 if self.shared else self.accelerator.together or stages
@@ -228,7 +219,9 @@ class Estimate:
             trace = simulate(own.rules, own.costs, links=own.links, budgets=own.budgets)
         chunks = self._chunks(split)
         stages = self._stages(trace, chunks, ledgers)
-        devices = self.devices.stages_of_each(len(stages))
+        devices = (
+            [range(len(stages))] if self.devices.shared else [range(s, s + 1) for s in range(len(stages))]
+        )
         compute = sum(stage.compute_seconds for stage in stages)
         place = self.rules.placement.place
         return Forecast(
@@ -256,7 +249,8 @@ class Estimate:
 
     def _step(self, split: Sequence[int] | None, budgets: Sequence[Budget | None]) -> Candidate:
         chunks = self._chunks(split)
-        costs = self._times.costs(self.rules, self.buckets, chunks, self.devices.between)
+        link = NO_LINK if self.devices.shared else self.devices.link
+        costs = self._times.costs(self.rules, self.buckets, chunks, link)
         at_once = self.devices.at_once(len(chunks))
         return Candidate(rules=self.rules, costs=costs, budgets=budgets, links=TRANSFERS, at_once=at_once)
 
