@@ -22,7 +22,7 @@ from rrfp_jax.core.tasks import KINDS, Direction
 from rrfp_jax.report.critical_path import critical_path
 from rrfp_jax.report.legend import CAUSES, DELAY, DRAWN, SHARES
 from rrfp_jax.report.store import StepLine
-from rrfp_jax.report.timeline import Panel, tips, unit_of
+from rrfp_jax.report.timeline import Panel, gaps_of, of_gap, of_task, unit_of
 from rrfp_jax.trace.idleness import Cause, Idle, stage_times
 from rrfp_jax.trace.records import RecordedStep, StepTrace
 
@@ -177,13 +177,11 @@ def _step(
     (scale, unit), picture = unit_of(longest), bool(key)
     rows: dict[str, list[Row]] = {name + key: [] for name in ("idle", "tasks", "delays", "numbers")}
     trace, start, chunks = panel.trace, panel.trace.start, panel.trace.placement.chunks
-    told = list(tips(panel, stages))
-    records = [record for record in trace.records if record.stage in stages]
-    for tip, record in zip(told, records, strict=False):
+    for record in [record for record in trace.records if record.stage in stages]:
         _, chunk, microbatch = record.task
-        kind = KINDS[record.task.kind]
+        kind, tip = KINDS[record.task.kind], of_task(panel, record)
         a, b = _at(record.start - start, scale), _at(record.end - start, scale)
-        row = {"s": record.stage, "a": a, "b": b, "k": f"{kind.letter}: {kind.title}", "t": tip.text}
+        row = {"s": record.stage, "a": a, "b": b, "k": f"{kind.letter}: {kind.title}", "t": tip}
         rows["tasks" + key].append(row | ({"o": 1 - PALER * chunk / (chunks - 1)} if chunk else {}))
         if record.delayed:
             computed = _at(record.computed - start, scale)
@@ -191,12 +189,13 @@ def _step(
         if picture and (b - a) / scale / longest * WIDTH > DIGIT * len(str(microbatch)) + 2:
             ink = DARK if chunk or _brightness(kind.colour) > HALFWAY else LIGHT
             rows["numbers" + key].append({"s": record.stage, "a": (a + b) / 2, "m": microbatch, "i": ink})
-    for tip in told[len(records) :]:
-        for idle in tip.parts:
+    for parts in [parts for parts in gaps_of(panel) if parts[0].stage in stages]:
+        tip = of_gap(panel, parts)
+        for idle in parts:
             if _is_drawn(idle, panel):
                 a, b = _at(idle.start - start, scale), _at(idle.end - start, scale)
                 name, _ = DRAWN[CAUSES[idle.cause].drawn]
-                rows["idle" + key].append({"s": idle.stage, "a": a, "b": b, "k": name, "t": tip.text})
+                rows["idle" + key].append({"s": idle.stage, "a": a, "b": b, "k": name, "t": tip})
     title = f"time ({unit})" + ("; the number in a box is its microbatch" if picture else "")
     whole = alt.Scale(domain=[0, longest * scale], nice=False)
     x = alt.X("a:Q", title=title, scale=whole, axis=alt.Axis(grid=False))

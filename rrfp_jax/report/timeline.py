@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import output_of
@@ -188,30 +188,10 @@ def unit_of(seconds: float) -> tuple[float, str]:
     return next((one for one in units if seconds * one[0] >= 1), units[1 if seconds <= 0 else 2])
 
 
-class Tip(NamedTuple):
-    """What hovering tells over a task, or over an idle time (`parts`) between tasks."""
-
-    stage: int
-    start: float
-    end: float
-    text: str
-    parts: Sequence[Idle] = ()
-
-
-def tips(panel: Panel, stages: Sequence[int] | None = None) -> Iterator[Tip]:
-    """One for every task, in the order of records, then one for every gap between tasks."""
-    for record in panel.trace.records:
-        if stages is None or record.stage in stages:
-            yield Tip(record.stage, record.start, record.end, _of_task(panel, record))
-    for parts in _gaps(panel.idle):
-        if stages is None or parts[0].stage in stages:
-            yield Tip(parts[0].stage, parts[0].start, parts[-1].end, _of_gap(panel, parts), parts)
-
-
-def _gaps(found: Sequence[Idle]) -> list[list[Idle]]:
+def gaps_of(panel: Panel) -> list[list[Idle]]:
     """Idle times that follow one another without a task between them."""
     gaps: list[list[Idle]] = []
-    for idle in found:
+    for idle in panel.idle:
         if gaps and (gaps[-1][-1].stage, gaps[-1][-1].end) == (idle.stage, idle.start):
             gaps[-1].append(idle)
         else:
@@ -219,7 +199,8 @@ def _gaps(found: Sequence[Idle]) -> list[list[Idle]]:
     return gaps
 
 
-def _of_task(panel: Panel, record: TaskRecord) -> str:
+def of_task(panel: Panel, record: TaskRecord) -> str:
+    """What hovering tells over a task."""
     start = told(record.start - panel.trace.start)
     lines = [f"{record.task} on stage {record.stage}: {told(record.end - record.start)} from {start} on"]
     sender = panel.trace.sender(record)
@@ -233,7 +214,8 @@ def _of_task(panel: Panel, record: TaskRecord) -> str:
     return "\n".join([*lines, f"ready {told(record.start - record.ready)} before it began"])
 
 
-def _of_gap(panel: Panel, parts: Sequence[Idle]) -> str:
+def of_gap(panel: Panel, parts: Sequence[Idle]) -> str:
+    """What hovering tells over an idle time of several parts."""
     first, last = parts[0], parts[-1]
     seconds, start = told(last.end - first.start), told(first.start - panel.trace.start)
     lines = [f"{told(part.seconds)}: {reason(part)}" for part in parts]

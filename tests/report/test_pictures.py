@@ -14,7 +14,7 @@ from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, KINDS, Placement, Task
 from rrfp_jax.report import charts
 from rrfp_jax.report.legend import CAUSES, DRAWN
-from rrfp_jax.report.timeline import Panel, Timeline, compare, reason, tips, told
+from rrfp_jax.report.timeline import Panel, Timeline, compare, gaps_of, of_gap, of_task, reason, told
 from rrfp_jax.trace.idleness import Cause, Idle
 from rrfp_jax.trace.records import Part, RecordedStep, StepTrace, TaskRecord
 from tests.report.test_store import delayed, step
@@ -25,6 +25,11 @@ SVG = "http://www.w3.org/2000/svg"
 
 def drawn(schedule):
     return Timeline([Panel(schedule, step(schedule))])
+
+
+def tips(panel):
+    tasks = [of_task(panel, record) for record in panel.trace.records]
+    return [*tasks, *(of_gap(panel, parts) for parts in gaps_of(panel))]
 
 
 def texts(svg):
@@ -53,9 +58,9 @@ def test_injected_delays_are_in_the_legend_and_told():
     shown = texts(Timeline([panel]).svg())
     assert "injected delay" in shown and "idle: an injected delay" in shown
     assert any(re.fullmatch(r"stage 0, \d+% idle, \d+% delayed", text) for text in shown)
-    assert any("before it was ready\n40 ms of that was injected" in tip.text for tip in tips(panel))
-    told = [tip.text for tip in tips(panel) if "the last 2 ms of it are an injected delay" in tip.text]
-    assert len(told) == 12 and any("an injected delay holds what" in tip.text for tip in tips(panel))
+    assert any("before it was ready\n40 ms of that was injected" in tip for tip in tips(panel))
+    told = [tip for tip in tips(panel) if "the last 2 ms of it are an injected delay" in tip]
+    assert len(told) == 12 and any("an injected delay holds what" in tip for tip in tips(panel))
 
 
 def test_a_panel_has_its_title_and_ticks():
@@ -105,12 +110,12 @@ def test_what_has_no_picture_cannot_be_compared(given, reason):
 
 def test_hovering_covers_every_second_of_every_stage():
     (panel,) = drawn("bfw").panels
-    found = list(tips(panel))
+    gaps = [part for parts in gaps_of(panel) for part in parts]
     for stage in range(3):
-        own = sorted((tip.start, tip.end) for tip in found if tip.stage == stage)
+        own = sorted((box.start, box.end) for box in [*panel.trace.records, *gaps] if box.stage == stage)
         assert own[0][0] == panel.trace.start and own[-1][1] == panel.trace.end
         assert all(a[1] == pytest.approx(b[0]) for a, b in pairwise(own))
-    tasks = {tip.text.split(":")[0] for tip in found if " idle for " not in tip.text}
+    tasks = {tip.split(":")[0] for tip in tips(panel) if " idle for " not in tip}
     assert tasks == {f"{record.task} on stage {record.stage}" for record in panel.trace.records}
 
 
@@ -134,7 +139,7 @@ TWO = StepTrace(  # the backward of microbatch 0 leaves stage 1 at 4 ms, arrives
 def test_hovering_tells_why_a_gap_is_idle():
     rules = StepRules(placement=TWO.placement, microbatches=1, schedule=BF())
     panel = Panel("two", RecordedStep(trace=TWO, rules=rules, buckets=["a"]))
-    told = [tip.text for tip in tips(panel) if " idle for " in tip.text]
+    told = [tip for tip in tips(panel) if " idle for " in tip]
     assert told == [
         "stage 0 idle for 6 ms from 1 ms on\n"
         "3 ms: nothing is ready; B0 waits for B0 of stage 1\n"
