@@ -365,15 +365,17 @@ def memory(step: RecordedStep) -> Plot:
     return Plot(chart, {"memory": rows})
 
 
-def said_of_memory(step: RecordedStep) -> str:
-    """The stage that came closest to its limit, in words."""
-    stages = held(step)
+def fullest(stages: Sequence[Held]) -> Held:
+    """The stage that came closest to its limit, or held most if none has one."""
     limited = [own for own in stages if own.limit]
-    if limited:
-        own = max(limited, key=lambda own: own.peak / (own.limit or 1))
-        text = f"Closest to its limit: stage {own.stage}, {_of_limit(own, own.peak)}."
-    else:
-        own = max(stages, key=lambda own: own.peak)
+    return max(limited or stages, key=lambda own: own.peak / (own.limit or 1))
+
+
+def said_of_memory(step: RecordedStep) -> str:
+    """The fullest stage in words."""
+    own = fullest(held(step))
+    text = f"Closest to its limit: stage {own.stage}, {of_limit(own)}."
+    if not own.limit:
         text = f"There is no limit. Stage {own.stage} holds most: {_amount(own, own.peak)}."
     what = "A microbatch" if step.trace.placement.chunks == 1 else "Each chunk of a microbatch"
     return text if own.in_bytes else f"{text} {what} counts from its F to its B or W."
@@ -392,11 +394,12 @@ def _held_rows(step: RecordedStep, own: Held, most: int, times: int) -> Iterator
         a, at = at, at + len(list(equal))
         share = round(amount / (own.limit or most), 4)
         times_of = {"a": milliseconds(a * width), "b": milliseconds(at * width)}
-        yield {"s": own.stage, **times_of, "x": share, "t": _of_limit(own, amount)}
+        yield {"s": own.stage, **times_of, "x": share, "t": of_limit(own, amount)}
 
 
-def _of_limit(own: Held, amount: int) -> str:
-    said = _amount(own, amount)
+def of_limit(own: Held, amount: int | None = None) -> str:
+    """An amount, or the most, and of how much that is."""
+    said = _amount(own, own.peak if amount is None else amount)
     return said if own.limit is None else f"{said} of {_amount(own, own.limit)}"
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import vl_convert
 
 from rrfp_jax.report import charts
-from rrfp_jax.report.charts import MOST_MEDIANS, Plot
+from rrfp_jax.report.charts import MOST_MEDIANS, Held, Plot
 from rrfp_jax.report.explanation import Explanation, Rows
 from rrfp_jax.report.run_folder import Run
 from rrfp_jax.trace.records import RecordedStep
@@ -133,16 +133,12 @@ def _measured(run: Run) -> str:
     line = run.history[-1] if run.history else None
     if line is None or not line.peak_bytes:
         return ""
-    stages = enumerate(zip(line.peak_bytes, line.budget_bytes, strict=False))
-    known = [(peak / budget, stage, peak, budget) for stage, (peak, budget) in stages if budget]
-    if known:
-        _, stage, peak, budget = max(known)
-        most = f"stage {stage} was closest to its budget, {_mib(peak)} of {_mib(budget)}"
-    else:
-        peak, stage = max((peak, stage) for stage, peak in enumerate(line.peak_bytes))
-        most = f"stage {stage} held most, {_mib(peak)}"
-    return f"With messages, and what programs need while they run, {most} (peak_bytes of the last step)."
-
-
-def _mib(size: int) -> str:
-    return f"{size / 2**20:,.1f} MiB"
+    limits = dict(enumerate(line.budget_bytes))
+    own = charts.fullest(
+        [Held(stage, [(0.0, peak)], limits.get(stage), True) for stage, peak in enumerate(line.peak_bytes)]
+    )
+    most = f"{'was closest to its budget' if own.limit else 'held most'}, {charts.of_limit(own)}"
+    return (
+        f"With messages, and what programs need while they run, stage {own.stage} {most} (peak_bytes of the "
+        "last step)."
+    )
