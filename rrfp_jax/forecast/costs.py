@@ -24,6 +24,7 @@ from rrfp_jax.forecast.cost_analysis import ProgramCost, program_cost
 from rrfp_jax.forecast.devices import CPU, Accelerator, Link, accelerator_of_kind
 from rrfp_jax.runtime.autodiff.traced import Program
 from rrfp_jax.runtime.engine.engine import Engine
+from rrfp_jax.runtime.engine.settings import Settings
 from rrfp_jax.runtime.mesh.stage_mesh import tracing_alone
 from rrfp_jax.runtime.model.gradient_flow import Border, gradient_flow, refuse_untrained
 from rrfp_jax.runtime.model.pipeline import LayerShapes, Pipeline
@@ -173,14 +174,13 @@ class ModelCosts:
         pipe: Pipeline,
         buckets: Iterable[Bucket],
         optimizer: optax.GradientTransformation | None,
-        *,
+        settings: Settings,
         kinds: Collection[Kind],
-        remat: str,
         joined: bool = False,
-        together: int = 1,
-        halves: bool = False,
     ) -> ModelCosts:
-        """Analyse a model; nothing is allocated or compiled."""
+        """Analyse a model with these kinds of backward, joined or not; nothing is allocated or compiled."""
+        halves, remat = settings.equal_schedules, settings.remat
+        joined, together = joined and not halves, settings.layers_per_program
         with tracing_alone():
             shapes = {bucket: pipe.shapes(specs_of(bucket)) for bucket in dict.fromkeys(buckets)}
             params = {str(i): layer.params for i, layer in enumerate(next(iter(shapes.values())))}

@@ -21,7 +21,7 @@ from rrfp_jax.core.footprint import order_peaks
 from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.core.step_rules import Bucket, Budget, StepRules, bucket_name
-from rrfp_jax.core.tasks import BACKWARD, INPUT, WEIGHT, Kind, Placement
+from rrfp_jax.core.tasks import BACKWARD, INPUT, WEIGHT, Placement
 from rrfp_jax.data.contract import Data, buckets_of, declared_buckets, plan_step
 from rrfp_jax.errors import UsageError, refusing
 from rrfp_jax.forecast.costs import LayerState, LayerTimes, ModelCosts
@@ -404,19 +404,6 @@ class Prediction:
             ) from None
 
 
-def _costs_of(run: RunSpec, buckets: Sequence[Bucket], kinds: frozenset[Kind], joined: bool) -> ModelCosts:
-    """What the model costs with these kinds of backward; see `StepRules.joined`."""
-    settings = run.settings
-    return ModelCosts.of(
-        *(run.pipe, buckets, run.optimizer),
-        kinds=kinds,
-        remat=settings.remat,
-        joined=joined and not settings.equal_schedules,
-        together=settings.layers_per_program,
-        halves=settings.equal_schedules,
-    )
-
-
 def forecast(run: RunSpec, devices: Devices) -> Prediction:
     """The first step of one replica of a run; if its schedule is "auto", with the hint that is fastest.
 
@@ -437,7 +424,8 @@ def forecast(run: RunSpec, devices: Devices) -> Prediction:
     settings = run.settings if devices.limited else run.settings.limited(run.mesh.pp)
     buckets = buckets_of(plan_step(run.data, 0))[:: run.mesh.dp]  # of one replica
 
-    costs_of = cache(partial(_costs_of, run, [*buckets, *declared_buckets(run.data)]))
+    every_bucket = [*buckets, *declared_buckets(run.data)]
+    costs_of = cache(partial(ModelCosts.of, run.pipe, every_bucket, run.optimizer, settings))
     every_kind = frozenset({BACKWARD, INPUT, WEIGHT})
 
     def estimate(schedule: Schedule) -> Estimate:

@@ -20,6 +20,7 @@ from rrfp_jax.data.contract import as_data, buckets_of, plan_step
 from rrfp_jax.forecast.costs import ModelCosts
 from rrfp_jax.forecast.devices import ACCELERATORS, LINKS
 from rrfp_jax.forecast.forecast import Devices, Estimate
+from rrfp_jax.runtime.engine.settings import Settings
 from rrfp_jax.runtime.model.roles import layers_of_chunks
 from rrfp_jax.sim.choice import CANDIDATES
 from rrfp_jax.train.named import schedule_of
@@ -53,8 +54,7 @@ class TestLedger:
     def test_is_that_of_a_started_trainer(self, schedule, options):
         mesh = rrfp.Mesh(pp=2, share_devices=True, chunks=2 if "interleaved" in schedule else None)
         optimizer = optax.adamw(1e-3)
-        remat, settings = options.get("remat", "none"), {k: v for k, v in options.items() if k != "frozen"}
-        together, halves = options.get("layers_per_program", 1), options.get("equal_schedules", False)
+        settings = {k: v for k, v in options.items() if k != "frozen"}
         pipe = toy.pipeline(frozen=options.get("frozen", ()))
         data = [*BATCH, BATCH[0]]
         trainer = toy.made(pipe, optimizer, data=data, mesh=mesh, schedule=schedule, **settings)
@@ -62,8 +62,7 @@ class TestLedger:
         buckets = buckets_of(plan_step(as_data(data), 0))
         rules = trainer._stepper.rules(len(data), "train")
         kinds = {kind for s in range(2) for own in rules.backward_kinds(s) for kind in own}
-        how = {"remat": remat, "together": together, "halves": halves, "joined": rules.joined and not halves}
-        model = ModelCosts.of(pipe, buckets, optimizer, kinds=kinds, **how)
+        model = ModelCosts.of(pipe, buckets, optimizer, Settings(**settings), kinds, rules.joined)
         devices = Devices(accelerator=H100, link=NVLINK, memory=None, setting=None)
         estimate = Estimate(model=model, buckets=buckets, rules=rules, devices=devices)
         for s, chunks in enumerate(layers_of_chunks(len(pipe), rules.placement, None)):

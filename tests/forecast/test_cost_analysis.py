@@ -10,6 +10,7 @@ from rrfp_jax.data.contract import bucket_of
 from rrfp_jax.forecast.cost_analysis import program_cost
 from rrfp_jax.forecast.costs import ModelCosts
 from rrfp_jax.forecast.devices import ACCELERATORS, LINKS, Accelerator, Link, accelerator_of_kind
+from rrfp_jax.runtime.engine.settings import Settings
 from tests.support import toy
 
 N = 64
@@ -130,7 +131,7 @@ def test_a_loop_inside_a_layer():
     costs = []
     for function in (looped, in_a_row):
         pipe = rrfp.Pipeline([rrfp.layer(function, init=lambda key: init(key, 4))], loss)
-        model = ModelCosts.of(pipe, [(("x", (N, N), "float32"),)], None, kinds=[BACKWARD], remat="none")
+        model = ModelCosts.of(pipe, [(("x", (N, N), "float32"),)], None, Settings(), [BACKWARD])
         ((layer,),) = model.layers.values()
         costs.append([sum(layer.programs[kind].flops.values()) for kind in (FORWARD, BACKWARD)])
     assert costs[0][0] == pytest.approx(costs[1][0], rel=0.03)
@@ -140,7 +141,7 @@ def test_a_loop_inside_a_layer():
 def test_a_backward_in_halves_costs_what_they_cost():
     pipe, bucket = toy.pipeline(), bucket_of(toy.microbatches(1)[0])
     whole, halves = (
-        ModelCosts.of(pipe, [bucket], None, kinds=[BACKWARD], remat="none", halves=halves)
+        ModelCosts.of(pipe, [bucket], None, Settings(equal_schedules=halves), [BACKWARD])
         for halves in (False, True)
     )
     for fused, split in zip(whole.layers[bucket], halves.layers[bucket], strict=True):
