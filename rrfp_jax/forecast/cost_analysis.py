@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import add
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -77,16 +77,8 @@ class ProgramCost:
         return ProgramCost(flops, self.bytes + other.bytes, max(self.temporary_bytes, other.temporary_bytes))
 
 
-class Kernel(NamedTuple):
-    """Operations that are computed together: the last of them, and what they read of memory."""
-
-    equation: JaxprEqn
-    sources: Set[Any]
-
-    @property
-    def name(self) -> str:
-        """Name of the primitive that ends it."""
-        return str(self.equation.primitive.name)
+Kernel: TypeAlias = tuple[JaxprEqn, Set[Any]]
+"""Operations that are computed together: the last of them, and what they read of memory."""
 
 
 def program_cost(closed: ClosedJaxpr, added: int = 0) -> ProgramCost:
@@ -153,11 +145,11 @@ def _kernels(flat: Jaxpr) -> list[Kernel]:
             if not name.startswith("reduce_"):
                 written |= _variables(equation.invars)
     origins: dict[Any, Set[Any]] = {}  # of fused values, what is in memory
-    kernels = []
+    kernels: list[Kernel] = []
     for equation in flat.eqns:
         sources: Set[Any] = frozenset().union(*(origins.get(a, {a}) for a in _variables(equation.invars)))
         if equation.primitive.name == SCAN or any(var in written for var in equation.outvars):
-            kernels.append(Kernel(equation, sources))
+            kernels.append((equation, sources))
         else:
             origins.update(dict.fromkeys(equation.outvars, sources))
     return kernels
@@ -169,30 +161,30 @@ def _variables(atoms: Iterable[Any]) -> set[Any]:
 
 def _bytes_moved(flat: Jaxpr) -> float:
     moved = 0.0
-    for kernel in _kernels(flat):
-        results = nbytes([var.aval for var in kernel.equation.outvars])
-        if kernel.name == SCAN:
-            moved += kernel.equation.params["length"] * _bytes_moved(_flat(kernel.equation.params["jaxpr"]))
-        elif kernel.name in ("gather", "dynamic_slice"):  # which read what they give
+    for equation, sources in _kernels(flat):
+        results = nbytes([var.aval for var in equation.outvars])
+        if equation.primitive.name == SCAN:
+            moved += equation.params["length"] * _bytes_moved(_flat(equation.params["jaxpr"]))
+        elif equation.primitive.name in ("gather", "dynamic_slice"):  # which read what they give
             moved += 2 * results
         else:
-            moved += results + nbytes([atom.aval for atom in kernel.sources])
+            moved += results + nbytes([atom.aval for atom in sources])
     return moved
 
 
 def _most_at_once(flat: Jaxpr) -> int:
     """The most bytes that are in memory with one kernel, of what is no argument and no result."""
     kernels, lasting = _kernels(flat), {*flat.invars, *flat.constvars, *_variables(flat.outvars)}
-    ends = {atom: place for place, kernel in enumerate(kernels) for atom in kernel.sources}
+    ends = {atom: place for place, (_, sources) in enumerate(kernels) for atom in sources}
     change = [0] * (len(kernels) + 1)
     inside = [0] * len(kernels)
-    for place, kernel in enumerate(kernels):
-        for var in kernel.equation.outvars:
+    for place, (equation, _) in enumerate(kernels):
+        for var in equation.outvars:
             if var not in lasting:
                 change[place] += nbytes(var.aval)
                 change[ends.get(var, place) + 1] -= nbytes(var.aval)
-        if kernel.name == SCAN:
-            inside[place] = _most_at_once(_flat(kernel.equation.params["jaxpr"]))
+        if equation.primitive.name == SCAN:
+            inside[place] = _most_at_once(_flat(equation.params["jaxpr"]))
     return max(map(add, accumulate(change), inside), default=0)
 
 
@@ -207,7 +199,8 @@ def measured_accelerator(device: jax.Device) -> Accelerator:
     """
     cpu = device.platform == "cpu"
     size, rows = (512, 1024) if cpu else (8192, 65536)
-    half, single = (_product_rate(device, size, dtype) for dtype in (jnp.bfloat16, jnp.float32))
+    factors = [jax.ShapeDtypeStruct((size, size), dtype) for dtype in (jnp.bfloat16, jnp.float32)]
+    half, single = (2 * size**3 / _seconds(device, jnp.matmul, own, own) for own in factors)
     scores = jax.ShapeDtypeStruct((rows, 1024), jnp.float32)
     moved = program_cost(jax.make_jaxpr(jax.nn.softmax)(scores)).bytes
     return Accelerator(
@@ -220,12 +213,6 @@ def measured_accelerator(device: jax.Device) -> Accelerator:
         source=f"measured on {device.device_kind}",
         together=len(os.sched_getaffinity(0)) if cpu else None,
     )
-
-
-def _product_rate(device: jax.Device, size: int, dtype: Any) -> float:
-    """Operations per second."""
-    spec = jax.ShapeDtypeStruct((size, size), dtype)
-    return 2 * size**3 / _seconds(device, jnp.matmul, spec, spec)
 
 
 def _seconds(device: jax.Device, function: Callable[..., Any], *specs: Any) -> float:
