@@ -16,8 +16,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from rrfp_jax.errors import UsageError
-
 HALF = frozenset(["bfloat16", "float16"])
 
 
@@ -188,29 +186,6 @@ class Target:
     bytes_per_second: int
     memory: int
 
-    def text(self, kind: str) -> str:
-        """For XLA; `kind` is what JAX calls the card."""
-        of, (major, minor) = self.architecture, self.architecture.capability
-        special = "ACCELERATED_FEATURES" if of.special else "NONE"
-        known = {
-            **{"threads_per_block_limit": 1024, "threads_per_warp": 32, "shared_memory_per_block": 49152},
-            **{"shared_memory_per_core": of.shared_bytes, "threads_per_core_limit": of.threads},
-            **{"core_count": self.cores, "fpus_per_core": of.fpus, "l2_cache_size": self.l2_bytes},
-            **{"block_dim_limit_x": 2**31 - 1, "block_dim_limit_y": 65535, "block_dim_limit_z": 65535},
-            **{"thread_dim_limit_x": 1024, "thread_dim_limit_y": 1024, "thread_dim_limit_z": 64},
-            **{"memory_bandwidth": self.bytes_per_second, "clock_rate_ghz": self.clock_ghz},
-            **{"device_memory_size": self.memory, "shared_memory_per_block_optin": of.shared_bytes_of_block},
-            **{"registers_per_core_limit": 65536, "registers_per_block_limit": 65536},
-        }
-        lines = "".join(f"  {name}: {value}\n" for name, value in known.items())
-        return (
-            f"gpu_device_info {{\n{lines}"
-            f"  cuda_compute_capability {{ major: {major} minor: {minor} feature_extension: {special} }}\n"
-            f'}}\nplatform_name: "CUDA"\n'
-            f"dnn_version_info {{ major: {CUDNN[0]} minor: {CUDNN[1]} }}\n"
-            f'device_description_str: "{kind}"'
-        )
-
 
 TARGETS: Mapping[str, Target] = {
     "a100-40": Target(AMPERE, 108, 1.41, 40 * 2**20, 1_555_200_000_000, 42_331_013_120),
@@ -226,9 +201,24 @@ TARGETS: Mapping[str, Target] = {
 
 def target_text(accelerator: Accelerator) -> str:
     """What XLA must know of a card, as text."""
-    target = TARGETS.get(accelerator.name)
-    if target is None:
-        raise UsageError(
-            f"--card={accelerator.name}: nothing is known for compiling; choose one of {', '.join(TARGETS)}"
-        )
-    return target.text(accelerator.kinds[0])
+    own, of = TARGETS[accelerator.name], TARGETS[accelerator.name].architecture
+    major, minor = of.capability
+    special = "ACCELERATED_FEATURES" if of.special else "NONE"
+    known = {
+        **{"threads_per_block_limit": 1024, "threads_per_warp": 32, "shared_memory_per_block": 49152},
+        **{"shared_memory_per_core": of.shared_bytes, "threads_per_core_limit": of.threads},
+        **{"core_count": own.cores, "fpus_per_core": of.fpus, "l2_cache_size": own.l2_bytes},
+        **{"block_dim_limit_x": 2**31 - 1, "block_dim_limit_y": 65535, "block_dim_limit_z": 65535},
+        **{"thread_dim_limit_x": 1024, "thread_dim_limit_y": 1024, "thread_dim_limit_z": 64},
+        **{"memory_bandwidth": own.bytes_per_second, "clock_rate_ghz": own.clock_ghz},
+        **{"device_memory_size": own.memory, "shared_memory_per_block_optin": of.shared_bytes_of_block},
+        **{"registers_per_core_limit": 65536, "registers_per_block_limit": 65536},
+    }
+    lines = "".join(f"  {name}: {value}\n" for name, value in known.items())
+    return (
+        f"gpu_device_info {{\n{lines}"
+        f"  cuda_compute_capability {{ major: {major} minor: {minor} feature_extension: {special} }}\n"
+        f'}}\nplatform_name: "CUDA"\n'
+        f"dnn_version_info {{ major: {CUDNN[0]} minor: {CUDNN[1]} }}\n"
+        f'device_description_str: "{accelerator.kinds[0]}"'
+    )
