@@ -114,8 +114,7 @@ ACCELERATORS: Mapping[str, Accelerator] = {
 }
 
 MEASURED = "measured"
-CARDS = (*ACCELERATORS, MEASURED)
-"""That a step is predicted for; the last is this machine's device."""
+"""In the place of a card's name: this machine's device."""
 
 LINKS: Mapping[str, Link] = {
     "nvlink3": Link(bytes_per_second=300e9, latency=10e-6),

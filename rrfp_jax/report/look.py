@@ -39,7 +39,6 @@ class Edge(NamedTuple):
 
     source: int
     target: int
-    messages: int
     median: float
     worst: float
 
@@ -66,7 +65,7 @@ class LatestStep:
         found: dict[tuple[int, int], list[float]] = defaultdict(list)
         for message in self.trace.transfers():
             found[message.sender.stage, message.receiver.stage].append(message.seconds)
-        edges = [Edge(*between, len(own), median(own), max(own)) for between, own in found.items()]
+        edges = [Edge(*between, median(own), max(own)) for between, own in found.items()]
         return sorted(edges, key=lambda edge: (-edge.median, edge.source, edge.target))
 
 

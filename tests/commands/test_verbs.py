@@ -14,7 +14,7 @@ from rrfp_jax.commands.simulation import MICROBATCHES, SCHEDULES
 from rrfp_jax.commands.verbs import VERBS
 from rrfp_jax.core.schedules import NAMED
 from rrfp_jax.errors import UsageError
-from rrfp_jax.forecast.devices import CARDS, LINKS, TARGETS
+from rrfp_jax.forecast.devices import ACCELERATORS, LINKS, MEASURED, TARGETS
 from rrfp_jax.studies.families import FAMILIES
 from rrfp_jax.trace.jitter import LEVELS
 from rrfp_jax.weights import families
@@ -36,7 +36,7 @@ def flag_of(verb, name):
         ("sim", "--family", FAMILIES),
         ("sim", "--jitter", LEVELS),
         ("sim", "--schedule", NAMED),
-        ("plan", "--card", CARDS),
+        ("plan", "--card", (*ACCELERATORS, MEASURED)),
         ("plan", "--link", LINKS),
         ("compile", "--card", TARGETS),
         ("export", "--as", families.FAMILIES),

@@ -156,11 +156,10 @@ def test_a_stage_that_is_kept_busy_does_not_compute(tmp_path):
     assert row.count("+") == pytest.approx(0.6 * row.count("█"), abs=1) and row.endswith(" 90%")
 
 
-def test_an_edge_has_all_messages_between_two_stages(tmp_path):
+def test_edges_are_the_ways_of_messages_between_stages(tmp_path):
     edges = latest(tmp_path, told(spoilt("link")[0])).edges
     found = {(edge.source, edge.target): edge for edge in edges}
     assert found.keys() == {(0, 1), (1, 0), (1, 2), (2, 1), (2, 3), (3, 2)}
-    assert all(edge.messages == 12 for edge in found.values())
     assert found[1, 2].median == pytest.approx(40e-3) and found[2, 1].worst == pytest.approx(1e-3)
 
 
