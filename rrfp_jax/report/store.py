@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import inf, isfinite
 from pathlib import Path
 from time import monotonic
-from typing import Annotated, Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
@@ -150,8 +150,8 @@ class StoredStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     split: list[Annotated[int, msgspec.Meta(ge=1)]]
 
 
-class ReadStep(NamedTuple):
-    """A step that was read, and its ranks, per replica and stage."""
+class KeptStep(NamedTuple):
+    """A step that is written, or was read, and its ranks, per replica and stage."""
 
     recorded: RecordedStep
     ranks: Sequence[Sequence[int]]
@@ -188,27 +188,17 @@ def write_steps(path: str | Path, groups: Mapping[str, Iterable[RecordedStep]]) 
     write_output(path, msgspec.msgpack.encode(stored))
 
 
-class Reported(Protocol):
-    """What is written of a step's report; see `train.report.Report`."""
-
-    @property
-    def recorded(self) -> RecordedStep: ...
-
-    @property
-    def ranks(self) -> Sequence[Sequence[int]]: ...
-
-
 class StepFile:
     """Writes `latest-step` into a run's folder, on rank 0."""
 
     def __init__(self, folder: Path) -> None:
         self._path, self._part = folder / LATEST, folder / f".{LATEST}.part"
         self._due = -inf
-        self._left_out: Reported | None = None
+        self._left_out: KeptStep | None = None
 
-    def add(self, report: Reported) -> None:
+    def add(self, step: KeptStep) -> None:
         """Write a step, unless one was written less than a second ago; OSError if it cannot be written."""
-        self._left_out = report
+        self._left_out = step
         if (now := monotonic()) >= self._due:
             self._due = now + EVERY_SECONDS
             self.flush()
@@ -239,7 +229,7 @@ def steps_in(folder: Path) -> Path:
     raise Unreadable(f"{folder} has no {STEPS}: give the folder of a run that has ended, as runs/NAME")
 
 
-def read_steps(path: Path) -> dict[str, list[ReadStep]]:
+def read_steps(path: Path) -> dict[str, list[KeptStep]]:
     """The groups of steps in a file that `write_steps` or `StepFile` wrote; `Unreadable` if it is another."""
     try:
         content = read_whole(path, LARGEST)
@@ -256,7 +246,7 @@ def read_steps(path: Path) -> dict[str, list[ReadStep]]:
         raise Unreadable(f"{path} has no steps of this version of rrfp_jax: {said}") from None
 
 
-def _read(step: StoredStep) -> ReadStep:
+def _read(step: StoredStep) -> KeptStep:
     """What is stored, once all of it belongs together; ValueError if not."""
     trace = _trace(step)
     stages, chunks, microbatches = trace.stages, trace.placement.chunks, step.microbatches
@@ -286,7 +276,7 @@ def _read(step: StoredStep) -> ReadStep:
     )
     same = {name: getattr(step, name) for name in STEP}
     recorded = RecordedStep(trace=trace, rules=rules, budgets=budgets, work=lambda: work, **same)
-    return ReadStep(recorded, step.ranks)
+    return KeptStep(recorded, step.ranks)
 
 
 def _trace(step: StoredStep) -> StepTrace:

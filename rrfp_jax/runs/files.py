@@ -26,7 +26,7 @@ from rrfp_jax.fields import counted
 from rrfp_jax.files import MOVED_AWAY, is_used, move_away, named, written_whole
 from rrfp_jax.json_files import Count, Unreadable, read_json, write_output
 from rrfp_jax.name_lock import used_folder
-from rrfp_jax.report.store import LATEST, METRICS, Reported, StepFile, lines_as
+from rrfp_jax.report.store import LATEST, METRICS, KeptStep, StepFile, lines_as
 from rrfp_jax.runs.config import RunConfig, as_json
 from rrfp_jax.runtime.run.alike import found_versions
 from rrfp_jax.runtime.run.world import World
@@ -169,7 +169,7 @@ class RunFiles:
             text = json.dumps(as_json(content), indent=2)
             write_output(self.folder / name, f"{text}\n".encode())
 
-    def add(self, report: Reported, line: Mapping[str, Any]) -> None:
+    def add(self, step: KeptStep, line: Mapping[str, Any]) -> None:
         """Write a step's line; complete at once, so a run can be watched and nothing is lost.
 
         Training goes on if that cannot be done, and the line is written as soon as it can.
@@ -179,7 +179,7 @@ class RunFiles:
         if self._world.rank == 0:
             text = json.dumps({**line, **resumed}) + "\n"
             self._try(METRICS, lambda: self._metrics.add(text), "; its lines are kept in memory")
-            self._try(LATEST, lambda: self._latest.add(report))
+            self._try(LATEST, lambda: self._latest.add(step))
 
     def __exit__(self, kind: type[BaseException] | None, error: Any, trace: TracebackType | None) -> None:
         if self._world.rank > 0:

@@ -25,7 +25,7 @@ from rrfp_jax.data.documents import Documents
 from rrfp_jax.environment import ENVIRONMENT
 from rrfp_jax.errors import DONE, HANDED_OVER, INTERRUPTED, TrainingError, caused_by
 from rrfp_jax.progress import during
-from rrfp_jax.report.store import STEPS
+from rrfp_jax.report.store import STEPS, KeptStep
 from rrfp_jax.report.timeline import can_draw
 from rrfp_jax.runs.config import RunConfig, as_json, fields_of
 from rrfp_jax.runs.display import Display
@@ -276,7 +276,8 @@ class _Run:
             if self._is_due(report, ends):
                 found = self._validated(ends)
         finally:  # a step's line is written even if what follows it is broken off
-            self._files.add(report, report.as_dict() | _line_of(found))
+            step = KeptStep(report.recorded, report.ranks)
+            self._files.add(step, report.as_dict() | _line_of(found))
         self._display.show(report, found)
         if found is not None:
             ends |= self._wants_end("on_validation", report, found)

@@ -1,26 +1,18 @@
 """Looks at runs, made by hand."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from rrfp_jax.core.hints import BF
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.report.look import Seen, State, read_latest
-from rrfp_jax.report.store import LATEST, StepFile, StepLine
+from rrfp_jax.report.store import LATEST, KeptStep, StepFile, StepLine
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.trace.costs import WorkloadCosts, log_normal
 from rrfp_jax.trace.records import RecordedStep
 
 NOW = 1000.0
-
-
-@dataclass
-class Told:
-    """What is written of a step."""
-
-    recorded: RecordedStep
-    ranks: list
 
 
 def told(recorded, replicas=1, wide=1):
@@ -30,7 +22,7 @@ def told(recorded, replicas=1, wide=1):
         busy = [[trace.busy(stage) * 1.1 ** (n - replicas + 1) for stage in stages] for n in range(replicas)]
         trace = replace(trace, replica=replicas - 1, busy_by_replica=busy)
     ranks = [list(range(at * wide, (at + 1) * wide)) for at in range(replicas * trace.stages)]
-    return Told(recorded=replace(recorded, trace=trace), ranks=ranks)
+    return KeptStep(replace(recorded, trace=trace), ranks)
 
 
 def step_of(stages, microbatches=8):
