@@ -39,6 +39,7 @@ from rrfp_jax.trace.layers import (
     fitted_shares,
     layer_shares,
     least_largest,
+    shares_of,
 )
 from rrfp_jax.trace.records import RecordedStep
 from rrfp_jax.trace.replayed import ReplayInputs, replay_of
@@ -336,8 +337,8 @@ class Balance:
 
     def _note(self, own: BusySample) -> None:
         """Remember how busy stages are; all that was found is forgotten if things have changed."""
-        shares = zip(own.shares, self._seen.pop(own.split, own).shares, strict=True)
-        if any(abs(one - before) > CHANGED * before for one, before in shares):
+        now, then = (shares_of(seen.busy) for seen in (own, self._seen.pop(own.split, own)))
+        if any(abs(one - before) > CHANGED * before for one, before in zip(now, then, strict=True)):
             self._seen.clear()
             self._barred.clear()
             self._asked, self._made = GAIN, None

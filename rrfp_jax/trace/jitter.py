@@ -23,20 +23,16 @@ from rrfp_jax.core.tasks import Input, Kind, Task
 class Level:
     """How often a task is delayed, and by how much: `base` seconds, `alpha` times what the task takes."""
 
-    name: str
     probability: float
     base: float
     alpha: float
 
 
-LEVELS: Mapping[str, Level] = {
-    level.name: level
-    for level in (  # paper, Table 6
-        Level("J0", probability=0.0, base=0.000, alpha=0.0),
-        Level("J1", probability=0.1, base=0.005, alpha=0.5),
-        Level("J2", probability=0.2, base=0.010, alpha=1.0),
-        Level("J3", probability=0.3, base=0.015, alpha=1.5),
-    )
+LEVELS: Mapping[str, Level] = {  # paper, Table 6
+    "J0": Level(probability=0.0, base=0.000, alpha=0.0),
+    "J1": Level(probability=0.1, base=0.005, alpha=0.5),
+    "J2": Level(probability=0.2, base=0.010, alpha=1.0),
+    "J3": Level(probability=0.3, base=0.015, alpha=1.5),
 }
 
 

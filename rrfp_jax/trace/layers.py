@@ -157,11 +157,6 @@ class BusySample(NamedTuple):
     split: tuple[int, ...]
     busy: Sequence[float]
 
-    @property
-    def shares(self) -> list[float]:
-        """By virtual stage its part of all."""
-        return shares_of(self.busy)
-
 
 def fitted_shares(work: Work, seen: Sequence[BusySample], placement: Placement) -> LayerShares:
     """Which layer takes how long, and which stages are slow; the present split is the last one seen."""

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rrfp_jax.core.tasks import BACKWARD, FORWARD, Kind, Task
 from rrfp_jax.trace.jitter import LEVELS, Jitter, Level, by_name, uniforms
 
-ALWAYS = Level("always", probability=1.0, base=0.0, alpha=1.0)
+ALWAYS = Level(probability=1.0, base=0.0, alpha=1.0)
 TASKS = [  # (step, stage, task)
     (step, stage, Task(kind, chunk, j))
     for step in range(5)
@@ -21,7 +21,7 @@ TASKS = [  # (step, stage, task)
 
 
 def test_levels_are_those_of_table_6():
-    rows = [(level.name, level.probability, level.base, level.alpha) for level in LEVELS.values()]
+    rows = [(name, level.probability, level.base, level.alpha) for name, level in LEVELS.items()]
     assert rows == [("J0", 0, 0, 0), ("J1", 0.1, 5e-3, 0.5), ("J2", 0.2, 10e-3, 1.0), ("J3", 0.3, 15e-3, 1.5)]
 
 
@@ -83,13 +83,13 @@ def test_running_mean_is_per_stage_and_kind():
 
 def test_the_base_is_the_least_scale():
     task = Task(FORWARD, 0, 0)
-    delay = Jitter(Level("slow", 1.0, base=4.0, alpha=0.5), seed=0).delay(0, 0, task, 1.0)
+    delay = Jitter(Level(1.0, base=4.0, alpha=0.5), seed=0).delay(0, 0, task, 1.0)
     assert delay == 0.5 * 4.0 * (0.5 + uniforms(0, 0, 0, task)[1])
 
 
 def test_the_delay_counts_undelayed_tasks_too():
     """The mean follows every task, not only those that are hit."""
-    jitter = Jitter(Level("some", 0.5, base=0.0, alpha=1.0), seed=0)
+    jitter = Jitter(Level(0.5, base=0.0, alpha=1.0), seed=0)
     draws = [uniforms(0, 0, 0, Task(FORWARD, 0, j)) for j in range(20)]
     last = max(j for j, (hit, _) in enumerate(draws) if hit < 0.5)
     delays = [jitter.delay(0, 0, Task(FORWARD, 0, j), float(j)) for j in range(last + 1)]
