@@ -91,12 +91,10 @@ RELABEL, ATTEMPTS = 0.75, 10
 
 @dataclass(frozen=True)
 class Plan:
-    """A planned order; by candidate the makespan before the local search, or why it was refused."""
+    """A planned order, and what the step takes with it (s)."""
 
     order: ListedOrder
     makespan: float
-    candidates: Mapping[str, float | str]
-    evaluations: int
 
 
 def plan(
@@ -116,18 +114,17 @@ def plan(
     of the candidates count among the `evaluations`, and are made in any case.
     """
     planner = _Planner(rules, costs, links, budgets)
-    found: dict[str, StepTrace] = {}
-    refused: dict[str, str] = {}
+    found: list[StepTrace] = []
+    refused: list[str] = []
     for name, schedule in candidates.items():
         try:
-            found[name] = planner.candidate(schedule)
+            found.append(planner.candidate(schedule))
         except ValueError as error:
-            refused[name] = str(error)
+            refused.append(f"{name}: {error}")
     if not found:
-        raise ValueError(f"no candidate for a plan: {'; '.join(f'{n}: {why}' for n, why in refused.items())}")
-    best = planner.improved(list(found.values()), evaluations, random.Random(seed))
-    tried = {name: found[name].makespan if name in found else refused[name] for name in candidates}
-    return Plan(planner.order_of(best), best.makespan, tried, planner.evaluations)
+        raise ValueError(f"no candidate for a plan: {'; '.join(refused)}")
+    best = planner.improved(found, evaluations, random.Random(seed))
+    return Plan(planner.order_of(best), best.makespan)
 
 
 _makespan = attrgetter("makespan")

@@ -298,8 +298,8 @@ def varied_step(stages, microbatches, **options):
     return rules, WorkloadCosts(workload, placement)
 
 
-def best_candidate(planned):
-    return min(span for span in planned.candidates.values() if not isinstance(span, str))
+def best_candidate(rules, costs, **options):
+    return plan(rules, costs, evaluations=0, **options).makespan
 
 
 def followed(rules, costs, planned, **options):
@@ -316,7 +316,7 @@ def test_a_plan_is_followed_as_predicted(step):
     assert [trace.order(stage) for stage in range(trace.stages)] == list(map(list, planned.order.rows))
     assert trace.makespan == planned.makespan
     assert lower_bound(rules, costs) <= planned.makespan * (1 + 1e-9)
-    assert planned.makespan <= best_candidate(planned)
+    assert planned.makespan <= best_candidate(rules, costs)
     assert plan(rules, costs, evaluations=30) == planned
 
 
@@ -333,8 +333,7 @@ def test_a_plan_for_other_links(links):
 def test_the_search_gains(limit, accumulation):
     rules, costs = varied_step(4, 12, limit=limit, accumulation=accumulation)
     planned = plan(rules, costs, candidates=FUSED)
-    assert planned.evaluations == 200
-    assert planned.makespan < 0.97 * best_candidate(planned)
+    assert planned.makespan < 0.97 * best_candidate(rules, costs, candidates=FUSED)
     assert max(map(peak, planned.order.rows)) <= limit
     assert not any(task.kind is WEIGHT for row in planned.order.rows for task in row)
 
@@ -348,7 +347,6 @@ def test_a_plan_keeps_to_a_budget():
         for kind, _, j in row:
             held += in_bytes[j] * {"F": 1, "I": 0, "B": -1, "W": -1}[kind.letter]
             assert held <= 15
-    assert any("limit" in str(why) for why in planned.candidates.values())
 
 
 def test_little_is_left_to_gain_in_a_tiny_step():
@@ -359,14 +357,11 @@ def test_little_is_left_to_gain_in_a_tiny_step():
 
 def test_refused_candidates_are_named():
     rules, costs = varied_step(4, 8, limit=2)
-    planned = plan(rules, costs, evaluations=0)
-    assert planned.candidates["zb-v"].startswith("ZB-V is defined for 2 chunks a stage, got 1")
-    assert planned.candidates["1f1b"] == "exceeds the limit in flight on stage 0"
-    assert planned.evaluations == len(
-        [span for span in planned.candidates.values() if isinstance(span, float)]
+    refused = (
+        "1f1b: exceeds the limit in flight on stage 0; zb-v: ZB-V is defined for 2 chunks a stage, got 1"
     )
-    with pytest.raises(ValueError, match="no candidate for a plan: 1f1b: exceeds the limit"):
-        plan(rules, costs, candidates={"1f1b": OneFOneB()})
+    with pytest.raises(ValueError, match=f"no candidate for a plan: {refused}"):
+        plan(rules, costs, candidates={"1f1b": OneFOneB(), "zb-v": by_name("zb-v")})
 
 
 def test_other_seeds_other_plans():
