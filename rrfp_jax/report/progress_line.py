@@ -125,20 +125,17 @@ def _done(text: str, seconds: float) -> str:
 
 def _on_terminal() -> Lasting:
     """A live line that is gone once nothing lasts."""
-    status: Status | None = None
+    live: list[Status] = []  # one, or none
 
     def show(text: str) -> None:
-        nonlocal status
-        if status is None:
-            status = Status(text, console=Console(file=cast(TextIO, Lenient(sys.stdout))))
-            status.start()
-        status.update(text)
+        if not live:
+            live.append(Status(text, console=Console(file=cast(TextIO, Lenient(sys.stdout)))))
+            live[0].start()
+        live[0].update(text)
 
     def end(text: str, seconds: float) -> None:
-        nonlocal status
-        if status is not None:
-            status.stop()
-        status = None
+        while live:
+            live.pop().stop()
         printing.say(_done(text, seconds))
 
     return Lasting(show, end, LIVE_AFTER, LIVE_EVERY)
@@ -146,20 +143,18 @@ def _on_terminal() -> Lasting:
 
 def _in_cell(display: Any) -> Lasting:
     """A line below the cell that is written over."""
-    handle: Any = None
+    live: list[Any] = []  # one, or none
 
     def show(text: str) -> None:
-        nonlocal handle
         content = {"text/plain": text}
-        if handle is None:
-            handle = display(content, raw=True, display_id=True)
+        if live:
+            live[0].update(content, raw=True)
         else:
-            handle.update(content, raw=True)
+            live.append(display(content, raw=True, display_id=True))
 
     def end(text: str, seconds: float) -> None:
-        nonlocal handle
         show(_done(text, seconds))
-        handle = None
+        live.clear()
 
     return Lasting(show, end, LIVE_AFTER, LIVE_EVERY)
 
