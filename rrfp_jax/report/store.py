@@ -252,13 +252,13 @@ def _read(step: StoredStep) -> KeptStep:
     stages, chunks, microbatches = trace.stages, trace.placement.chunks, step.microbatches
     if len(step.buckets) != microbatches:
         raise ValueError(f"{len(step.buckets)} buckets for {microbatches} microbatches")
-    if step.budgets is not None and (
-        len(step.budgets) != stages
-        or any(own and [*map(len, own.costs)] != [microbatches] * chunks for own in step.budgets)
-    ):
-        raise ValueError(f"budgets not of {stages} stages, {chunks} chunks and {microbatches} microbatches")
     budgets = None
     if step.budgets is not None:
+        shapes = [[*map(len, own.costs)] for own in step.budgets if own is not None]
+        if len(step.budgets) != stages or any(own != [microbatches] * chunks for own in shapes):
+            raise ValueError(
+                f"budgets not of {stages} stages, {chunks} chunks and {microbatches} microbatches"
+            )
         budgets = [None if b is None else Budget(b.costs, b.limit, b.most) for b in step.budgets]
     work = None
     if step.layers is not None:

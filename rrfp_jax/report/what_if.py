@@ -148,17 +148,15 @@ def _lengths(step: RecordedStep, costs: TableCosts, slowest: int) -> Iterator[Va
     factors = {key: median(found) for key, found in ratios.items()}
     kinds = {kind for kind, _ in factors}
     mean = {k: fmean(factors[k, name] for name in step.buckets if (k, name) in factors) for k in kinds}
-    steady, even = {}, {}
+    steady, even, excess = {}, {}, [0.0] * step.trace.stages
     for (stage, task), seconds in costs.durations.items():
         kind, chunk, j = task
         factor = factors[kind, step.buckets[j]]
         steady[stage, task] = usual[stage, kind, chunk] * factor
         even[stage, task] = seconds * mean[kind] / factor if factor else seconds
+        excess[stage] += abs(seconds - steady[stage, task])
     no_jitter = "no jitter: tasks of equal lengths take equal times"
     yield Variant(no_jitter, "jitter", None, replace(costs, durations=steady), step)
-    excess = [0.0] * step.trace.stages
-    for (stage, task), seconds in costs.durations.items():
-        excess[stage] += abs(seconds - steady[stage, task])
     for stage in sorted(range(len(excess)), key=excess.__getitem__)[-slowest:]:
         alone = {own: (steady if own[0] == stage else costs.durations)[own] for own in steady}
         yield Variant(f"no jitter on stage {stage}", "jitter", stage, replace(costs, durations=alone), step)
