@@ -36,7 +36,7 @@ SAME = 0.005
 """Shares that are closer are as large, in words."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class TimedStep:
     """A step with what it took beside its tasks.
 

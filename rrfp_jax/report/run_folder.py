@@ -75,8 +75,7 @@ def read_run(given: Path) -> Run:
     for step in steps:
         line = lines.get(step.trace.step, StepLine(step.trace.step))
         wall = max(line.wall_seconds, step.trace.makespan)
-        beside = {"load_seconds": line.load_seconds, "planning_seconds": line.planning_seconds}
-        timed.append(TimedStep(recorded=step, wall_seconds=wall, **beside))
+        timed.append(TimedStep(step, wall, line.load_seconds, line.planning_seconds))
     kept = given / "config.json"
     config = read_json(kept, dict[str, Any]) if folder and kept.exists() else {}
     origin, schedule = config.get("_origin"), line.schedule or steps[-1].rules.name

@@ -112,7 +112,6 @@ class Choice:
 
     name: str
     seconds: Mapping[str, float]  # by candidate, for the simulated microbatches; the fastest first
-    refused: Mapping[str, str]  # by candidate, why the others cannot be
     simulated: int  # microbatches
     microbatches: int
 
@@ -168,7 +167,6 @@ def choose(
     return Choice(
         name=name,
         seconds={other: seconds[other] for other in ranked},
-        refused={other: refused[other] for other in candidates if other in refused},
         simulated=simulated,
         microbatches=rules[0].microbatches,
     )
