@@ -83,7 +83,7 @@ def counted_over_compiled(config: RunConfig) -> dict[str, dict[str, float]]:
             moved, held = (compiled.cost_analysis() or {})["bytes accessed"], temporary_bytes(compiled)
             ratios[f"{pipe.layers[i].name} {name}"] = {
                 "bytes": counted.bytes / moved,
-                "temporaries": counted.temporary_bytes / held if held else 1.0,
+                "temporaries": counted.temp_size_in_bytes / held if held else 1.0,
                 "temporary_mib": held / 2**20,
             }
     return ratios

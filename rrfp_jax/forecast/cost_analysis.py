@@ -54,27 +54,23 @@ class ProgramCost:
     Attributes:
         flops: operations, by the dtype of the matrix products that most of them belong to.
         bytes: moved between memory and processor.
-        temporary_bytes: held at once while it runs, besides arguments and results; an upper bound.
+        temp_size_in_bytes: held at once while it runs, besides arguments and results; an upper bound.
     """
 
     flops: Mapping[str, float]
     bytes: float
-    temporary_bytes: int
+    temp_size_in_bytes: int
 
     def memory_analysis(self) -> ProgramCost:
         """As of a compiled program, whose bytes of temporaries are asked for."""
         return self
 
-    @property
-    def temp_size_in_bytes(self) -> int:
-        """See `memory_analysis`."""
-        return self.temporary_bytes
-
     def __add__(self, other: ProgramCost) -> ProgramCost:
         """Of both, one after the other."""
         names = {**self.flops, **other.flops}
         flops = {name: self.flops.get(name, 0.0) + other.flops.get(name, 0.0) for name in names}
-        return ProgramCost(flops, self.bytes + other.bytes, max(self.temporary_bytes, other.temporary_bytes))
+        temporary = max(self.temp_size_in_bytes, other.temp_size_in_bytes)
+        return ProgramCost(flops, self.bytes + other.bytes, temporary)
 
 
 Kernel: TypeAlias = tuple[JaxprEqn, Set[Any]]
@@ -88,7 +84,7 @@ def program_cost(closed: ClosedJaxpr, added: int = 0) -> ProgramCost:
     shares = {dtype: n / whole for dtype, n in products.items()} if whole else {"float32": 1.0}
     flat = _flat(closed, added)
     by_dtype = {dtype: flops * share for dtype, share in shares.items()}
-    return ProgramCost(by_dtype, bytes=_bytes_moved(flat), temporary_bytes=_most_at_once(flat))
+    return ProgramCost(by_dtype, bytes=_bytes_moved(flat), temp_size_in_bytes=_most_at_once(flat))
 
 
 def _operations(closed: ClosedJaxpr) -> tuple[float, float, Counter[str]]:

@@ -26,7 +26,7 @@ def cost(function, *specs):
 def test_a_product():
     found = cost(jnp.matmul, SQUARE, SQUARE)
     assert found.flops == {"float32": 2 * N**3}
-    assert (found.bytes, found.temporary_bytes) == (3 * BYTES, 0)
+    assert (found.bytes, found.temp_size_in_bytes) == (3 * BYTES, 0)
 
 
 def test_products_by_dtype():
@@ -61,7 +61,7 @@ def test_scans_count_as_often_as_they_run():
     one, eight = (cost(loop, SQUARE, jax.ShapeDtypeStruct((n, N, N), jnp.float32)) for n in (1, 8))
     assert eight.flops["float32"] == pytest.approx(8 * one.flops["float32"], rel=1e-3)
     assert eight.bytes == 8 * one.bytes
-    assert eight.temporary_bytes == one.temporary_bytes == BYTES
+    assert eight.temp_size_in_bytes == one.temp_size_in_bytes == BYTES
 
 
 def test_scans_within_scans():
@@ -79,7 +79,7 @@ def test_temporaries_are_near_what_xla_says():
 
     long = jax.ShapeDtypeStruct((512, N), jnp.float32)
     forward = jax.jit(attention).lower(long, long, long).compile().memory_analysis().temp_size_in_bytes
-    assert forward <= cost(attention, long, long, long).temporary_bytes <= 3.5 * forward
+    assert forward <= cost(attention, long, long, long).temp_size_in_bytes <= 3.5 * forward
 
 
 def test_temporaries_end_with_their_last_use():
@@ -88,13 +88,13 @@ def test_temporaries_end_with_their_last_use():
         b = a @ a
         return b @ b
 
-    assert cost(chain, SQUARE).temporary_bytes == 2 * BYTES
-    assert cost(lambda x: x, SQUARE).temporary_bytes == 0
+    assert cost(chain, SQUARE).temp_size_in_bytes == 2 * BYTES
+    assert cost(lambda x: x, SQUARE).temp_size_in_bytes == 0
 
 
 def test_gradients_that_are_added_at_once_are_there_one_by_one():
     products = jax.make_jaxpr(lambda x, y: (x @ y, y @ x))(SQUARE, SQUARE)
-    assert [program_cost(products, added).temporary_bytes for added in (0, 1, 2)] == [0, BYTES, BYTES]
+    assert [program_cost(products, added).temp_size_in_bytes for added in (0, 1, 2)] == [0, BYTES, BYTES]
 
 
 def test_accelerators():
@@ -151,4 +151,4 @@ def test_a_backward_in_halves_costs_what_they_cost():
             == sum(part.bytes for part in parts)
             >= fused.programs[BACKWARD].bytes
         )
-        assert split.programs[BACKWARD].temporary_bytes == max(part.temporary_bytes for part in parts)
+        assert split.programs[BACKWARD].temp_size_in_bytes == max(part.temp_size_in_bytes for part in parts)
