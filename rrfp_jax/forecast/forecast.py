@@ -38,19 +38,13 @@ from rrfp_jax.runtime.sizes import in_words
 from rrfp_jax.runtime.stages.memory import MARGIN, BucketLedger, Setting, StageLedger, memory_of_step
 from rrfp_jax.runtime.transport.choice import TransportName, reserved_bytes
 from rrfp_jax.sim.choice import Auto, Candidate, Choice, choose
-from rrfp_jax.sim.engine import Links, simulate
+from rrfp_jax.sim.engine import simulate
 from rrfp_jax.sim.planned import Planned, base_of
 from rrfp_jax.trace.records import StepTrace, peak_of_order
 
 AUTO = "auto"
 
 REMEDY = "take more stages, smaller microbatches, remat='full' or a larger device"
-
-
-NO_LINK = Link(bytes_per_second=inf, latency=0.0)
-
-TRANSFERS: Links = "serial"
-"""How they share what is between neighbours."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,10 +243,10 @@ class Estimate:
 
     def _step(self, split: Sequence[int] | None, budgets: Sequence[Budget | None]) -> Candidate:
         chunks = self._chunks(split)
-        link = NO_LINK if self.devices.shared else self.devices.link
+        link = Link(bytes_per_second=inf, latency=0.0) if self.devices.shared else self.devices.link
         costs = self._times.costs(self.rules, self.buckets, chunks, link)
         at_once = self.devices.at_once(len(chunks))
-        return Candidate(rules=self.rules, costs=costs, budgets=budgets, links=TRANSFERS, at_once=at_once)
+        return Candidate(rules=self.rules, costs=costs, budgets=budgets, links="serial", at_once=at_once)
 
     def _stages(
         self, trace: StepTrace, chunks: Sequence[Sequence[range]], ledgers: Sequence[StageLedger]
