@@ -242,14 +242,9 @@ class WhatIf:
 class WhatIfs:
     """What the step would have taken (s)."""
 
-    measured: float
     replayed: float  # what the simulator says that it took; what is saved is counted from here
+    error: float  # how far that is off, as a share of what it took
     changes: Sequence[WhatIf]  # the one that saves most first
-
-    @property
-    def error(self) -> float:
-        """How far the simulator is off on the step as it was, as a share of what that took."""
-        return abs(self.replayed - self.measured) / self.measured if self.measured else 0.0
 
 
 def what_ifs(
@@ -276,8 +271,8 @@ def what_ifs(
         if kind != "schedule" or _fits(trace, step):
             found.append(WhatIf(change, kind, subject, trace.makespan))
     found.sort(key=lambda change: change.seconds)
-    as_it_was = _replay(step, as_recorded.costs, as_recorded.leads)
-    return WhatIfs(measured=step.trace.makespan, replayed=as_it_was.makespan, changes=found)
+    replayed, took = _replay(step, as_recorded.costs, as_recorded.leads).makespan, step.trace.makespan
+    return WhatIfs(replayed=replayed, error=abs(replayed - took) / took if took else 0.0, changes=found)
 
 
 def _replay(step: RecordedStep, costs: StepCosts, leads: Leads) -> StepTrace:
