@@ -182,14 +182,13 @@ def _in_words(kind: str, subject: Hashable, steps: Sequence[RecordedStep], layer
     if kind == "jitter":
         where = "all stages" if subject is None else f"stage {subject}"
         return f"Tasks of equal lengths take unequal times on {where}"
-    limit = steps[-1].rules.limit
     work = "" if layers is None else " for the same work"
     return {
         "stages": f"Stages compute unequally long{work}",
         "injected": "Delays are injected into this run",
         "links": "Transfers take long on all links",
         "lengths": "Microbatches have unequal lengths",
-        "in flight": f"The limit of {limit} microbatches in flight holds forwards back",
+        "in flight": f"The limit of {steps[-1].rules.limit} microbatches in flight holds forwards back",
         "bytes": "The limit in bytes holds forwards back",
         "host": "The host brings tasks to their devices too late",
     }[kind]

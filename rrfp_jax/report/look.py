@@ -152,12 +152,10 @@ class Looker:
             self._busy.clear()
             return None
         if written != self._read_at:
-            try:
+            with suppress(Unreadable):
                 self._latest = read_latest(self._folder / LATEST)
-            except Unreadable:
-                return self._latest
-            self._read_at = written
-            self._busy.append(self._latest.trace.busy_seconds)
+                self._read_at = written
+                self._busy.append(self._latest.trace.busy_seconds)
         return self._latest
 
 
@@ -184,7 +182,6 @@ def _state(folder: Path, began: float | None, recorders: Sequence[Recording], no
 
 def _changed(path: Path) -> float | None:
     """When a file was last written (s); None if there is none."""
-    try:
+    with suppress(OSError):
         return path.stat().st_mtime
-    except OSError:
-        return None
+    return None

@@ -10,6 +10,7 @@ import math
 import signal
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import accumulate, groupby, pairwise
 from pathlib import Path
 from statistics import fmean, median
@@ -407,13 +408,10 @@ def watch(folder: Path, every: float, console: Console) -> None:
     looker = Looker(folder)
     seen = looker.look()
     ended_at = -math.inf if seen.state is State.ENDED else math.inf
-    try:
-        with Live(console=console, screen=True, auto_refresh=False) as live:
-            while monotonic() - ended_at < SETTLED_SECONDS:
-                live.update(shown(seen, console, endless=False), refresh=True)
-                sleep(every)
-                seen = looker.look()
-                ended_at = min(ended_at, monotonic()) if seen.state is State.ENDED else math.inf
-    except KeyboardInterrupt:
-        pass
+    with suppress(KeyboardInterrupt), Live(console=console, screen=True, auto_refresh=False) as live:
+        while monotonic() - ended_at < SETTLED_SECONDS:
+            live.update(shown(seen, console, endless=False), refresh=True)
+            sleep(every)
+            seen = looker.look()
+            ended_at = min(ended_at, monotonic()) if seen.state is State.ENDED else math.inf
     console.print(shown(seen, console, endless=False))
