@@ -42,7 +42,7 @@ UNDONE_IN_PART: Mapping[tuple[str, Hashable], str] = {
 
 
 class Saving(NamedTuple):
-    """What one change would save, as a share of the steps' whole time; see `what_if.Variant`."""
+    """What one change would save, as a share of the steps' whole time; see `what_if.WhatIf`."""
 
     kind: str
     subject: Hashable
@@ -55,7 +55,7 @@ class Finding:
     """What matters most about some steps.
 
     Attributes:
-        kind, subject: of the change that undoes it (`what_if.Variant`); or of `OUTSIDE`; or "idle", with
+        kind, subject: of the change that undoes it (`what_if.WhatIf`); or of `OUTSIDE`; or "idle", with
             the largest share; or "nothing".
         share: of the time that it costs.
         sentence: the same in words.

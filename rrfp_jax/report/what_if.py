@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.schedules import by_name
@@ -40,14 +40,8 @@ Link: TypeAlias = tuple[int, int]
 """From one stage to another."""
 
 
-class Variant(NamedTuple):
-    """A step with one thing different; see `WhatIf`."""
-
-    change: str
-    kind: str
-    subject: Hashable
-    costs: StepCosts
-    step: RecordedStep
+Variant: TypeAlias = tuple[str, str, Hashable, StepCosts, RecordedStep]
+"""A step with one thing different: the change, its kind and subject as in `WhatIf`, the costs, the step."""
 
 
 def _variants(
@@ -57,10 +51,10 @@ def _variants(
     yield from _speeds(step, costs, layers, slowest)
     if layers is not None:
         for recut in layers.recuts():
-            yield Variant(recut.change, "split", recut, *layers.recut(step, costs, recut.split))
+            yield recut.change, "split", recut, *layers.recut(step, costs, recut.split)
     yield from _injected(step, costs)
     yield from _lengths(step, costs, slowest)
-    yield Variant("no time of the host", "host", None, recorded(step.trace), step)
+    yield "no time of the host", "host", None, recorded(step.trace), step
     yield from _links(step, costs, slowest)
     yield from _limits(step, costs)
     yield from _schedules(step, costs, schedules)
@@ -80,7 +74,7 @@ def _schedules(step: RecordedStep, costs: TableCosts, names: Sequence[str]) -> I
         other = replace(step, rules=replace(rules, schedule=schedule, limit=limit))
         if _splits(other.rules) and not _splits(rules):
             change += SPLIT
-        yield Variant(change, "schedule", name, costs, other)
+        yield change, "schedule", name, costs, other
 
 
 def _splits(rules: StepRules) -> bool:
@@ -104,7 +98,7 @@ def _speeds(step: RecordedStep, costs: TableCosts, layers: Layers | None, slowes
     mean = fmean(busy)
     equal = [mean / own for own in busy] if layers is None else [1 / own for own in slowness]
     if layers is None or max(slowness) > SLOW:
-        yield Variant("all stages equally fast", "stages", None, scaled(equal), step)
+        yield "all stages equally fast", "stages", None, scaled(equal), step
     usual = [median(busy[:stage] + busy[stage + 1 :]) for stage in range(len(busy))]
     longest = sorted((own / others, s) for s, (own, others) in enumerate(zip(busy, usual, strict=True)))
     for ratio, stage in longest[-slowest:]:
@@ -115,7 +109,7 @@ def _speeds(step: RecordedStep, costs: TableCosts, layers: Layers | None, slowes
             what = f"stage {stage} as fast as the others"
             change = what if kind == "stage" else f"{what}, with as much to do"
             factors = [1 / factor if s == stage else 1.0 for s in range(len(busy))]
-            yield Variant(change, kind, stage, scaled(factors), step)
+            yield change, kind, stage, scaled(factors), step
 
 
 def _injected(step: RecordedStep, costs: TableCosts) -> Iterator[Variant]:
@@ -128,7 +122,7 @@ def _injected(step: RecordedStep, costs: TableCosts) -> Iterator[Variant]:
         if sent in transfers:
             transfers[sent] = max(transfers[sent] - record.late, 0.0)
     if any(record.delayed or record.late for record in step.trace.records):
-        yield Variant("no injected delays", "injected", None, TableCosts(durations, transfers), step)
+        yield "no injected delays", "injected", None, TableCosts(durations, transfers), step
 
 
 def _lengths(step: RecordedStep, costs: TableCosts, slowest: int) -> Iterator[Variant]:
@@ -156,11 +150,11 @@ def _lengths(step: RecordedStep, costs: TableCosts, slowest: int) -> Iterator[Va
         even[stage, task] = seconds * mean[kind] / factor if factor else seconds
         excess[stage] += abs(seconds - steady[stage, task])
     no_jitter = "no jitter: tasks of equal lengths take equal times"
-    yield Variant(no_jitter, "jitter", None, replace(costs, durations=steady), step)
+    yield no_jitter, "jitter", None, replace(costs, durations=steady), step
     for stage in sorted(range(len(excess)), key=excess.__getitem__)[-slowest:]:
         alone = {own: (steady if own[0] == stage else costs.durations)[own] for own in steady}
-        yield Variant(f"no jitter on stage {stage}", "jitter", stage, replace(costs, durations=alone), step)
-    yield Variant("microbatches of equal lengths", "lengths", None, replace(costs, durations=even), step)
+        yield f"no jitter on stage {stage}", "jitter", stage, replace(costs, durations=alone), step
+    yield "microbatches of equal lengths", "lengths", None, replace(costs, durations=even), step
 
 
 def _links(step: RecordedStep, costs: TableCosts, slowest: int) -> Iterator[Variant]:
@@ -183,14 +177,14 @@ def _links(step: RecordedStep, costs: TableCosts, slowest: int) -> Iterator[Vari
     both = {link: excess[link] + excess[link[::-1]] for link in excess if link < link[::-1] in excess}
     for link in sorted(excess, key=excess.__getitem__)[-slowest:]:
         change = f"the link from stage {link[0]} to {link[1]} as fast as the others"
-        yield Variant(change, "link", link, scaled({link: factors[link]}), step)
+        yield change, "link", link, scaled({link: factors[link]}), step
     for link in sorted(both, key=both.__getitem__)[-slowest:]:
         ways = link, link[::-1]
         change = f"the links between stages {link[0]} and {link[1]} as fast as the others"
-        yield Variant(change, "link", ways, scaled({way: factors[way] for way in ways}), step)
+        yield change, "link", ways, scaled({way: factors[way] for way in ways}), step
     if usual:
-        yield Variant("all links twice as fast", "links", 0.5, scaled(dict.fromkeys(usual, 0.5)), step)
-        yield Variant("no time in transfers", "links", 0.0, scaled(dict.fromkeys(usual, 0.0)), step)
+        yield "all links twice as fast", "links", 0.5, scaled(dict.fromkeys(usual, 0.5)), step
+        yield "no time in transfers", "links", 0.0, scaled(dict.fromkeys(usual, 0.0)), step
 
 
 def _link(step: RecordedStep, stage: int, task: Task) -> Link:
@@ -206,12 +200,12 @@ def _limits(step: RecordedStep, costs: TableCosts) -> Iterator[Variant]:
         return
     if rules.limit is not None and rules.limit < rules.microbatches:
         more = replace(step, rules=replace(rules, limit=rules.limit + 1))
-        yield Variant("one microbatch more in flight", "in flight", 1, costs, more)
+        yield "one microbatch more in flight", "in flight", 1, costs, more
         free = replace(step, rules=replace(rules, limit=None))
-        yield Variant("no limit on microbatches in flight", "in flight", None, costs, free)
+        yield "no limit on microbatches in flight", "in flight", None, costs, free
     if budgets and any(budgets):
         larger = [budget and replace(budget, limit=budget.limit * 3 // 2, most=None) for budget in budgets]
-        yield Variant("1.5 times the bytes", "bytes", 1.5, costs, replace(step, budgets=larger))
+        yield "1.5 times the bytes", "bytes", 1.5, costs, replace(step, budgets=larger)
 
 
 SPLIT = ", splitting backwards"
