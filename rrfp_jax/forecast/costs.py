@@ -144,11 +144,6 @@ class LayerState:
     sum_bytes: int
     adding_bytes: int
 
-    @property
-    def update_bytes(self) -> int:
-        """Moved once a step: norms read parameters and sums, the update reads and writes all there is."""
-        return 3 * (self.weight_bytes + self.sum_bytes) + 2 * self.optimizer_bytes
-
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCosts:
@@ -253,7 +248,11 @@ class LayerTimes:
     @cached_property
     def updates(self) -> list[float]:
         """Seconds by layer of what is done once a step: norms and the optimizer."""
-        return [self.accelerator.seconds({}, state.update_bytes) for state in self.model.states]
+        # Norms read parameters and sums, the update reads and writes all there is.
+        moved = [
+            3 * (own.weight_bytes + own.sum_bytes) + 2 * own.optimizer_bytes for own in self.model.states
+        ]
+        return [self.accelerator.seconds({}, size) for size in moved]
 
     @cached_property
     def kinds(self) -> list[Kind]:

@@ -117,11 +117,10 @@ def _of_stage(trace: StepTrace, stage: int, fixed_order: bool, grouped: bool) ->
     idle_since = trace.start
     for number, record in enumerate(records):
         if record.start > idle_since:
-            first = number == 0
             firsts = {cause: found[number] for cause, found in ready_first.items()}
             for idle in _gap(trace, idle_since, record, firsts, fixed_order, grouped):
                 if idle.end > idle.start:
-                    own = first and idle.cause in (Cause.STAGE, Cause.LINK)
+                    own = number == 0 and idle.cause in (Cause.STAGE, Cause.LINK)
                     yield idle._replace(cause=Cause.BEGIN) if own else idle
         idle_since = max(idle_since, record.end)
     if trace.end > idle_since:
