@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import inf
 
 from rrfp_jax.core.hints import Hint
 from rrfp_jax.core.schedules import by_name
@@ -73,13 +74,13 @@ class Auto:
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A step as it would be with some hint; `at_once` stages can compute at the same time, None for all."""
+    """A step as it would be with some hint; `at_once` stages can compute at the same time."""
 
     rules: StepRules
     costs: StepCosts
     budgets: Budgets = None
     links: Links = "parallel"
-    at_once: int | None = None
+    at_once: float = inf
 
     @property
     def tasks(self) -> int:
@@ -100,8 +101,6 @@ class Candidate:
     def seconds(self) -> float:
         """What the step takes; ValueError if the hint is not defined here, or no microbatch can run."""
         trace = simulate(self.rules, self.costs, links=self.links, budgets=self.budgets)
-        if self.at_once is None:
-            return trace.makespan
         compute = sum(trace.busy(stage) for stage in range(trace.stages))
         return max(trace.makespan, compute / self.at_once)
 
