@@ -77,7 +77,7 @@ class Workload:
             for j, time in enumerate(row):
                 if not _is_time(time):
                     raise ValueError(
-                        f"{name}[{i}][{j}] = {time!r}: give a finite number of {unit}, at least 0"
+                        f"{name}[{i}][{j}] = {_shown(time)}: give a finite number of {unit}, at least 0"
                     )
 
     @property
@@ -179,6 +179,13 @@ def _is_time(value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return 0 <= value <= sys.float_info.max
+
+
+def _shown(value: object) -> str:
+    """Python writes no number of more than 4,300 digits, and nobody reads one of a hundred."""
+    if isinstance(value, int) and value.bit_length() > 64:
+        return f"a number of {value.bit_length()} bits"
+    return repr(value)
 
 
 def _table(name: str, rows: object) -> Table:

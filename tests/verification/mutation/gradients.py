@@ -148,11 +148,9 @@ def the_loss_scale_stays(original: Any) -> Any:
     return lambda self, norm, unit, ran: original(self, norm, unit / self.standing.loss_scale.value, ran)
 
 
-@changes("train.stepping:is_finite")
+@changes("runtime.stages.step:_norms")
 def an_overflow_is_applied(original: Any) -> Any:
-    import math
-
-    return lambda sums: all(map(math.isfinite, sums.totals))
+    return lambda found: original(found)._replace(finite=True)
 
 
 @changes("runtime.model.pipeline:Pipeline.apply_layer")
