@@ -46,7 +46,10 @@ def programs_seen():
 def compiled(model, mesh, **options):
     """Of a trainer that makes a step of whole backwards, and one of halves: programs and footprints."""
     data = model.data
-    trainer = made(model.pipe, model.optimizer, data=data, mesh=mesh, schedule=SCHEDULES[0], **options)
+    try:
+        trainer = made(model.pipe, model.optimizer, data=data, mesh=mesh, schedule=SCHEDULES[0], **options)
+    except rrfp.UsageError as error:  # drawn models may have parameters that would not train
+        return {"refused": str(error)}
     with programs_seen() as seen:
         ledgers = {SCHEDULES[0]: trainer.start()}
         trainer.schedule = SCHEDULES[1]
