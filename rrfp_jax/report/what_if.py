@@ -13,12 +13,12 @@ from typing import TypeAlias
 
 from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.schedules import by_name
-from rrfp_jax.core.step_rules import StepRules
+from rrfp_jax.core.step_rules import StepRules, charges_of
 from rrfp_jax.core.tasks import INPUT, Task
 from rrfp_jax.sim.engine import Leads, simulate
 from rrfp_jax.sim.splits import Layers
 from rrfp_jax.trace.costs import StepCosts, TableCosts, recorded
-from rrfp_jax.trace.records import RecordedStep, StepTrace, peak_charge, peak_in_flight
+from rrfp_jax.trace.records import RecordedStep, StepTrace, peak_charge
 from rrfp_jax.trace.replayed import replay_of
 
 SCHEDULES = (
@@ -63,14 +63,15 @@ def _variants(
 def _schedules(step: RecordedStep, costs: TableCosts, names: Sequence[str]) -> Iterator[Variant]:
     """Other schedules on the same placement; in place of a fixed order, hints that hold as much as it did."""
     rules, own = step.rules, step.rules.name
-    placement, held = rules.placement, max(peak_in_flight(step.trace))
+    placement, held = rules.placement, _held(step.trace, rules)
     for name in names:
         schedule = by_name(name)
         if name == own or schedule.placement_for(placement.stages, placement.chunks) != placement:
             continue
         change, limit = f"schedule {name}", rules.limit
         if step.fixed_order and not isinstance(schedule, FixedOrder):
-            change, limit = f"schedule {name} with as many microbatches in flight", held
+            change = f"schedule {name} with as many microbatches in flight"
+            limit = int(held // placement.chunks)
         other = replace(step, rules=replace(rules, schedule=schedule, limit=limit))
         if _splits(other.rules) and not _splits(rules):
             change += SPLIT
@@ -275,14 +276,17 @@ def _replay(step: RecordedStep, costs: StepCosts, leads: Leads) -> StepTrace:
 
 def _fits(trace: StepTrace, step: RecordedStep) -> bool:
     """Whether another schedule holds no more than the step's might; no limit stops a fixed order."""
-    rules = step.rules
-    if step.fixed_order:
-        most = max(peak_in_flight(step.trace))
-    else:
-        most = rules.microbatches if rules.admission_limit is None else rules.admission_limit
-    if max(peak_in_flight(trace)) > most:
+    _, limit = charges_of(step.rules, None)[0]
+    most = _held(step.trace, step.rules) if step.fixed_order else limit
+    if most is not None and _held(trace, step.rules) > most:
         return False
     return all(
         budget is None or peak_charge(trace.order(stage), budget.costs) <= budget.limit
         for stage, budget in enumerate(step.budgets or ())
     )
+
+
+def _held(trace: StepTrace, rules: StepRules) -> float:
+    """The most that a stage held, in chunks of microbatches: hints that are charged whole hold no more."""
+    ones, _ = charges_of(rules, None)[0]
+    return max(peak_charge(trace.order(stage), ones) for stage in range(trace.stages))

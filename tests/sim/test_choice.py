@@ -264,6 +264,20 @@ def test_another_schedule_holds_no_more():
     assert tried(ran(costs, limit=None)) == {"gpipe", "zb-h1", "zb-h2"}
 
 
+@pytest.mark.parametrize(
+    ("own", "stages", "other", "limit"), [("zb-v", 8, "ranked:zb-v", 8), ("interleaved-1f1b", 4, "bf", 5)]
+)
+def test_another_schedule_holds_no_more_chunks(own, stages, other, limit):
+    """Parts of more microbatches than they would be whole: 16 chunks, and 11."""
+    placement = by_name(own).placement_for(stages, 2)
+    mine = StepRules(placement=placement, microbatches=32, schedule=by_name(own))
+    costs = WorkloadCosts(log_normal(stages, 32, forward=0.01, sigma=0.3, shared=0.5, seed=1), placement)
+    step = RecordedStep(trace=simulate(mine, costs), rules=mine, buckets=[""] * 32)
+    (found,) = [change for change in what_ifs(step, schedules=[other]).changes if change.kind == "schedule"]
+    as_much = replace(mine, schedule=by_name(other), limit=limit)
+    assert found.seconds == pytest.approx(simulate(as_much, costs).makespan)
+
+
 @given(steps())
 @settings(max_examples=100, deadline=None)
 def test_a_replay_takes_as_long_as_the_step(drawn):
