@@ -244,7 +244,7 @@ def simulate(
             there is a `byte_limit`; of a run, for its own limits, if it had some and there is no
             `byte_limit`. 0 for no limit. Fixed orders hold what they hold.
         byte_limit: the same in bytes, for workloads that say what microbatches hold.
-        chunks: a stage, for schedules that are defined for several.
+        chunks: a stage, for schedules that are defined for several; with 1 a run's own keeps its placement.
         links: "parallel", "serial" or "synchronous" transfers (`rrfp_jax/sim/engine.py`).
         accumulation, spare_gradients: as for a `Trainer`; None for its defaults, of a run for its own.
         jitter: delays injected as in the paper, J0 (none) to J3, paired by seed.

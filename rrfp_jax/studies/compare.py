@@ -33,7 +33,7 @@ class Conditions:
     limit: int | None = None  # of microbatches in flight on a stage under a hint or a plan
     byte_limit: int | None = None  # the same in bytes, for workloads that say what microbatches hold
     as_ran: bool = False  # a step that ran within limits of its own keeps those instead
-    chunks: int = 1  # a stage, for schedules that are defined for several
+    chunks: int = 1  # a stage, for schedules that are defined for several; a run's own keeps its placement
     links: Links = "parallel"
     accumulation: Accumulation | None = None  # like `spare_gradients`: None for what a step ran with
     spare_gradients: int | None = None
@@ -158,6 +158,8 @@ def _limits(schedule: Schedule, step: Step, given: Conditions) -> tuple[StepRule
     ran = step.ran if given.as_ran else None
     own = ran if ran is not None and (ran.rules.limit is not None or any(ran.budgets or ())) else None
     placement = schedule.placement_for(step.actual.stages, given.chunks)
+    if step.ran is not None and schedule == step.ran.rules.schedule and given.chunks == 1:
+        placement = step.ran.rules.placement
     chunks = placement.chunks
     rules = StepRules(placement=placement, microbatches=step.actual.microbatches, schedule=schedule)
     if step.ran is not None:

@@ -14,6 +14,7 @@ import rrfp_jax as rrfp
 from rrfp_jax.commands.simulation import Comparison
 from rrfp_jax.core.schedules import NAMED, by_name
 from rrfp_jax.core.step_rules import Budget, StepRules
+from rrfp_jax.core.tasks import Placement
 from rrfp_jax.report.store import write_steps
 from rrfp_jax.sim.choice import CANDIDATES
 from rrfp_jax.sim.engine import simulate
@@ -100,6 +101,18 @@ def test_a_trace_is_simulated_within_the_limits_of_its_run(folder, limit):
     assert chunked["peak_in_flight"] <= limit if limit else chunked["peak_bytes"] <= 30
     free = out("--workload=steps.msgpack", "--schedule=bf", "--limit=0")["bf"]
     assert free["peak_in_flight"] == 6 and free["makespan"] < found["bf"]["makespan"]
+
+
+def test_a_runs_own_schedule_keeps_its_placement(folder):
+    bf = by_name("bf")
+    own = StepRules(placement=Placement(3, 2, "v"), microbatches=6, schedule=bf, limit=3)
+    write_steps(
+        folder / "steps.msgpack", {"run": [ran(simulate(own, WorkloadCosts(STEP, own.placement)), own)]}
+    )
+    found = rrfp.simulate(folder / "steps.msgpack", ["bf", "bfw"])
+    assert [found[name].trace.placement.chunks for name in found] == [2, 2, 1]
+    assert found["bf"].makespan == pytest.approx(found["as it ran"].makespan)
+    assert rrfp.simulate(folder / "steps.msgpack", "bf", chunks=3)["bf"].trace.placement.chunks == 3
 
 
 @pytest.mark.parametrize("kept", [{"accumulation": "arrival"}, {"spare_gradients": 0}])
