@@ -115,7 +115,7 @@ class RunCompiled:
         stages = self.run.stages
         rows = [self._row(own, i, name) for own in stages for i, name in enumerate(own.ledger.buckets)]
         names = dict.fromkeys(name for own in stages for name in own.ledger.buckets)
-        table = as_text(160, [head, *rows]).lstrip()
+        _, _, table = as_text(160, [head, *rows]).partition("\n")  # the first line is blank
         return "\n".join([table, *(f"bucket {i}: {name}" for i, name in enumerate(names))])
 
     def _row(self, own: CompiledStage, number: int, bucket: str) -> list[str]:

@@ -161,7 +161,8 @@ class RunPlan:
         ]
         head = ["stage", "layers", "parameters", *numbers, "compute", "idle", "fixed", "held", "peak"]
         names = [f"GFLOP {i}: {name}" for i, name in enumerate(buckets)] if len(buckets) > 1 else []
-        return "\n".join([as_text(160, [head, *rows]).lstrip(), *names])
+        _, _, table = as_text(160, [head, *rows]).partition("\n")  # the first line is blank
+        return "\n".join([table, *names])
 
 
 def plan_run(config: RunConfig, accelerator: Accelerator, link: Link, memory: int | None) -> RunPlan:

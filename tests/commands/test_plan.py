@@ -185,6 +185,7 @@ class TestCommand:
         assert main(arguments) == 0
         out, err = capsys.readouterr()
         assert "quickstart: 5 layers" in out and "on 2 stages" in out and "156 TFLOP/s" in out and err == ""
+        assert "\n stage  " in out and "\n 0  " in out
         figures = json.loads(file.read_text())
         own = figures["own"]
         assert own["split"] == [3, 2] and len(own["stages"]) == 2 and own["step_seconds"] > own["makespan"]
