@@ -521,7 +521,7 @@ def changes(lines: Sequence[StepLine]) -> list[tuple[int, str]]:
     """What changed in a run, by step: schedule, learning rate, restarts, and updates that were left out."""
     found: list[tuple[int, str]] = []
     marked = _rate(lines[0])
-    for before, line in pairwise(lines):
+    for before, line in pairwise([lines[0], *lines]):
         if line.resumed:
             found.append((line.step, "the run was started again"))
         if line.schedule != before.schedule:

@@ -116,6 +116,8 @@ def test_what_changed_in_a_run():
         (3, "the run was started again"),
         (4, "the update was left out: not finite"),
     ]
+    assert changes(lines[3:])[0] == (3, "the run was started again")
+    assert changes(lines[4:]) == [(4, "the update was left out: not finite")]
     rows = history(lines).rows
     assert {row["what"] for row in rows["history"]} == {"whole step", "its tasks"}
     assert "the run was started again" in {row["what"] for row in rows["changes"]}
