@@ -281,7 +281,7 @@ def simulate(
         outcomes = compare(dict(map(_named, schedules)), steps, given)
         baseline = outcomes.get(BASELINE) or compare({BASELINE: by_name(BASELINE)}, steps, given)[BASELINE]
     ran = [step.ran for step in steps if step.ran is not None]
-    as_it_ran = {AS_IT_RAN: outcome_of(ran)} if ran else {}
+    as_it_ran = {AS_IT_RAN: outcome_of(ran)} if ran and jitter == "J0" else {}  # no jitter was injected then
     return Comparison(as_it_ran | outcomes, baseline)
 
 

@@ -73,6 +73,7 @@ def test_a_runs_own_files(folder, capsys):
         ("constant", ["bf"]),
     ):
         assert list(rrfp.simulate(source, ["bf"])) == steps
+    assert list(rrfp.simulate(folder, ["bf"], jitter="J1")) == ["bf"]
     assert main(["--workload=steps.msgpack", "--seeds=3"]) == 2
     assert "it has 2 steps that trained; give --seeds=2 or less" in capsys.readouterr().err
     costs = measured(run)
