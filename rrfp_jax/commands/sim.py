@@ -34,10 +34,12 @@ def main(options: argparse.Namespace) -> int:
         check_not_read("output", file, read)
     stages = STAGES if options.stages is None else options.stages
     if options.plot is not None:
-        drawn = stages
+        drawn, panels = stages, len(schedules)
         if options.workload is not None:
-            drawn = simulation_inputs(source, stages, options.microbatches, 1, 1)[0].actual.stages
-        check_picture(options.plot, drawn * len(schedules))
+            step = simulation_inputs(source, stages, options.microbatches, 1, 1)[0]
+            drawn = step.actual.stages
+            panels += step.ran is not None and options.jitter == "J0"  # as it ran
+        check_picture(options.plot, drawn * panels)
     comparison = simulate(
         source,
         schedules,

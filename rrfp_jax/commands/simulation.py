@@ -168,7 +168,8 @@ class Comparison(dict[str, Outcome]):
 
 def _panel(name: str, outcome: Outcome) -> Panel:
     chosen = f" ({outcome.chosen[0]})" if outcome.chosen else ""
-    return Panel(f"{name}{chosen}, simulated", outcome.recorded)
+    how = "measured" if name == AS_IT_RAN else "simulated"
+    return Panel(f"{name}{chosen}, {how}", outcome.recorded)
 
 
 def _mean_shares(outcome: Outcome) -> dict[str, float]:

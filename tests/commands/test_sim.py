@@ -54,7 +54,7 @@ def test_by_hand(folder):
     assert found["makespan"] == 8.0
 
 
-def test_a_runs_own_files(folder, capsys):
+def test_a_runs_own_files(folder, capsys, monkeypatch):
     """What a run left is taken as it is: its trace with the steps as they ran, its costs bucket by bucket."""
     placed = by_name("bf").placement_for(3)
     own = StepRules(placement=placed, microbatches=6, schedule=by_name("bf"), limit=6)
@@ -66,6 +66,13 @@ def test_a_runs_own_files(folder, capsys):
     assert found["as it ran"]["makespan"] == pytest.approx(found["bf"]["makespan"])
     assert found["as it ran"]["order"] == found["bf"]["order"]
     assert len(found["as it ran"]["makespans"]) == 2
+    titles = [panel.title for panel in rrfp.simulate(folder, ["bf"]).timeline().panels]
+    assert titles == ["as it ran, measured", "bf, simulated"]
+    with monkeypatch.context() as patched:
+        patched.setattr("rrfp_jax.report.timeline.MOST_ROWS", 5)
+        patched.setattr("rrfp_jax.commands.sim.simulate", lambda *_, **__: pytest.fail("simulated"))
+        assert main(["--workload=steps.msgpack", "--schedule=bf", "--plot=p.svg"]) == 2
+    assert "6 rows of stages are too many" in capsys.readouterr().err
     os.makedirs("constant")  # a family, whatever is there
     for source, steps in (
         (str(folder), ["as it ran", "bf"]),
