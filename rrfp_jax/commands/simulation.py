@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -163,7 +164,7 @@ class Comparison(dict[str, Outcome]):
         return f"Comparison of {', '.join(self)}"
 
     def _repr_html_(self) -> str:
-        return f"<pre>{self}</pre>"
+        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 def _panel(name: str, outcome: Outcome) -> Panel:

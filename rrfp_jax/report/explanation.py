@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import io
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
@@ -98,7 +99,7 @@ class Explanation:
         return f"{off}." if self.savings else f"{off}. No change that was tried saves anything."
 
     def _repr_html_(self) -> str:
-        return f"<pre>{self}</pre>"
+        return f"<pre>{html.escape(str(self))}</pre>"
 
     def share_rows(self) -> Rows:
         """Where the time went; the first row is the head."""

@@ -328,6 +328,8 @@ def test_in_a_notebook(tmp_path):
     names = list(found)
     assert names == ["1f1b", "bf"] and found.speedup("1f1b") == 1.0
     assert str(found) in found._repr_html_()
+    named = Comparison({"BF(<lambda>)": found["bf"]}, found["bf"])
+    assert "BF(&lt;lambda&gt;)" in named._repr_html_()
     reached = replace(found["bf"], bounds=[found["bf"].makespan * (1 + 1e-15)])
     assert "-0.0%" not in str(Comparison({"bf": reached}, reached))
     found.timeline().save(tmp_path / "p.svg")

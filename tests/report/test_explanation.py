@@ -96,11 +96,13 @@ def test_a_slow_stage_is_told_from_one_with_more_to_do():
 
 
 def test_a_stage_that_no_other_split_helps():
-    work = Work([LayerWork(name, 1.0, 1) for name in ("Embed", "Block", "Block", "Head")], (1, 1, 1, 1))
+    work = Work([LayerWork(name, 1.0, 1) for name in ("Embed", "Block", "Block", "<lambda>")], (1, 1, 1, 1))
     step = replace(ran(Straggler(COSTS, stage=3, factor=1.6)), work=lambda: work)
     found = explain([TimedStep(recorded=step, wall_seconds=step.trace.makespan)])
     assert found.sentence.startswith("Stage 3 has 1.60 times as much to do as the others (layer 3): ")
     assert found.sentence.endswith("no other split of these 4 layers helps.")
+    at = replace(found.finding, sentence="layer 3, <lambda>")
+    assert "layer 3, &lt;lambda&gt;" in replace(found, finding=at)._repr_html_()
 
 
 @pytest.mark.parametrize(
