@@ -124,6 +124,9 @@ class HintExchange:
         candidates = self._candidates(rules, buckets, earlier, engine)
 
         def find() -> str:
+            able = [name for name, own in candidates.items() if isinstance(own, Candidate)]
+            if self._steps == 1 and able == [present] and len(candidates) > 1:
+                say(f"schedule auto: {present} stays: no other has its placement, its programs, and room")
             choice = choose(candidates, present)
             if choice.name != present:
                 seconds = perf_counter() - began

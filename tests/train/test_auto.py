@@ -75,7 +75,7 @@ class TestBeforeTheFirstStep:
 class TestExchange:
     """What measured costs say, without a model."""
 
-    def chosen(self, present, names, limit=None, budgets=None):
+    def chosen(self, present, names, limit=None, budgets=None, looks=0):
         hint = by_name(present)
         placement = hint.placement_for(4)
         rules = StepRules(placement=placement, microbatches=8, schedule=hint, limit=limit)
@@ -88,7 +88,10 @@ class TestExchange:
         buckets = buckets_of(InMemory(toy.microbatches(8)).plan(0))
         name = bucket_name(buckets[0])
         earlier = [RecordedStep(trace=trace, rules=rules, buckets=[name] * 8)]
-        return name_of(HintExchange(auto(*names)).chosen(7, rules, buckets, earlier, engine))
+        exchange = HintExchange(auto(*names))
+        for _ in range(looks):
+            exchange.due()
+        return name_of(exchange.chosen(7, rules, buckets, earlier, engine))
 
     def test_another_hint_that_gains(self, capfd):
         assert self.chosen("ranked:zb-v", ("ranked:zb-v", "ranked:v-min"), limit=2) == "ranked:v-min"
@@ -104,6 +107,13 @@ class TestExchange:
     def test_only_hints_with_the_programs_that_are_there(self):
         """On one chunk BF splits no backward: that BFW would be faster is not known."""
         assert self.chosen("bf", ("bfw", "ranked:zb-h2", "fb")) == "bf"
+
+    def test_it_is_said_once_that_no_other_has_these_programs(self, capfd):
+        for looks in (1, 2):
+            assert self.chosen("bf", ("bf", "bfw", "ranked:zb-v"), looks=looks) == "bf"
+        assert self.chosen("ranked:zb-v", ("ranked:zb-v", "ranked:v-min", "bfw"), looks=1)
+        told = capfd.readouterr().out
+        assert told == "schedule auto: bf stays: no other has its placement, its programs, and room\n"
 
     def test_budgets_count(self):
         budgets = [Budget([[1] * 8] * 2, 4)] * 4
