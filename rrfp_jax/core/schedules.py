@@ -58,7 +58,7 @@ def by_name(name: str) -> Schedule:
     if order == name:
         return found
     if not isinstance(found, FixedOrder):
-        raise ValueError(f"schedule={name!r}: {order} ranks what is ready already")
+        raise ValueError(f"schedule={name!r}: {order} ranks what is ready already: choose {order}")
     return Ranked(found)
 
 
