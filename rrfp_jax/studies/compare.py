@@ -183,6 +183,11 @@ def byte_budgets(workload: Workload, limit: int | None, chunks: int) -> list[Bud
         return None
     if workload.activation_bytes is None:
         raise ValueError(f"a limit of {limit} bytes, but the workload has no activation_bytes")
+    largest = int(max(map(max, workload.activation_bytes)))
+    if largest > limit:
+        raise ValueError(
+            f"byte_limit={limit}: a microbatch takes {largest} bytes on a stage: give at least that"
+        )
     return [Budget(_in_equal_parts(row, chunks), limit) for row in workload.activation_bytes]
 
 

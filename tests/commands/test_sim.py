@@ -192,11 +192,14 @@ def test_what_steps_waited_for_their_host_is_a_column_where_there_is_any():
         assert ("launch" in table, "3.1%" in table) == (shown, shown)
 
 
-def test_a_limit_in_bytes(folder):
+def test_a_limit_in_bytes(folder, capsys):
     held = ((100.0,) * 6,) * 3
     (folder / "bytes.json").write_text(json.dumps(replace(STEP, activation_bytes=held).as_json_object()))
     found = out("--workload=bytes.json", "--schedule=bf", "--byte-limit=250")
     assert (found["peak_in_flight"], found["peak_bytes"]) == (2, 200.0)
+    assert main(["--workload=bytes.json", "--schedule=bf", "--byte-limit=99"]) == 2
+    needed = "bf: byte_limit=99: a microbatch takes 100 bytes on a stage: give at least that"
+    assert needed in capsys.readouterr().err
     assert out("--workload=w.json", "--schedule=bf")["peak_bytes"] is None
 
 
