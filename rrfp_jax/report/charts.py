@@ -24,7 +24,7 @@ from rrfp_jax.report.legend import CAUSES, DELAY, DRAWN, SHARES
 from rrfp_jax.report.store import StepLine
 from rrfp_jax.report.timeline import Panel, gaps_of, of_gap, of_task, unit_of
 from rrfp_jax.trace.idleness import Cause, Idle, stage_times
-from rrfp_jax.trace.records import RecordedStep, StepTrace
+from rrfp_jax.trace.records import RecordedStep, StepTrace, peak_charge
 
 WIDTH = 1000
 """Of a chart, in pixels."""
@@ -330,19 +330,23 @@ class Held(NamedTuple):
 
 
 def held(step: RecordedStep) -> list[Held]:
-    """Of each stage of a step with backward: an F takes what the chunk's B or W gives back, by dispatches."""
+    """Of each stage of a step with backward: an F takes what the chunk's B or W gives back, by dispatches.
+
+    Of several limits the one that it came closest to; without one bytes, if it has a budget.
+    """
     found = []
     for stage in range(step.trace.stages):
         budget = step.budgets[stage] if step.budgets else None
-        charges = charges_of(step.rules, budget)
-        costs, limit = charges[0] if budget is None else charges[1]
+        order, charges = step.trace.order(stage), charges_of(step.rules, budget)
+        limited = [own for own in charges if own[1]] or charges[-1:]
+        costs, limit = max(limited, key=lambda own: peak_charge(order, own[0]) / (own[1] or 1))
         amount, since = 0, [(step.trace.start, 0)]
         for record in sorted(step.trace.stage_records(stage), key=lambda record: record.dispatched):
             kind, chunk, microbatch = record.task
             if charge := KINDS[kind].charge:
                 amount += charge * costs[chunk][microbatch]
                 since.append((record.dispatched, amount))
-        found.append(Held(stage, since, limit, budget is not None))
+        found.append(Held(stage, since, limit, budget is not None and costs is budget.costs))
     return found
 
 

@@ -66,6 +66,14 @@ def test_memory_is_what_the_tasks_were_charged():
     ) and "MiB of 0.0 MiB" in said_of_memory(step)
 
 
+def test_memory_is_of_the_limit_that_is_closest():
+    step = ran(COSTS, budgets=[Budget([[10] * MICROBATCHES], 100)] * STAGES, limit=3)
+    assert [(own.limit, own.in_bytes) for own in held(step)] == [(3, False)] * STAGES
+    assert said_of_memory(step).startswith("Closest to its limit: stage 0, 3 in flight of 3 in flight.")
+    fixed = ran(COSTS, "1f1b", budgets=[Budget([[10] * MICROBATCHES], 100)] * STAGES)
+    assert all(own.in_bytes and own.limit is None for own in held(fixed))
+
+
 def test_memory_without_budgets_is_microbatches_in_flight():
     assert said_of_memory(ran(COSTS, limit=3)).startswith(
         "Closest to its limit: stage 0, 3 in flight of 3 in flight."
