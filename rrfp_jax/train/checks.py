@@ -197,13 +197,14 @@ def check_loss_is_a_sum(
     losses, pair = program
     numbers = [i for i, spec in enumerate(jax.tree.leaves(carry)) if not spec.shape]
 
-    def values(share: int) -> Any:
+    def values(share: float) -> Any:
         given = [(share * v).astype(v.dtype) if i in numbers else v for i, v in enumerate(pair)]
         return on_host(losses(compiler.stage_mesh.put(given)))
 
-    trouble = _coupling(values(1))
+    trouble = _coupling(values(1.0))
     if trouble:  # a number in the carry may be a sum over rows, as of auxiliary losses, each row with its own
-        trouble = _coupling(np.stack([values(share)[i] for i, share in enumerate((1, 31, 32))]))
+        shares = 1 / 1024, 31 / 1024, 32 / 1024  # small, lest it hide what it is added to
+        trouble = _coupling(np.stack([values(share)[i] for i, share in enumerate(shares)]))
     if trouble:
         raise UsageError(trouble)
 
