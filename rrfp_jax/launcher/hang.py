@@ -235,8 +235,9 @@ def _group(one: RankSnapshot, mine: RecordedRound, seen: Snapshots) -> list[Lost
             told = f"decision {number} ({task})" if decided else f"message {number}"
             found.append(Lost(rank, one.rank, f"{told} of their group in step {mine.step}"))
         dispatched = max((entry.position for entry in other.recording.last), default=0) - theirs.before
-        behind = bool(one.running) and dispatched <= mine.ended - mine.before
-        if behind or (voting and theirs.told < mine.told):
+        early = theirs.round < mine.round
+        behind = bool(one.running) and (early or dispatched <= mine.ended - mine.before)
+        if behind or (voting and (early or theirs.told < mine.told)):
             found.append(rank)
     return found
 

@@ -247,6 +247,23 @@ def test_a_follower_that_has_not_run_what_its_leader_runs(tmp_path):
     assert run.judged().sentence.startswith("rank 3 (stage 1) is in the user's block")
 
 
+def test_a_member_that_is_still_in_an_earlier_round(tmp_path):
+    run = Run(tmp_path, stages=1, width=2, microbatches=1)
+    for rank, recorder in enumerate(run.recorders):
+        run.runs(rank, "F0", "B0")
+        recorder.told()
+    rules = StepRules(placement=run.placement, microbatches=1, schedule=BFW())
+    run.recorders[0].begin_round(10, 7, rules, [0])
+    run.recorders[0].joins([0, 1])
+    run.recorders[0].told()
+    run.waits(0, WaitCause.PROPOSALS)
+    run.says(1, [])
+    assert run.judged().blamed == [1]
+    run.runs(0, "F0", ends=False)
+    run.waits_for_the_end(0, "F0")
+    assert run.judged().blamed == [1]
+
+
 def test_different_tasks_at_one_position(tmp_path):
     run = Run(tmp_path, stages=1, width=2)
     run.runs(0, "F0", "F1")
