@@ -171,6 +171,14 @@ def test_ranks_that_call_different_methods_of_a_trainer_are_told_what_each_is_at
         world._on_compared(1, Compared(0, "the plan of train step 0", {"": "b414"}))
 
 
+def test_a_rank_that_is_past_a_gather_is_named_at_once(all_closed):
+    first, second = (World(rank, 2, box) for rank, box in enumerate(all_joined(2)))
+    second.agree("the plan of train step 2", "b414")
+    said = "rank 0 is at the steps of checkpoints, rank 1 at the plan of train step 2: .* same calls"
+    with pytest.raises(Disagreement, match=said):
+        first.gather("the steps of checkpoints", [], 10.0)
+
+
 RANKS = 3
 
 SILENCE = 0.3

@@ -231,6 +231,9 @@ class World:
             known = self.membership.gone
             mailbox.pump()
             while ranks := missing():
+                for rank, ahead in self._compared.get(self._comparisons, {}).items():
+                    if rank in ranks:  # as its messages come in order, it will not come to this
+                        raise self._apart(self.rank, what, rank, ahead.what)
                 self.membership.require(ranks, known)
                 wait.check()
                 mailbox.sleep(wait.shortened(LONGEST_SLEEP_SECONDS))
