@@ -180,10 +180,9 @@ def test_flags_that_are_not_there_are_found(line, flag):
     assert [wrong for own in commands_in(shlex.split(line)) for wrong in wrong_flags(*own)] == [flag]
 
 
-def test_nine_environment_variables_are_for_users():
-    """The ninth shows frames that are hidden: whoever reports a defect of ours needs them, at once."""
+def test_eleven_environment_variables_are_for_users():
+    """One shows frames that are hidden: whoever reports a defect of ours needs them, at once."""
     named = {name for page in PAGES for name in re.findall(r"RRFP_(?!TEST)[A-Z_]+", text_of(page))}
     asked = {"COORDINATOR", "PROCESSES", "RANK", "BIND", "TOKEN_FILE", "KEY_FILE"}
-    assert named - {"RRFP_"} == {
-        f"RRFP_{name}" for name in asked | {"SILENCE_SECONDS", "SAVE_SECONDS", "TRACEBACK"}
-    }
+    limits = {f"{name}_SECONDS" for name in ("SILENCE", "SAVE", "JOIN", "EXIT")}
+    assert named - {"RRFP_"} == {f"RRFP_{name}" for name in asked | limits | {"TRACEBACK"}}
