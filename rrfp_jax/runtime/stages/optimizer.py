@@ -138,8 +138,8 @@ class WholeOptimizer:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise UsageError(
                 f"optimizer: it cannot update these parameters: {type(error).__name__}: {reason}. It sees "
-                f"{{layer index as text: parameters}} of the whole model, without frozen ones, and neither "
-                f"the loss nor another function of the parameters"
+                f"{{layer index as text: parameters}} of the whole model, without frozen ones and the "
+                f"second names of tied ones, and neither the loss nor another function of the parameters"
             ) from error
         if not settled:
             raise UsageError("optimizer: every step changes the shapes or dtypes of its state; keep them")
