@@ -7,6 +7,7 @@ import pytest
 from rrfp_jax.report.causes import Saving, main_cause
 from rrfp_jax.report.explanation import TimedStep, as_text, explain
 from rrfp_jax.report.legend import SHARES
+from rrfp_jax.sim.splits import Layers, Recut
 from rrfp_jax.studies.disturbances import Disturbed
 from rrfp_jax.trace.costs import WorkloadCosts
 from rrfp_jax.trace.layers import LayerWork, Work
@@ -103,6 +104,10 @@ def test_a_stage_that_no_other_split_helps():
     assert found.sentence.endswith("no other split of these 4 layers helps.")
     at = replace(found.finding, sentence="layer 3, <lambda>")
     assert "layer 3, &lt;lambda&gt;" in replace(found, finding=at)._repr_html_()
+    shares = dict.fromkeys(SHARES, 0.0) | {"compute": 1.0}
+    saved = [Saving("uneven", None, 0.3), Saving("split", Recut("split 1,1,2", None, (1, 1, 2)), 0.02)]
+    some = main_cause([step], shares, saved, Layers.of([step]))
+    assert some.sentence.endswith("no other split of these 4 layers saves more than 2%.")
 
 
 @pytest.mark.parametrize(
