@@ -547,7 +547,10 @@ class Trainer:
 
     def _own_data(self, method: str) -> Data:
         if self._data is None:
-            raise UsageError(f"Trainer.{method}() needs data: Trainer(..., data=...)")
+            raise UsageError(
+                f"Trainer.{method}() needs data: Trainer(..., data=...), at least a list of one step's "
+                f"microbatches, data=[...]: it compiles for their shapes"
+            )
         return self._data
 
     def _start(self, data: Data, evaluate: Data | None = None) -> None:
