@@ -295,9 +295,10 @@ def fields_at(checkpoint: CheckpointView, place: str) -> Mapping[str, Any]:
         ending = f".{_LAYERS}"
         names = [name for name, _ in flat(checkpoint.run.config) if name.endswith(ending)]
         there = ", ".join(name.removesuffix(ending) for name in names) or "none"
+        lacks = f"no {_LAYERS!r} in the" if isinstance(found, dict) else "no"
         raise UsageError(
-            f"{checkpoint.folder}: the config that is kept with it has no object {place!r} with the sizes of "
-            f"the layers; give its name with --model= (it has: {there}). A script keeps one with "
+            f"{checkpoint.folder}: the config that is kept with it has {lacks} object {place!r} with the "
+            f"sizes of the layers; give its name with --model= (it has: {there}). A script keeps one with "
             f'trainer.save(folder, config={{"model": dataclasses.asdict(cfg)}})'
         )
     return found

@@ -17,7 +17,7 @@ import rrfp_jax as rrfp
 from models.decoder import Block, DecoderConfig, Embed, Head
 from rrfp_jax.weights import architecture, published
 from rrfp_jax.weights.families import FAMILIES
-from rrfp_jax.weights.published_models import Parameters, as_family
+from rrfp_jax.weights.published_models import Parameters, as_family, fields_at
 from tests.support.commands import export as main
 
 PUBLISHED = Path(__file__).parents[1] / "models" / "published"
@@ -138,6 +138,12 @@ def test_refusals(run, tmp_path, capsys, flags, said):
     assert not [*tmp_path.iterdir()]
     assert export(run, tmp_path / "none" / "out") == 2  # in no folder
     assert export(tmp_path, tmp_path / "out") == 2  # of no run
+
+
+def test_a_config_that_lacks_a_size_is_told_which(tmp_path):
+    kept = SimpleNamespace(folder=tmp_path, run=SimpleNamespace(config={"model": {"d_model": 8}}))
+    with pytest.raises(rrfp.UsageError, match="has no 'n_layers' in the object 'model' with the sizes"):
+        fields_at(kept, "model")
 
 
 def published_as_stored(name, first, others):
