@@ -123,7 +123,7 @@ RULES = grouped(
         "--limit",
         "N",
         "most microbatches in flight on a stage (under ranked: N times its chunks, in chunks of any); "
-        "0 for none (default: as in training)",
+        "fixed orders hold what they hold; 0 for none (default: as in training)",
         number(int),
     ),
     Flag("--byte-limit", "N", "most bytes in flight on a stage", number(int)),

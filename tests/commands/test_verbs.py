@@ -47,6 +47,7 @@ def test_choices_are_those_that_there_are(verb, name, words):
 
 
 def test_defaults_that_stand_in_the_help():
+    assert "fixed orders hold what they hold" in flag_of("sim", "--limit").help
     assert f"(default: {STAGES})" in flag_of("sim", "--stages").help
     assert f"(default: {MICROBATCHES})" in flag_of("sim", "--microbatches").help
     assert f"(default: {' and '.join(SCHEDULES)})" in flag_of("sim", "--schedule").help
