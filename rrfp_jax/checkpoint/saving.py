@@ -449,6 +449,8 @@ def mismatch_reason(
     what, cause, remedy = "model", "the parameters differ", ""
     if not of_params:
         what, cause = "optimizer", "the parameters fit, the optimizer's state does not"
+        if len(params) == len(everything):
+            cause = "the parameters fit, but this Trainer has no optimizer, or one without state"
         remedy = "; for the parameters alone: restore(folder, params_only=True)"
     elif run.layers and only.layers not in (None, len(run.layers)):
         cause = f"the checkpoint has {len(run.layers)} layers, this model {only.layers}"
