@@ -268,7 +268,7 @@ def _pairs(seed: int) -> Iterator[tuple[Blocks, str, Blocks]]:
         yield jitter, f"schedule {name}", replace(jitter, schedule=name)
     fixed = replace(jitter, schedule="1f1b")
     yield fixed, "schedule zb-h1", replace(jitter, schedule="zb-h1")
-    yield fixed, "schedule bf with as many microbatches in flight", replace(jitter, limit=4)
+    yield fixed, "schedule bf with as many microbatches in flight, 4", replace(jitter, limit=4)
 
 
 @bench("Do runs with a change take what the what-if predicts?", minutes="14", aims="3 % off in the median")

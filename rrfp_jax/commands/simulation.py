@@ -249,7 +249,8 @@ def simulate(
         chunks: a stage, for schedules that are defined for several; with 1 a run's own keeps its placement.
         links: "parallel", "serial" or "synchronous" transfers (`rrfp_jax/sim/engine.py`).
         accumulation, spare_gradients: as for a `Trainer`; None for its defaults, of a run for its own.
-        jitter: delays injected as in the paper, J0 (none) to J3, paired by seed.
+        jitter: delays injected as in the paper, J0 (none) to J3, paired by seed; a run as it ran, which had
+            none, is left out then.
         evaluations: simulations that a planner may spend on each step.
 
     Raises:

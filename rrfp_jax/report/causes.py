@@ -159,7 +159,7 @@ def _uneven(steps: Sequence[RecordedStep], layers: Layers, saved: Sequence[Savin
     if not found:
         count = len(layers.work.layers)
         best = next((part for _, recut, part, _ in saved if isinstance(recut, Recut)), 0.0)
-        helps = f"saves more than {best:.0%}" if best >= 0.005 else "helps"
+        helps = f"saves more than {best:.1%}" if best >= 0.005 else "helps"
         return f"{said}: {share:.0%} of the time; no other split of these {count} layers {helps}."
     ways = [f"{part:.0%} of the time would be saved with {recut.change}" for part, recut in found[:1]]
     moves = [(part, recut) for part, recut in found[1:] if recut.moved is not None]

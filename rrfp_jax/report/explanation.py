@@ -195,11 +195,15 @@ def _savings(replays: Sequence[WhatIfs], tasks: float) -> list[Saving]:
     """Of all replayed steps, whose tasks have this share; a change that a step lacks saves nothing there."""
     whole = sum(replay.replayed for replay in replays)
     saved: dict[tuple[str, Hashable, str], float] = defaultdict(float)
+    words = dict[tuple[str, Hashable, str], str]()
     for replay in replays:
         for change in replay.changes:
-            saved[change.kind, change.subject, change.change] += replay.replayed - change.seconds
+            # How many microbatches a schedule may hold is named, but may differ between steps.
+            key = change.kind, change.subject, "" if change.kind == "schedule" else change.change
+            saved[key] += replay.replayed - change.seconds
+            words[key] = change.change
     found = [
-        Saving(kind, subject, tasks * seconds / whole if whole else 0.0, change)
-        for (kind, subject, change), seconds in saved.items()
+        Saving(*key[:2], tasks * seconds / whole if whole else 0.0, words[key])
+        for key, seconds in saved.items()
     ]
     return sorted(found, key=lambda saving: -saving.share)

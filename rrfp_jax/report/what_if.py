@@ -70,8 +70,8 @@ def _schedules(step: RecordedStep, costs: TableCosts, names: Sequence[str]) -> I
             continue
         change, limit = f"schedule {name}", rules.limit
         if step.fixed_order and not isinstance(schedule, FixedOrder):
-            change = f"schedule {name} with as many microbatches in flight"
             limit = int(held // placement.chunks)
+            change = f"schedule {name} with as many microbatches in flight, {limit}"
         other = replace(step, rules=replace(rules, schedule=schedule, limit=limit))
         if _splits(other.rules) and not _splits(rules):
             change += SPLIT

@@ -168,7 +168,11 @@ def _limits(schedule: Schedule, step: Step, given: Conditions) -> tuple[StepRule
     changes: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
     rules = replace(rules, limit=given.limit if own is None else own.rules.limit, **changes)
     if own is None:
-        return rules, byte_budgets(step.actual, given.byte_limit, chunks)
+        sizes, limit = step.actual.activation_bytes, given.byte_limit
+        if rules.hint is not None and limit is not None and sizes and limit < max(map(max, sizes)):
+            least = f"a microbatch takes {int(max(map(max, sizes)))} bytes on a stage: give at least that"
+            raise ValueError(f"byte_limit={limit}: {least}")
+        return rules, byte_budgets(step.actual, limit, chunks)
     if own.budgets is None or own.rules.placement == placement:
         return rules, own.budgets
     return rules, [
@@ -183,11 +187,6 @@ def byte_budgets(workload: Workload, limit: int | None, chunks: int) -> list[Bud
         return None
     if workload.activation_bytes is None:
         raise ValueError(f"a limit of {limit} bytes, but the workload has no activation_bytes")
-    largest = int(max(map(max, workload.activation_bytes)))
-    if largest > limit:
-        raise ValueError(
-            f"byte_limit={limit}: a microbatch takes {largest} bytes on a stage: give at least that"
-        )
     return [Budget(_in_equal_parts(row, chunks), limit) for row in workload.activation_bytes]
 
 

@@ -257,7 +257,7 @@ class Rebalancing:
 
     def _all_ready(self, engine: Engine, mine: Ready | str | None) -> bool:
         """Whether all processes have compiled; if one cannot, all stay as they are."""
-        mine = "" if isinstance(mine, Ready) else mine
+        mine = "" if isinstance(mine, Ready) else mine  # else why not, or None for not yet
         told = engine.world.gather("whether all have compiled for another split", mine)
         if refusals := [own for own in told if own]:
             self._stay(refusals[0])

@@ -107,7 +107,7 @@ def test_a_stage_that_no_other_split_helps():
     shares = dict.fromkeys(SHARES, 0.0) | {"compute": 1.0}
     saved = [Saving("uneven", None, 0.3), Saving("split", Recut("split 1,1,2", None, (1, 1, 2)), 0.02)]
     some = main_cause([step], shares, saved, Layers.of([step]))
-    assert some.sentence.endswith("no other split of these 4 layers saves more than 2%.")
+    assert some.sentence.endswith("no other split of these 4 layers saves more than 2.0%.")
 
 
 @pytest.mark.parametrize(
