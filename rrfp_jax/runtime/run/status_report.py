@@ -20,7 +20,6 @@ from typing import Any
 
 from msgspec import to_builtins
 
-from rrfp_jax.files import written_whole
 from rrfp_jax.json_files import Unreadable, read_json
 from rrfp_jax.runtime.run.recorder import ANSWERED, ASKED, HEARD, PLEAS, FlightRecorder
 from rrfp_jax.runtime.run.stacks import Thread, own_threads
@@ -52,9 +51,16 @@ def read_report(folder: Path, rank: int) -> StatusReport | None:
 
 def leave_file(folder: Path | int, name: str, content: Any) -> None:
     """Write plain data as JSON into a folder, or its descriptor, which leads there when it was renamed."""
-    where = Path(f"/proc/self/fd/{folder}") if isinstance(folder, int) else folder
-    with written_whole(where / name) as part:
-        part.write_text(json.dumps(to_builtins(content)), encoding="ascii")
+    where = folder if isinstance(folder, int) else os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    part = f".{name}.part"
+    try:
+        file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644, dir_fd=where)
+        with os.fdopen(file, "w", encoding="ascii") as out:
+            json.dump(to_builtins(content), out)
+        os.replace(part, name, src_dir_fd=where, dst_dir_fd=where)
+    finally:
+        if where is not folder:
+            os.close(where)
 
 
 TICK_SECONDS = 0.5
