@@ -125,7 +125,7 @@ class RankProcess:
         self.end.status = status
 
     def _kill_group(self, number: int) -> None:
-        with suppress(ProcessLookupError):
+        with suppress(ProcessLookupError, PermissionError):  # the latter of another user's processes
             os.killpg(self._process.pid, number)
 
     def _flush(self) -> None:

@@ -291,10 +291,12 @@ class NixlTransport(BetweenProcesses):
             threading.Thread(target=_watch, args=own, name="rrfp-writes", daemon=True).start()
 
     def _on_end_of_write(self, number: int, error: str) -> None:
-        if not error:
-            self._carry_out(self._sender.complete(number))  # first: somebody waits for it
-        sent, memory = self._writing.pop(number)
-        self._sources.leave(memory)
+        try:
+            if not error:
+                self._carry_out(self._sender.complete(number))  # first: somebody waits for it
+        finally:
+            sent, memory = self._writing.pop(number)
+            self._sources.leave(memory)
         if error and not self._closed and sent.rank not in self._gone:
             raise self._error(sent, error)
         if self._closed:

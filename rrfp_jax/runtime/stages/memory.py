@@ -184,10 +184,11 @@ def memory_of_step(
         _check(setting, shares, [least_room(own) for own in footprints])
         given = footprints, numbers, rules.limit, rules.charges_by_chunk
         usual = rules.limit or default_max_in_flight(stages)
-        with suppress(ValueError):  # not even one microbatch fits beside early tasks
-            budgets = step_budgets(rest, *given)
-            if foresees and all(budget is None or budget.admits(usual) for budget in budgets):
-                return StepMemory(totals, budgets, MOST_EARLY)
+        if foresees:
+            with suppress(ValueError):  # not even one microbatch fits beside early tasks
+                budgets = step_budgets(rest, *given)
+                if all(budget is None or budget.admits(usual) for budget in budgets):
+                    return StepMemory(totals, budgets, MOST_EARLY)
         return StepMemory(totals, step_budgets(rooms, *given), 0)
     peaks = order_peaks([own.order for own in rules.stages], footprints, numbers)
     _check(setting, shares, peaks, order.title)
