@@ -31,6 +31,7 @@ from rrfp_jax.runtime.run.join import join
 from rrfp_jax.runtime.run.world import World
 from rrfp_jax.runtime.stages.step import ModelStep
 from rrfp_jax.runtime.transport.choice import TransportName
+from rrfp_jax.runtime.transport.mailed import MailedTransport
 from rrfp_jax.runtime.transport.protocol import LocalTransport
 from rrfp_jax.trace.costs import constant
 from rrfp_jax.trace.records import StepTrace
@@ -486,8 +487,6 @@ def idle_share(world: World) -> float:
 
 
 def four_processes() -> dict[str, Any]:
-    from rrfp_jax.nixl.transport import NixlTransport
-
     world = join()
     figures: dict[str, Any] = {"hop": {}, "host": []}
     for name, size in SIZES.items():
@@ -498,7 +497,7 @@ def four_processes() -> dict[str, Any]:
     figures["idle_percent"] = [round(100 * share, 2) for share in shares]
     for leaves in (8, 30):
         watch = Stopwatch()
-        watched_steps(empty_pipeline(leaves, MICROBATCHES, transport="nixl"), watch, NixlTransport)
+        watched_steps(empty_pipeline(leaves, MICROBATCHES), watch, MailedTransport)
         samples = world.gather(f"the host times of {leaves} leaves", watch.samples)
         merged = {name: [s for own in samples for s in own[name]] for name in watch.samples}
         cost = {name: median_and_p99(seconds) for name, seconds in merged.items()}

@@ -7,7 +7,7 @@ Both ranks do the same steps. Between two processes of one machine
 from __future__ import annotations
 
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,11 @@ from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.run.join import join
 from rrfp_jax.runtime.run.world import World
 from rrfp_jax.runtime.transport.choice import TransportName, between_processes
-from rrfp_jax.runtime.transport.protocol import Endpoints, Key
+from rrfp_jax.runtime.transport.mailed import MailedTransport
+from rrfp_jax.runtime.transport.protocol import Endpoints, Key, Transport
+
+Way: TypeAlias = TransportName | Literal["mail"]
+"""A transport; "mail" is what runs use: small messages by mail, others by what "auto" chooses."""
 
 STREAM = 4
 """Messages offered at once to measure throughput."""
@@ -28,11 +32,13 @@ STREAM = 4
 class Line:
     """This rank's end of a transport between ranks 0 and 1."""
 
-    def __init__(self, world: World, name: TransportName = "socket") -> None:
+    def __init__(self, world: World, name: Way = "socket") -> None:
         assert world.mailbox is not None
         self.world, self._mailbox = world, world.mailbox
         ends = Endpoints(world, [[0], [1]], {world.rank: jax.local_devices()[:1]}, [1 - world.rank])
-        self._transport = between_processes(name, ends).transport
+        self._transport: Transport = between_processes("auto" if name == "mail" else name, ends).transport
+        if name == "mail":
+            self._transport = MailedTransport(ends, self._transport)
         self._sent = 0
         self._round = 0
 

@@ -35,7 +35,9 @@ import rrfp_jax as rrfp
 rrfp.join()
 import optax
 from tests.support import toy
+from tests.support.no_mail import by_transport
 
+by_transport()  # data needs ports, too
 mesh = rrfp.Mesh(pp=2) if sys.argv[2] == "pp" else rrfp.Mesh(dp=2)
 settings = rrfp.Settings(transport=sys.argv[1])
 trainer = rrfp.Trainer(toy.pipeline(), optax.sgd(0.1), data=toy.microbatches(4), mesh=mesh, settings=settings)

@@ -27,6 +27,7 @@ import optax
 import rrfp_jax as rrfp
 from tests.scripts.small_model import microbatches, pipeline
 from tests.support.layers_on_their_way import before_each_layer
+from tests.support.no_mail import by_transport
 
 RANK, WAY, PHASE = sys.argv[1:4]
 STEPS, DISPATCHES = 3, 3
@@ -138,6 +139,7 @@ mesh = rrfp.Mesh(pp=4 // TP, tp=TP)
 transport = os.environ.get("TRANSPORT", "socket")
 split = [1, 1, 1, 3] if "LAYERS_MOVE" in os.environ else None
 settings = rrfp.Settings(transport=transport)
+by_transport()
 trainer = rrfp.Trainer(pipeline(block), optax.sgd(0.1), data=batch, mesh=mesh, split=split, settings=settings)
 trainer._world.recorder.dispatched = failing(trainer._world.recorder.dispatched)
 enter("start")

@@ -10,12 +10,14 @@ import time
 import rrfp_jax as rrfp
 from rrfp_jax.runtime.run import coordinator
 from tests.support import toy
+from tests.support.no_mail import by_transport
 
 UNKNOWN_OPTION = 9999
 
 
 def main(transport, retries, file):
     """Train."""
+    by_transport()
     if retries == "doubling":
         coordinator.TCP_RTO_MAX_MS = UNKNOWN_OPTION
     trainer = toy.trainer(

@@ -240,7 +240,7 @@ def memory(ends):
     assert grown < TOLERATED, f"{grown / MIB:.1f} MiB more than before"
 
 
-OWNERS = {"SocketTransport": [0, 1], "NixlTransport": [0, 1]}
+OWNERS = {"SocketTransport": [0, 1], "NixlTransport": [0, 1], "MailedTransport": [0, 1]}
 """What is tested between two processes: the rank of each stage."""
 
 
@@ -496,5 +496,6 @@ ANYWHERE = [
 BETWEEN = {
     "SocketTransport": [*ANYWHERE, a_later_round, memory, reset],
     "NixlTransport": [*ANYWHERE, a_later_round, memory, reset],
+    "MailedTransport": [*ANYWHERE, a_later_round, memory, reset],
 }
 """`reset` is the last, because what the sender holds then is never pulled."""

@@ -11,6 +11,7 @@ import jax
 from rrfp_jax.runtime.run.join import join
 from rrfp_jax.runtime.transport import protocol as transport
 from rrfp_jax.runtime.transport.choice import between_processes
+from rrfp_jax.runtime.transport.mailed import MailedTransport
 from tests.support import transport_conformance as conformance
 
 
@@ -22,6 +23,7 @@ def ends_of(name, world):
     owned = {stage: (device,) for stage, device in devices.items()}
     ends = transport.Endpoints(world, [[rank] for rank in owners], owned, [1 - world.rank])
     made = between_processes("nixl" if name == "NixlTransport" else "socket", ends).transport
+    made = MailedTransport(ends, made) if name == "MailedTransport" else made
     assert type(made).__name__ == name
     return conformance.Ends(made, devices, owners, world)
 

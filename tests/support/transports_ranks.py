@@ -1,4 +1,4 @@
-"""One of four ranks that train by sockets and by NIXL. Writes transports-<rank>.json: by case, both runs.
+"""One of four ranks that train by sockets, by NIXL and by mail. Writes transports-<rank>.json: all by case.
 
 Arguments: the folder, the number of steps, and the names of cases; all of them if none is named.
 """
@@ -16,6 +16,7 @@ import numpy as np
 import rrfp_jax as rrfp
 from rrfp_jax.runtime.run.join import join
 from tests.support import toy
+from tests.support.no_mail import by_transport
 from tests.support.sharded import pipeline
 
 CASES = {
@@ -27,14 +28,15 @@ CASES = {
     "widths": {"mesh": rrfp.Mesh(pp=3, tp=(2, 1, 1)), "schedule": "bfw", "pipe": pipeline()},
     "tied": {"mesh": rrfp.Mesh(pp=4), "schedule": "bf", "pipe": toy.tied_pipeline()},
 }
+TRANSPORTS = "socket", "nixl", "auto"
 
 
 def main(folder, steps, *names):
-    """Train each case by both; what both gave must be equal to the bit."""
+    """Train each case by all; what they gave must be equal to the bit."""
     jax.config.update("jax_num_cpu_devices", 2)  # for 2x2x2
     found = {}
     for name in names or CASES:
-        found[name] = {transport: run(CASES[name], transport, steps) for transport in ("socket", "nixl")}
+        found[name] = {transport: run(CASES[name], transport, steps) for transport in TRANSPORTS}
     world = join()
     gc.collect()
     for _ in range(3):  # say that they have ended, hear it, and go
@@ -44,7 +46,8 @@ def main(folder, steps, *names):
 
 
 def run(case, transport, steps):
-    """A training and an evaluation: losses, norms, and the hash of every parameter here."""
+    """A training and an evaluation: losses, norms, and the hash of all parameters here; "auto" mails."""
+    by_transport(transport != "auto")
     trainer = toy.trainer(
         **case, transport=transport, max_in_flight=4, data=lambda step: toy.microbatches(8, seed=step)
     )

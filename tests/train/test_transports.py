@@ -1,10 +1,10 @@
-"""Training by NIXL gives the bits of training by sockets: a slice of `tests.verification.transports`."""
+"""Training by NIXL or mail gives the bits of sockets: a slice of `tests.verification.transports`."""
 
 import pytest
 
 from tests.verification.transports import differences, trained
 
-pytestmark = pytest.mark.slow(reason="17 s: four processes; runtime/test_transport.py has NIXL between two")
+pytestmark = pytest.mark.slow(reason="22 s: four processes; runtime/test_transport.py has NIXL between two")
 
 CASES = ["bf", "tied"]
 
@@ -16,7 +16,7 @@ def found(tmp_path_factory):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_both_train_alike(found, case):
+def test_all_train_alike(found, case):
     assert [rank[case]["nixl"]["params"] for rank in found] != [""] * 4
     assert differences(found, case) == []
 
@@ -34,4 +34,4 @@ def test_transports_that_are_gone_leave_nothing(found):
 
 def test_what_differs_is_told(found):
     other = [{"bf": {**rank["bf"], "nixl": {**rank["bf"]["nixl"], "params": "0"}}} for rank in found]
-    assert differences(other, "bf") == [f"rank {rank}: params" for rank in range(4)]
+    assert differences(other, "bf") == [f"rank {rank}: params by nixl" for rank in range(4)]

@@ -16,6 +16,7 @@ from rrfp_jax.runtime.run.world import World
 from rrfp_jax.runtime.transport.choice import between_processes
 from rrfp_jax.runtime.transport.protocol import Endpoints, Key
 from tests.support import toy
+from tests.support.no_mail import by_transport
 from tests.verification.memory import resident_bytes
 
 MIB = 2**20
@@ -71,6 +72,7 @@ def in_flight(world: World) -> dict[str, Any]:
 def soak(steps: int) -> dict[str, Any]:
     """A training by NIXL: growth after the first tenth."""
     model: Any = toy  # which has no types
+    by_transport()
     trainer = model.trainer(2, transport="nixl", data=lambda step: model.microbatches(8, seed=step % 7))
     start = arrays = 0
     for report in trainer.steps(steps):

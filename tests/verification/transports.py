@@ -1,4 +1,4 @@
-"""Training by NIXL and by sockets, 4 processes: is it equal to the bit?
+"""Training by NIXL, by sockets and by mail, 4 processes: is it equal to the bit?
 
     python -m tests.verification.transports [--json=FILE] [--check] [--steps=30] [CASE ...]
 
@@ -58,10 +58,11 @@ def trained(folder: Path, steps: int, cases: Sequence[str] = ()) -> list[dict[st
 def differences(found: Sequence[Mapping[str, Any]], case: str) -> list[str]:
     """What is not equal, by rank."""
     return [
-        f"rank {rank}: {what}"
+        f"rank {rank}: {what} by {way}"
         for rank, cases in enumerate(found)
         for what in COMPARED
-        if cases[case]["socket"][what] != cases[case]["nixl"][what]
+        for way, own in cases[case].items()
+        if cases[case]["socket"][what] != own[what]
     ]
 
 

@@ -51,6 +51,7 @@ from rrfp_jax.runtime.stages.step import (
     add_up,
 )
 from rrfp_jax.runtime.transport.choice import TransportName, between_processes
+from rrfp_jax.runtime.transport.mailed import MailedTransport
 from rrfp_jax.runtime.transport.protocol import Endpoints, OneArrayCompiler, Transport, by_jit
 from rrfp_jax.trace.records import Part, RecordedStep, StepTrace, TaskRecord
 
@@ -89,10 +90,11 @@ def remote_of(
     if layout.world.size == 1:
         return None
     near = neighbours(layout, placement, tied)
-    made = between_processes(name, Endpoints(layout.world, layout.receivers, layout.devices, near, compiler))
+    ends = Endpoints(layout.world, layout.receivers, layout.devices, near, compiler)
+    made = between_processes(name, ends)
     if made.details and layout.world.rank == 0:
         say(f"messages between processes: {made.way} ({made.details})")
-    return made.transport
+    return MailedTransport(ends, made.transport)
 
 
 def agreement_of(layout: Layout, carrier: CarrierName, protocol: GroupProtocol) -> Agreement | None:
