@@ -63,12 +63,28 @@ class CheckpointFolder:
         self.path = path
 
     def steps(self) -> list[int]:
-        """The steps of the complete checkpoints, in order; a folder of others may be called like one."""
-        with suppress(OSError):
-            paths = [path for path in self.path.iterdir() if os.path.lexists(path / MANIFEST)]
-            found = (STEP.fullmatch(path.name) or REPLACED.fullmatch(path.name) for path in paths)
-            return sorted({int(name[name.lastindex or 0]) for name in found if name})
+        """The steps of the complete checkpoints, in order; none of a folder that cannot be read."""
+        with suppress(UsageError):
+            return self.candidates()
         return []
+
+    def candidates(self, step: int | None = None) -> list[int]:
+        """The same, or the given step alone; `UsageError`: it is not there, or the folder cannot be read.
+
+        A folder of others may be called like a checkpoint.
+        """
+        try:
+            paths = [path for path in self.path.iterdir() if os.path.lexists(path / MANIFEST)]
+        except (FileNotFoundError, NotADirectoryError):
+            paths = []
+        except OSError as error:
+            raise UsageError(f"{self.path}: cannot be read: {error.strerror}") from None
+        found = (STEP.fullmatch(path.name) or REPLACED.fullmatch(path.name) for path in paths)
+        steps = sorted({int(name[name.lastindex or 0]) for name in found if name})
+        if step not in (None, *steps):
+            known = ", ".join(map(str, steps)) or "none"
+            raise UsageError(f"{self.path}: no checkpoint of step {step}; there are: {known}")
+        return steps if step is None else [step]
 
     def other_things(self) -> list[str]:
         """What is there besides checkpoints, and what becomes of them; without hidden files. `OSError`."""
@@ -253,7 +269,7 @@ def readable_checkpoints(
             raise UsageError(f"{what}({str(given)!r}): is the checkpoint of step {path.name}, not of {step}")
         path, step = path.parent, int(path.name)
     folder = CheckpointFolder(path)
-    every = folder.steps()
+    every = folder.candidates()
     steps = [own for own in every if step in (None, own)]
     if not steps:
         found = "no checkpoint is there; give the folder that they were saved to"

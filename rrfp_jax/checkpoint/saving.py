@@ -324,13 +324,10 @@ class Checkpoints:
             NoneIntact: there are only damaged ones.
         """
         only = only or LeafSelection()
-        steps = self._world.gather("the steps of checkpoints", self._folder.steps())[0]
-        if step is not None and step not in steps:
-            known = ", ".join(map(str, steps)) or "none"
-            raise UsageError(f"{self._folder.path}: no checkpoint of step {step}; there are: {known}")
+        steps = self._world.decide("the steps of checkpoints", lambda: self._folder.candidates(step))
         parts = self._world.gather("the leaves to restore", forms_of(wanted.items()), START_SECONDS)
         everything = {name: form for part in parts for name, form in part.items()}
-        for candidate in sorted(steps if step is None else [step], reverse=True):
+        for candidate in reversed(steps):
             found = self._read(candidate, wanted, everything, check, only)
             if found is not None:
                 return found

@@ -292,7 +292,7 @@ def check_resume(engine: Engine, seed: int, folder: Path, step: int | None) -> F
 
 
 def _seen(engine: Engine, seed: int, folder: CheckpointFolder, step: int | None) -> Found | None:
-    candidates = folder.steps() if step is None else [step]
+    candidates = folder.candidates(step)
     for candidate in reversed(candidates):
         try:
             run, leaves = folder.open(candidate, state_of)

@@ -1,9 +1,12 @@
 """Training that is stopped and goes on: in the same way, on other stages, by another schedule."""
 
+import errno
 import gc
 import re
 import shutil
 import threading
+from pathlib import Path
+from unittest.mock import Mock
 
 import chex
 import jax
@@ -14,7 +17,9 @@ import pytest
 
 import rrfp_jax as rrfp
 from rrfp_jax.checkpoint import saving
+from rrfp_jax.checkpoint.saving import Checkpoints
 from rrfp_jax.loss_scale import LossScale, loss_scale_of
+from rrfp_jax.runtime.run.world import World
 from rrfp_jax.runtime.stages import stage
 from rrfp_jax.train.resume import CheckpointWriter
 from tests.support import toy
@@ -231,6 +236,23 @@ def test_nothing_there(tmp_path, capsys, monkeypatch):
     for folder in (tmp_path, tmp_path / "thrid.checkpoints"):
         assert not own.restore(folder) and own.steps_done == 0
         assert capsys.readouterr().out == f"no checkpoint in {folder}: training begins with step 0\n"
+
+
+def test_a_folder_that_cannot_be_read_is_not_taken_for_an_empty_one(saved, monkeypatch):
+    """Nor by a named run, which says nothing where there is none."""
+    own, stale = trainer(1), Mock(side_effect=OSError(errno.ESTALE, "Stale file handle"))
+    monkeypatch.setattr(Path, "iterdir", stale)
+    with pytest.raises(rrfp.UsageError, match=f"{saved[0]}: cannot be read: Stale file handle"):
+        own._check_resume(saved[0])
+    with pytest.raises(rrfp.UsageError, match="cannot be read"):
+        Checkpoints(saved[0], World()).restore({})
+
+
+def test_a_step_that_is_not_there_is_refused_before_anything_is_compiled(saved):
+    own = trainer(1)
+    with pytest.raises(rrfp.UsageError, match=f"no checkpoint of step 99; there are: {STEPS // 2}, {STEPS}"):
+        own.restore(saved[0], step=99)
+    assert not own._engine.stages
 
 
 def test_a_folder_of_something_else_is_refused(saved, tmp_path):
