@@ -206,7 +206,7 @@ class CheckpointWriter:
         only = LeafSelection(root=PARAMETERS, sources=sources, layers=len(specs), base=refusal)
         found = Checkpoints(folder, self._world).restore(_wanted(leaves), step, only=only)
         if found is None:
-            raise UsageError(f"{folder}: no checkpoint is there to take parameters from")
+            raise no_params(folder)
         del leaves, refusal, only  # as above
         self._put_back(stages, [], found)
         for optimizer in engine.optimizers:
@@ -325,6 +325,11 @@ def say_none(world: World, folder: Path, steps: int) -> None:
         say(f"no checkpoint in {folder}: training begins with step {steps}")
 
     world.decide("what is in the folder of checkpoints", find, START_SECONDS)
+
+
+def no_params(folder: Path) -> UsageError:
+    """That no checkpoint is there to take parameters from."""
+    return UsageError(_other_folder(folder) or f"{folder}: no checkpoint is there to take parameters from")
 
 
 def _other_folder(folder: Path) -> str:

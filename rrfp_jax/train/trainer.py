@@ -60,6 +60,7 @@ from rrfp_jax.train.resume import (
     Found,
     check_resume,
     given_hyperparameters,
+    no_params,
     say_none,
     say_restored_hyperparameters,
 )
@@ -434,13 +435,14 @@ class Trainer:
                 f"Trainer.restore(params_only=True) after {self.steps_done} steps: training begins anew with "
                 f"these parameters, so restore them before the first step"
             )
+        found = self._check_resume(path, step)  # before it compiles
         if params_only:
+            if found is None:
+                raise no_params(path)
             self._start(data)
-            self._stepper.saves.finish()
             with during(self._progress, "restoring", str(path)), interrupts_held():
                 self._stepper.saves.restore_params(path, step)
             return True
-        found = self._check_resume(path, step)  # before it compiles
         if found is not None and found.refusal:
             raise UsageError(found.refusal)
         if found is None and step is None:

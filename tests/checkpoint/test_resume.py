@@ -248,10 +248,19 @@ def test_a_folder_that_cannot_be_read_is_not_taken_for_an_empty_one(saved, monke
         Checkpoints(saved[0], World()).restore({})
 
 
-def test_a_step_that_is_not_there_is_refused_before_anything_is_compiled(saved):
+@pytest.mark.parametrize("params_only", [False, True])
+def test_a_step_that_is_not_there_is_refused_before_anything_is_compiled(saved, params_only):
     own = trainer(1)
     with pytest.raises(rrfp.UsageError, match=f"no checkpoint of step 99; there are: {STEPS // 2}, {STEPS}"):
-        own.restore(saved[0], step=99)
+        own.restore(saved[0], step=99, params_only=params_only)
+    assert not own._engine.stages
+
+
+def test_parameters_of_a_folder_without_checkpoints_are_refused_before_anything_is_compiled(saved, tmp_path):
+    own = trainer(1)
+    for folder, said in ((tmp_path, "no checkpoint is there to"), (saved[0] / str(STEPS), "is itself a")):
+        with pytest.raises(rrfp.UsageError, match=f"{folder}:? {said}"):
+            own.restore(folder, params_only=True)
     assert not own._engine.stages
 
 
