@@ -41,7 +41,7 @@ from rrfp_jax.checkpoint.format import (
     write_file,
 )
 from rrfp_jax.checkpoint.leaves import Key
-from rrfp_jax.errors import UsageError
+from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.fields import path_of, printable
 from rrfp_jax.files import move_away, sync
 from rrfp_jax.json_files import Unreadable, as_kind, parse_json, read_json
@@ -85,6 +85,13 @@ class CheckpointFolder:
             known = ", ".join(map(str, steps)) or "none"
             raise UsageError(f"{self.path}: no checkpoint of step {step}; there are: {known}")
         return steps if step is None else [step]
+
+    def none_intact(self, step: int | None = None) -> str:
+        """What is said where all checkpoints are damaged, or that of the wanted step."""
+        if step is None:
+            return "no checkpoint is intact"
+        others = ", ".join(str(own) for own in self.steps() if own != step) or "none"
+        return f"the checkpoint of step {step} is not intact; others there: {others}"
 
     def other_things(self) -> list[str]:
         """What is there besides checkpoints, and what becomes of them; without hidden files. `OSError`."""
@@ -261,7 +268,8 @@ def readable_checkpoints(
 
     Those that come while they are read are the last.
 
-    `UsageError`, which begins with `what` the folder is for, if there are none, or none of the wanted step.
+    `UsageError`, which begins with `what` the folder is for, if there are none, or none of the wanted step;
+    `TrainingError` after the last: whoever asks for another could use none of them.
     """
     path = folder_of(what, given)
     if STEP.fullmatch(path.name) and (path / MANIFEST).exists():
@@ -286,3 +294,4 @@ def readable_checkpoints(
                 yield CheckpointView(folder.final(own), run, {leaf.key: leaf for leaf in leaves.values()})
         # A run that still saves may have removed them meanwhile, for newer ones.
         steps = [own for own in folder.steps() if step is None and own > steps[-1]]
+    raise TrainingError(f"{what}({str(given)!r}): {folder.none_intact(step)}")

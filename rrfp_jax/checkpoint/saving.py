@@ -332,7 +332,8 @@ class Checkpoints:
             if found is not None:
                 return found
         if steps:
-            raise NoneIntact(f"{self._folder.path}: no checkpoint is intact; to begin anew, move it away")
+            remedy = "; to begin anew, move it away" if step is None else ""
+            raise NoneIntact(f"{self._folder.path}: {self._folder.none_intact(step)}{remedy}")
         return None
 
     def _read(

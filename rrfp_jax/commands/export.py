@@ -9,7 +9,7 @@ import numpy as np
 
 from rrfp_jax.checkpoint.folder import readable_checkpoints
 from rrfp_jax.commands.command_line import print_whole
-from rrfp_jax.errors import DONE, TrainingError, UsageError
+from rrfp_jax.errors import DONE, UsageError
 from rrfp_jax.weights.families import FAMILIES
 from rrfp_jax.weights.published_models import Parameters, as_family, fields_at, own_names
 from rrfp_jax.weights.tensors import check_absent, write_tensors
@@ -21,9 +21,7 @@ def main(options: argparse.Namespace) -> int:
         raise UsageError("--first= without --as=: without a family's names all parameters are written")
     check_absent(options.to, options.replace)
     folder = _checkpoints(options.run)
-    checkpoint = next(readable_checkpoints("RUN", folder, options.step), None)
-    if checkpoint is None:
-        raise TrainingError(f"{folder}: no checkpoint is intact")
+    checkpoint = next(readable_checkpoints("RUN", folder, options.step))
     params = Parameters(checkpoint, None if options.dtype is None else np.dtype(options.dtype))
     if options.as_ is None:
         content = own_names(params)

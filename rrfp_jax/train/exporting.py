@@ -25,7 +25,7 @@ from rrfp_jax.checkpoint.leaves import (
     slices_of,
 )
 from rrfp_jax.checkpoint.saving import leaf_differences
-from rrfp_jax.errors import TrainingError, UsageError
+from rrfp_jax.errors import UsageError
 from rrfp_jax.printing import say
 from rrfp_jax.runtime._jax import on_host
 from rrfp_jax.runtime.engine.engine import Engine
@@ -150,7 +150,7 @@ def export(
     Raises:
         UsageError: a Trainer that has not been started, no checkpoint, one of another model than `pipe`, or
             one whose layers are not known.
-        TrainingError: there are only damaged checkpoints.
+        TrainingError: there are only damaged checkpoints, or that of the step is.
     """
     from rrfp_jax.train.trainer import Trainer  # which uses this file
 
@@ -198,7 +198,7 @@ def _of_folder(
                 f"{stored.folder}: its layers have other arrays than it says; give pipe=, the model"
             )
         return {str(i): _of_stored(i, layer, arrays) for i, layer in enumerate(layers)}, layers
-    raise TrainingError(f"export({str(folder)!r}): no checkpoint is intact")
+    raise AssertionError("the last of them raises")
 
 
 def _of_stored(index: int, layer: StoredLayer, arrays: Mapping[Key, Any]) -> Params:

@@ -424,7 +424,7 @@ class Trainer:
             UsageError: the checkpoint is of another model, optimizer or seed, there is none of that step, or
                 the folder holds something else. With `params_only` also if there is none at all, or after a
                 step.
-            TrainingError: all checkpoints are damaged.
+            TrainingError: all checkpoints are damaged, or that of the step is.
         """
         data = self._own_data("restore")
         path = folder_of("Trainer.restore", folder)

@@ -14,7 +14,7 @@ import numpy as np
 from rrfp_jax.checkpoint.folder import readable_checkpoints
 from rrfp_jax.checkpoint.format import Damaged
 from rrfp_jax.checkpoint.leaves import PARAMETERS
-from rrfp_jax.errors import TrainingError, UsageError
+from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import path_of
 from rrfp_jax.runtime.programs.initial import InitFunction
 from rrfp_jax.weights.tensors import FromTensors, NameMap, check_names
@@ -39,12 +39,10 @@ def checkpoint(
 
     Raises:
         UsageError: there is no checkpoint. So does the function that is returned, see `pretrained`.
-        TrainingError: there are only damaged ones.
+        TrainingError: there are only damaged ones, or that of the step is.
     """
     check_names(names)
-    stored = next(readable_checkpoints("weights.checkpoint", folder, step), None)
-    if stored is None:
-        raise TrainingError(f"weights.checkpoint({str(folder)!r}): no checkpoint is intact")
+    stored = next(readable_checkpoints("weights.checkpoint", folder, step))
     keys = {".".join(key[1:]): key for key in stored.leaves if key[0] == PARAMETERS}
 
     def read(name: str) -> np.ndarray[Any, Any]:

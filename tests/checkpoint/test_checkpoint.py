@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from rrfp_jax.checkpoint.folder import CheckpointFolder
+from rrfp_jax.checkpoint.folder import CheckpointFolder, readable_checkpoints
 from rrfp_jax.checkpoint.format import RunState, joined, read_leaf, tree_metadata, write_leaf
 from rrfp_jax.checkpoint.leaves import Parts, filled, keyed, name_of
 from rrfp_jax.checkpoint.saving import Checkpoints
@@ -234,6 +234,16 @@ class TestDamage:
         flip(made.folder / "10" / "rrfp.json")
         with pytest.raises(TrainingError, match="no checkpoint is intact"):
             made().restore(specs_of(stored.leaves(ALL, 0)))
+
+    def test_where_the_wanted_one_is_damaged_the_others_are_named(self, made):
+        for step in (10, 20, 30):
+            save(made(), step)
+        flip(made.folder / "20" / "rrfp.json")
+        said = "the checkpoint of step 20 is not intact; others there: 10, 30$"
+        with pytest.raises(TrainingError, match=said):
+            made().restore(specs_of(stored.leaves(ALL, 0)), step=20)
+        with pytest.raises(TrainingError, match=said):
+            next(readable_checkpoints("test", made.folder / "20"))
 
     def test_one_that_was_never_completed_is_invisible(self, made):
         save(made(), 10)

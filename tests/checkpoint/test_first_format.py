@@ -27,7 +27,7 @@ def first(tmp_path_factory):
 
 
 def test_every_kind_of_array_is_read(first):
-    (found,) = readable_checkpoints("test", first / "kinds")
+    found = next(readable_checkpoints("test", first / "kinds"))
     assert (found.run.step, found.run.seed, found.run.data) == (5, 7, {"epoch": 1})
     six = np.arange(6).reshape(2, 3) % 3
     expected = {("params", "0", kind): six.astype(kind) for kind in KINDS}
@@ -69,7 +69,7 @@ def test_a_flipped_bit_is_found(first, tmp_path, file):
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    (found,) = readable_checkpoints("test", tmp_path / "kinds")
+    found = next(readable_checkpoints("test", tmp_path / "kinds"))
     with pytest.raises(Damaged, match=f"{file} has other bytes than were written"):
         found.array(("params", "0", "spread"))
 
