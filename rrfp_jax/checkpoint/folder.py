@@ -156,7 +156,8 @@ class CheckpointFolder:
         self.discard(replaced)
         for step in self.steps():
             if step > run.step:
-                move_away(self.final(step))
+                aside = move_away(self.final(step))
+                say(f"the checkpoint of step {step}, of a run that has gone back since, is kept as {aside}")
         for step in self.steps()[:-keep]:
             _remove(self.final(step))
 

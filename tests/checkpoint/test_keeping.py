@@ -119,13 +119,15 @@ class TestKeeping:
                 return
         raise AssertionError("it never came to its end")
 
-    def test_a_run_that_goes_back_leaves_the_later_ones_aside(self, made):
+    def test_a_run_that_goes_back_leaves_the_later_ones_aside_and_says_so(self, made, capsys):
         for step in (10, 20):
             save(made(), step)
         assert made().restore(specs_of(stored.leaves(ALL, 0)), step=10).run.step == 10
         save(made(), 15)
         assert made().restore(specs_of(stored.leaves(ALL, 0))).run.step == 15
         assert sorted(path.name for path in made.folder.iterdir()) == ["10", "15", "20.1"]
+        said = f"the checkpoint of step 20, of a run that has gone back since, is kept as {made.folder}/20.1"
+        assert said in capsys.readouterr().out
 
 
 class TestAsynchronous:
