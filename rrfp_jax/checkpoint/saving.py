@@ -67,7 +67,7 @@ BaseRefusal: TypeAlias = Callable[[Path, StoredBase], str]
 
 def needs_base(folder: Path, base: StoredBase) -> str:
     """What to do about parameters that a checkpoint leaves out."""
-    remedy = "give the Trainer an init= that reads them, and freeze them as that run did"
+    remedy = "give the Trainer an init= that reads them, and to resume freeze them as that run did"
     return f"{folder} leaves out {base}: {remedy}"
 
 

@@ -126,7 +126,9 @@ def test_a_trainer_that_does_not_read_the_base_is_refused(saved, base, frozen, c
         own.restore(saved[0])
     assert not own._engine.stages, "before anything is compiled"
     own = trainer(None, frozen=frozen)
-    with pytest.raises(rrfp.UsageError, match=r"leaves out 4 .*: give the Trainer an init= that reads them"):
+    with pytest.raises(
+        rrfp.UsageError, match=r"leaves out 4 .* an init= that reads them, and to resume freeze"
+    ):
         own.restore(saved[0], params_only=True)
 
 
