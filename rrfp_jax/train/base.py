@@ -83,9 +83,11 @@ class FrozenBase:
                     f"{folder} leaves out {base}; {path} was {name} there and is {dtype} here: give the "
                     f"frozen parameters the dtype that the run began with"
                 )
+        alike = [own for own in base.sha256 if own not in other and base.sha256[own] == base.sha256[path]]
+        tie = f"; {path} was equal to {alike[0]} there: if tied, tie them here, too" if alike else ""
         return (
             f"{folder} leaves out {base}; now {self.source_of(path)} has other values of {len(other)} of "
-            f"them, such as {path}: give the files and the dtypes that the run began with"
+            f"them, such as {path}: give the files and the dtypes that the run began with{tie}"
         )
 
     def _value(self, path: str, leaf: jax.Array) -> np.ndarray[Any, Any]:

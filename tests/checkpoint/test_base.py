@@ -244,6 +244,8 @@ def test_a_tied_base_is_left_out_under_all_its_names(base, tmp_path):
     made.save(tmp_path / "tied")
     assert not stored(tmp_path / "tied", 0) & {*BASES}
     assert made.restore(tmp_path / "tied")
+    with pytest.raises(rrfp.UsageError, match=r"3\.base was equal to 0\.base there: if tied, tie them"):
+        trainer(init_of(base)).restore(tmp_path / "tied")
 
 
 @pytest.mark.slow(reason="2 s: two Trainers; test_what_was_not_tied_is_tied_now has ties")
