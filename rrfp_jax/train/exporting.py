@@ -145,7 +145,8 @@ def export(
         For each layer, in the model's order: of an NNX layer an `nnx.State` (for `nnx.update`), of a Linen
         layer its variables, {"params": ...} (for `apply`), of a function the parameters as its `init` gives
         them, from a folder without `pipe` as nested dicts, and of an object from `make` nested dicts. Arrays
-        are in the host's memory, and go to where they are used.
+        are in the host's memory, and go to where they are used; on the first device if JAX_PLATFORMS leaves
+        no other backend, as "cuda" does: "cuda,cpu" leaves it.
 
     Raises:
         UsageError: a Trainer that has not been started, no checkpoint, one of another model than `pipe`, or
