@@ -332,7 +332,7 @@ def _whole_folder(folder: Path, replace: bool) -> Iterator[Path]:
     try:
         staging.mkdir()
         yield staging
-        check_absent(folder, replace)  # again, as it took a while
+        check_absent(folder, replace)  # as the command did before: writing took a while
         if folder.is_symlink() or folder.exists():
             say(f"{folder} is renamed to {move_away(folder)}")
         staging.rename(folder)
