@@ -183,7 +183,7 @@ class _Block(VOrder):
         return block | _weights(block)
 
     def _waits(self, stages: int) -> tuple[int, int, int]:
-        """Units to wait before F1, I1 and I0, for which no two tasks of a stage meet."""
+        """Units to wait before F1, I1 and I0; none where the slopes alone keep a stage's tasks apart."""
         return 0, 0, 0
 
 
