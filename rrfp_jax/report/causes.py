@@ -46,8 +46,8 @@ class Saving(NamedTuple):
 
     kind: str
     subject: Hashable
+    change: str  # in words
     share: float
-    change: str = ""  # in words
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,8 @@ def main_cause(
         saved: by changes, the largest first; empty if that is not known.
         layers: of their model; None if what they have to do is not known.
     """
-    causes = [*_candidates(saved, shares), *(Saving(name, None, shares[name]) for name in OUTSIDE)]
-    kind, subject, share, _ = max(causes, key=lambda cause: cause.share)
+    causes = [*_candidates(saved, shares), *(Saving(name, None, "", shares[name]) for name in OUTSIDE)]
+    kind, subject, _, share = max(causes, key=lambda cause: cause.share)
     most = max((name for name in SHARES if name != "compute"), key=lambda name: shares[name])
     if not saved and shares[most] > share:  # what most is lost to, where nothing can be predicted
         kind, subject, share = "idle", most, shares[most]
@@ -155,10 +155,10 @@ def _uneven(steps: Sequence[RecordedStep], layers: Layers, saved: Sequence[Savin
     plural = "s" if sum(map(len, own)) > 1 else ""
     more = f"{_beside_others(work, stage):.2f} times as much to do as the others"
     said = f"Stage {stage} has {more} (layer{plural} {which})"
-    found = [(part, recut) for _, recut, part, _ in saved if isinstance(recut, Recut) and part >= NOTEWORTHY]
+    found = [(part, recut) for _, recut, _, part in saved if isinstance(recut, Recut) and part >= NOTEWORTHY]
     if not found:
         count = len(layers.work.layers)
-        best = next((part for _, recut, part, _ in saved if isinstance(recut, Recut)), 0.0)
+        best = next((part for _, recut, _, part in saved if isinstance(recut, Recut)), 0.0)
         helps = f"saves more than {best:.1%}" if best >= 0.005 else "helps"
         return f"{said}: {share:.0%} of the time; no other split of these {count} layers {helps}."
     ways = [f"{part:.0%} of the time would be saved with {recut.change}" for part, recut in found[:1]]

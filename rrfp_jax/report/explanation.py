@@ -203,7 +203,7 @@ def _savings(replays: Sequence[WhatIfs], tasks: float) -> list[Saving]:
             saved[key] += replay.replayed - change.seconds
             words[key] = change.change
     found = [
-        Saving(*key[:2], tasks * seconds / whole if whole else 0.0, words[key])
+        Saving(*key[:2], words[key], tasks * seconds / whole if whole else 0.0)
         for key, seconds in saved.items()
     ]
     return sorted(found, key=lambda saving: -saving.share)

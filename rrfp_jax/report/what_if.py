@@ -40,8 +40,8 @@ Link: TypeAlias = tuple[int, int]
 """From one stage to another."""
 
 
-Variant: TypeAlias = tuple[str, str, Hashable, StepCosts, RecordedStep]
-"""A step with one thing different: the change, its kind and subject as in `WhatIf`, the costs, the step."""
+Variant: TypeAlias = tuple[str, Hashable, str, StepCosts, RecordedStep]
+"""A step with one thing different: kind, subject and change as in `WhatIf`, the costs, the step."""
 
 
 def _variants(
@@ -51,10 +51,10 @@ def _variants(
     yield from _speeds(step, costs, layers, slowest)
     if layers is not None:
         for recut in layers.recuts():
-            yield recut.change, "split", recut, *layers.recut(step, costs, recut.split)
+            yield "split", recut, recut.change, *layers.recut(step, costs, recut.split)
     yield from _injected(step, costs)
     yield from _lengths(step, costs, slowest)
-    yield "no time of the host", "host", None, recorded(step.trace), step
+    yield "host", None, "no time of the host", recorded(step.trace), step
     yield from _links(step, costs, slowest)
     yield from _limits(step, costs)
     yield from _schedules(step, costs, schedules)
@@ -75,7 +75,7 @@ def _schedules(step: RecordedStep, costs: TableCosts, names: Sequence[str]) -> I
         other = replace(step, rules=replace(rules, schedule=schedule, limit=limit))
         if _splits(other.rules) and not _splits(rules):
             change += SPLIT
-        yield change, "schedule", name, costs, other
+        yield "schedule", name, change, costs, other
 
 
 def _splits(rules: StepRules) -> bool:
@@ -99,7 +99,7 @@ def _speeds(step: RecordedStep, costs: TableCosts, layers: Layers | None, slowes
     mean = fmean(busy)
     equal = [mean / own for own in busy] if layers is None else [1 / own for own in slowness]
     if layers is None or max(slowness) > SLOW:
-        yield "all stages equally fast", "stages", None, scaled(equal), step
+        yield "stages", None, "all stages equally fast", scaled(equal), step
     usual = [median(busy[:stage] + busy[stage + 1 :]) for stage in range(len(busy))]
     longest = sorted((own / others, s) for s, (own, others) in enumerate(zip(busy, usual, strict=True)))
     for ratio, stage in longest[-slowest:]:
@@ -110,7 +110,7 @@ def _speeds(step: RecordedStep, costs: TableCosts, layers: Layers | None, slowes
             what = f"stage {stage} as fast as the others"
             change = what if kind == "stage" else f"{what}, with as much to do"
             factors = [1 / factor if s == stage else 1.0 for s in range(len(busy))]
-            yield change, kind, stage, scaled(factors), step
+            yield kind, stage, change, scaled(factors), step
 
 
 def _injected(step: RecordedStep, costs: TableCosts) -> Iterator[Variant]:
@@ -123,7 +123,7 @@ def _injected(step: RecordedStep, costs: TableCosts) -> Iterator[Variant]:
         if sent in transfers:
             transfers[sent] = max(transfers[sent] - record.late, 0.0)
     if any(record.delayed or record.late for record in step.trace.records):
-        yield "no injected delays", "injected", None, TableCosts(durations, transfers), step
+        yield "injected", None, "no injected delays", TableCosts(durations, transfers), step
 
 
 def _lengths(step: RecordedStep, costs: TableCosts, slowest: int) -> Iterator[Variant]:
@@ -151,11 +151,11 @@ def _lengths(step: RecordedStep, costs: TableCosts, slowest: int) -> Iterator[Va
         even[stage, task] = seconds * mean[kind] / factor if factor else seconds
         excess[stage] += abs(seconds - steady[stage, task])
     no_jitter = "no jitter: tasks of equal lengths take equal times"
-    yield no_jitter, "jitter", None, replace(costs, durations=steady), step
+    yield "jitter", None, no_jitter, replace(costs, durations=steady), step
     for stage in sorted(range(len(excess)), key=excess.__getitem__)[-slowest:]:
         alone = {own: (steady if own[0] == stage else costs.durations)[own] for own in steady}
-        yield f"no jitter on stage {stage}", "jitter", stage, replace(costs, durations=alone), step
-    yield "microbatches of equal lengths", "lengths", None, replace(costs, durations=even), step
+        yield "jitter", stage, f"no jitter on stage {stage}", replace(costs, durations=alone), step
+    yield "lengths", None, "microbatches of equal lengths", replace(costs, durations=even), step
 
 
 def _links(step: RecordedStep, costs: TableCosts, slowest: int) -> Iterator[Variant]:
@@ -178,14 +178,14 @@ def _links(step: RecordedStep, costs: TableCosts, slowest: int) -> Iterator[Vari
     both = {link: excess[link] + excess[link[::-1]] for link in excess if link < link[::-1] in excess}
     for link in sorted(excess, key=excess.__getitem__)[-slowest:]:
         change = f"the link from stage {link[0]} to {link[1]} as fast as the others"
-        yield change, "link", link, scaled({link: factors[link]}), step
+        yield "link", link, change, scaled({link: factors[link]}), step
     for link in sorted(both, key=both.__getitem__)[-slowest:]:
         ways = link, link[::-1]
         change = f"the links between stages {link[0]} and {link[1]} as fast as the others"
-        yield change, "link", ways, scaled({way: factors[way] for way in ways}), step
+        yield "link", ways, change, scaled({way: factors[way] for way in ways}), step
     if usual:
-        yield "all links twice as fast", "links", 0.5, scaled(dict.fromkeys(usual, 0.5)), step
-        yield "no time in transfers", "links", 0.0, scaled(dict.fromkeys(usual, 0.0)), step
+        yield "links", 0.5, "all links twice as fast", scaled(dict.fromkeys(usual, 0.5)), step
+        yield "links", 0.0, "no time in transfers", scaled(dict.fromkeys(usual, 0.0)), step
 
 
 def _link(step: RecordedStep, stage: int, task: Task) -> Link:
@@ -201,12 +201,12 @@ def _limits(step: RecordedStep, costs: TableCosts) -> Iterator[Variant]:
         return
     if rules.limit is not None and rules.limit < rules.microbatches:
         more = replace(step, rules=replace(rules, limit=rules.limit + 1))
-        yield "one microbatch more in flight", "in flight", 1, costs, more
+        yield "in flight", 1, "one microbatch more in flight", costs, more
         free = replace(step, rules=replace(rules, limit=None))
-        yield "no limit on microbatches in flight", "in flight", None, costs, free
+        yield "in flight", None, "no limit on microbatches in flight", costs, free
     if budgets and any(budgets):
         larger = [budget and replace(budget, limit=budget.limit * 3 // 2, most=None) for budget in budgets]
-        yield "1.5 times the bytes", "bytes", 1.5, costs, replace(step, budgets=larger)
+        yield "bytes", 1.5, "1.5 times the bytes", costs, replace(step, budgets=larger)
 
 
 SPLIT = ", splitting backwards"
@@ -227,9 +227,9 @@ MANY_TASKS = 8_000
 class WhatIf:
     """One thing that could be different, and what the step would take (s)."""
 
-    change: str  # in words, such as "stage 2 as fast as the others"
     kind: str  # what is changed, as `_variants` has it
     subject: Hashable  # which stage, links or schedule, or by how much; None for the only change of a kind
+    change: str  # in words, such as "stage 2 as fast as the others"
     seconds: float
 
 
@@ -254,7 +254,7 @@ def what_ifs(
     if schedules is None:
         schedules = FEW_SCHEDULES if many else SCHEDULES
     found = []
-    for change, kind, subject, costs, other in _variants(
+    for kind, subject, change, costs, other in _variants(
         step, as_recorded.costs, schedules, layers, slowest=1 if many else SLOWEST
     ):
         try:
@@ -264,7 +264,7 @@ def what_ifs(
                 raise
             continue
         if kind != "schedule" or _fits(trace, step):
-            found.append(WhatIf(change, kind, subject, trace.makespan))
+            found.append(WhatIf(kind, subject, change, trace.makespan))
     found.sort(key=lambda change: change.seconds)
     replayed, took = _replay(step, as_recorded.costs, as_recorded.leads).makespan, step.trace.makespan
     return WhatIfs(replayed=replayed, error=abs(replayed - took) / took if took else 0.0, changes=found)

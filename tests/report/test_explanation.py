@@ -105,7 +105,10 @@ def test_a_stage_that_no_other_split_helps():
     at = replace(found.finding, sentence="layer 3, <lambda>")
     assert "layer 3, &lt;lambda&gt;" in replace(found, finding=at)._repr_html_()
     shares = dict.fromkeys(SHARES, 0.0) | {"compute": 1.0}
-    saved = [Saving("uneven", None, 0.3), Saving("split", Recut("split 1,1,2", None, (1, 1, 2)), 0.02)]
+    saved = [
+        Saving("uneven", None, "", 0.3),
+        Saving("split", Recut("split 1,1,2", None, (1, 1, 2)), "", 0.02),
+    ]
     some = main_cause([step], shares, saved, Layers.of([step]))
     assert some.sentence.endswith("no other split of these 4 layers saves more than 2.0%.")
 
@@ -120,10 +123,10 @@ def test_a_stage_that_no_other_split_helps():
 )
 def test_a_limit_counts_only_where_it_held_something_back(kind, much, ends):
     shares = dict.fromkeys(SHARES, 0.0) | {"compute": 0.6, "memory": 0.4}
-    found = main_cause([ran(COSTS)], shares, [Saving(kind, much, 0.05)])
+    found = main_cause([ran(COSTS)], shares, [Saving(kind, much, "", 0.05)])
     assert found.kind == kind and found.sentence.endswith(ends)
     shares |= {"memory": 0.01, "stage": 0.39}
-    assert main_cause([ran(COSTS)], shares, [Saving(kind, much, 0.05)]).kind == "nothing"
+    assert main_cause([ran(COSTS)], shares, [Saving(kind, much, "", 0.05)]).kind == "nothing"
 
 
 def test_a_link_that_is_slow_there_and_back():
