@@ -257,11 +257,11 @@ class Rebalancing:
 
     def _all_ready(self, engine: Engine, mine: Ready | str | None) -> bool:
         """Whether all processes have compiled; if one cannot, all stay as they are."""
-        mine = "" if isinstance(mine, Ready) else mine  # else why not, or None for not yet
-        told = engine.world.gather("whether all have compiled for another split", mine)
-        if refusals := [own for own in told if own]:
+        own = [isinstance(mine, Ready), mine if isinstance(mine, str) else ""]
+        told = engine.world.gather("whether all have compiled for another split", own)
+        if refusals := [refusal for _, refusal in told if refusal]:
             self._stay(refusals[0])
-        return all(own == "" for own in told)
+        return all(ready for ready, _ in told)
 
     def _stay(self, refusal: str) -> None:
         """Do without the split that was compiled for."""
