@@ -91,7 +91,7 @@ class RunEnd:
     ranks: Sequence[RankEnd] = ()  # all of the run
     culprits: Sequence[RankEnd] = ()  # that are the cause
     alike: bool = False  # all ranks are the cause, with one sentence
-    hung: str = ""  # why no rank moved while all of them lived, or which two did different tasks
+    cause: str = ""  # of all: why no rank moved while each lived, or which two did different tasks
     lost: Sequence[int] = ()  # the one rank that is the cause, and all that died of a signal
 
     @property
@@ -119,7 +119,7 @@ def diagnose(
     orders = differing_orders(r.recording for r in ranks if r.recording is not None)
     hung = f"it hung: {stall.sentence}" if stall is not None and gave_up else ""
     if orders is not None or hung:
-        return RunEnd(kind="failed", ranks=ranks, hung=orders[2] if orders is not None else hung)
+        return RunEnd(kind="failed", ranks=ranks, cause=orders[2] if orders is not None else hung)
     if len(ranks) > 1 and len(failed) == len(ranks) and len({r.sentence for r in failed}) == 1:
         first = min(failed, key=lambda r: r.spoke)
         return RunEnd(kind="failed", ranks=ranks, culprits=[first], alike=True)
@@ -188,8 +188,8 @@ def render_end(end: RunEnd) -> str:
         return ""
     if end.kind == "refused":
         return _refusals(end.ranks)
-    if end.hung:
-        lines = [end.hung]
+    if end.cause:
+        lines = [end.cause]
     elif not end.culprits:
         lines = ["interrupted"]
         others = [r for r in end.ranks if r.status == -signal.SIGKILL or r.kind == "failed"]

@@ -238,7 +238,7 @@ def test_a_run_that_hung_ended_by_that(texts, tmp_path):
     run, *_ = gather(tmp_path)
     stall = judge(run.sights(), stalls=True)
     end = diagnose([ended(0, "failed", "x"), lost(1, 0), lost(2, 0)], stall=stall)
-    assert (end.kind, end.hung, end.culprits) == ("failed", f"it hung: {stall.sentence}", ())
+    assert (end.kind, end.cause, end.culprits) == ("failed", f"it hung: {stall.sentence}", ())
 
 
 @pytest.mark.parametrize(
