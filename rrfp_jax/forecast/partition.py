@@ -59,6 +59,8 @@ def partition(layers: Sequence[LayerLoad], in_flight: Sequence[int], budget: int
     microbatches each virtual stage holds at once, `budget` how many bytes none may exceed; `TooLarge` if no
     cut keeps to that.
     """
+    if len(layers) < len(in_flight):
+        raise ValueError(f"{len(layers)} layers cannot be split into {len(in_flight)} virtual stages")
     seconds = [0.0, *accumulate(layer.seconds for layer in layers)]
     fixed = [0, *accumulate(layer.fixed_bytes for layer in layers)]
     held = [0, *accumulate(layer.held_bytes for layer in layers)]

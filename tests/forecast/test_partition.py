@@ -68,3 +68,8 @@ def test_what_is_in_flight_counts():
     assert partition(layers, [2, 1], 45) == [2, 4]
     with pytest.raises(TooLarge, match=r"\[2, 4\], needs 40 for virtual stage 0"):
         partition(layers, [2, 1], 39)
+
+
+def test_fewer_layers_than_virtual_stages_are_refused():
+    with pytest.raises(ValueError, match="1 layers cannot be split into 2 virtual stages"):
+        partition([LayerLoad(seconds=1.0)], [1, 1])
