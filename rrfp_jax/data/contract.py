@@ -18,6 +18,7 @@ import math
 import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import jax
@@ -278,6 +279,17 @@ def _check_rows(where: str, mb: Microbatch) -> None:
 def declared_buckets(data: Data) -> list[Bucket]:
     """The buckets of data that says which it has; otherwise none."""
     return [bucket_of(fields) for fields in getattr(data, "buckets", None) or ()]
+
+
+def steps_of(data: Data) -> int:
+    """The steps of an evaluation; 1 of data that does not say. `UsageError` if it says what is no count."""
+    steps = 1 if (said := getattr(data, "steps", None)) is None else said
+    if not isinstance(steps, Integral) or isinstance(steps, bool) or steps < 1:
+        raise UsageError(
+            f"the data's steps is {shown(said)}: an evaluation takes a whole number of them, at least 1; "
+            f"leave the attribute out, or give more data"
+        )
+    return int(steps)
 
 
 def check_buckets(step: int, plan: Sequence[Microbatch], known: Sequence[Bucket]) -> None:

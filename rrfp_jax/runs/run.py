@@ -20,7 +20,7 @@ import jax
 
 from rrfp_jax.checkpoint.folder import CheckpointFolder
 from rrfp_jax.data.byte_text import ByteText, bigram_loss
-from rrfp_jax.data.contract import as_data, plan_step
+from rrfp_jax.data.contract import as_data, plan_step, steps_of
 from rrfp_jax.data.documents import Documents
 from rrfp_jax.environment import ENVIRONMENT
 from rrfp_jax.errors import DONE, HANDED_OVER, INTERRUPTED, TrainingError, caused_by
@@ -339,6 +339,8 @@ class _Run:
             validation = config.made("validation_data")
             if validation is not None:
                 plan_step(as_data(validation), 0)  # so that missing data is refused now
+                if not config.validation_steps:
+                    steps_of(as_data(validation))
         world.agree("the config", {name: str(value) for name, value in fields_of(config)})
         processes = f" of {world.size} processes" if world.size > 1 else ""
         self._display.say(

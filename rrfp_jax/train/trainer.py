@@ -18,7 +18,7 @@ from rrfp_jax.checkpoint.folder import folder_of
 from rrfp_jax.checkpoint.format import plain_dtype
 from rrfp_jax.checkpoint.saving import OnError
 from rrfp_jax.core.schedules import Schedule, name_of
-from rrfp_jax.data.contract import Data, InMemory, Microbatch, as_data, load_step, plan_step
+from rrfp_jax.data.contract import Data, InMemory, Microbatch, as_data, load_step, plan_step, steps_of
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import output_of, says_its_arguments, shown
 from rrfp_jax.forecast.forecast import RunSpec
@@ -454,7 +454,7 @@ class Trainer:
     def _evaluating(self, data: Any, steps: int | None = None) -> Generator[Sums]:
         """The steps of an evaluation one by one, so that it may be left between two of them."""
         data = as_data(data)
-        count = getattr(data, "steps", 1) if steps is None else steps
+        count = steps_of(data) if steps is None else steps
         check_count("evaluate", "steps", count, 1)
         if not self._engine.stages:
             plan_step(data, 0)  # which is refused before anything is compiled

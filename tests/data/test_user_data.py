@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import rrfp_jax as rrfp
-from rrfp_jax.data.contract import as_data, load_checked, plan_step
+from rrfp_jax.data.contract import as_data, load_checked, plan_step, steps_of
 from rrfp_jax.user_code import own_traceback
 from tests.support import toy
 from tests.train.test_processes import command
@@ -163,6 +163,17 @@ def test_a_folder_whose_name_begins_like_the_package_is_the_users():
         exec(compile("def read():\n    raise OSError('disk')\nread()", file, "exec"), {})
     without_this_test = raised.value.with_traceback(raised.value.__traceback__.tb_next)
     assert file in own_traceback(without_this_test)
+
+
+@pytest.mark.parametrize("steps", [0, 1.5, True, "2", lambda: 2])
+def test_steps_that_are_no_count_are_refused_as_the_datas(steps):
+    data = Reusing()
+    assert steps_of(data) == 1
+    data.steps = None
+    assert steps_of(data) == 1
+    data.steps = steps
+    with pytest.raises(rrfp.UsageError, match=f"^the data's steps is {re.escape(repr(steps))}: "):
+        toy.trainer(1).evaluate(data)
 
 
 def test_what_the_data_itself_refuses_stays_a_refusal():

@@ -106,6 +106,16 @@ def test_the_validation_is_as_long_as_asked_and_told_with_its_metrics(run):
     assert end == f"validation loss {loss:.4f}  accuracy {accuracy:.4f}  (over a weight of {weight:,.0f})"
 
 
+def test_validation_data_of_no_steps_is_refused_before_the_first_step(run, tmp_path):
+    class Short(Corpus):
+        steps = 0
+
+    with pytest.raises(rrfp.UsageError, match=r"the data's steps is 0: .* leave the attribute out, or give"):
+        run(validation=Short())
+    assert not (tmp_path / "own").exists()
+    assert run(steps=1, validation=Short(), validation_steps=1)[0] == DONE
+
+
 def test_no_validation_data_counts_twice(run):
     losses = {run(steps=1, validation_steps=asked)[2][-1]["validation_loss"] for asked in (0, 3, 5)}
     assert len(losses) == 1, "there are three steps of it"
