@@ -37,6 +37,8 @@ MOST_MICROBATCHES = 2**14
 MOST_TOKENS = 2**30
 """Of a step; the largest batches that anybody trains with have a tenth of them."""
 
+_FIELDS = "{'tokens': jax.ShapeDtypeStruct(shape, dtype)}"
+
 
 @dataclass(frozen=True)
 class Microbatch:
@@ -264,6 +266,8 @@ def check_dtypes(step: int, buckets: Sequence[Bucket], known: Sequence[Bucket], 
 
 def _check_rows(where: str, mb: Microbatch) -> None:
     """Refuse fields without a dtype, and a microbatch without a row; some of its arrays may be empty."""
+    if not isinstance(mb.fields, Mapping):
+        raise UsageError(f"{where}: its fields are {shown(mb.fields)}: give a dict of them, {_FIELDS}")
     if odd := [name for name, spec in mb.fields.items() if not hasattr(spec, "dtype")]:
         given = shown(mb.fields[odd[0]])
         raise UsageError(f"{where}: its field {odd[0]!r} is {given}: give jax.ShapeDtypeStruct(shape, dtype)")
@@ -277,8 +281,15 @@ def _check_rows(where: str, mb: Microbatch) -> None:
 
 
 def declared_buckets(data: Data) -> list[Bucket]:
-    """The buckets of data that says which it has; otherwise none."""
-    return [bucket_of(fields) for fields in getattr(data, "buckets", None) or ()]
+    """The buckets of data that says which it has; otherwise none. `UsageError` for what are none."""
+    buckets = getattr(data, "buckets", None)
+    try:
+        return [bucket_of(fields) for fields in buckets or ()]
+    except (AttributeError, TypeError, ValueError):
+        raise UsageError(
+            f"the data's buckets={shown(buckets)}: give of each a dict of its fields, {_FIELDS}, or call the "
+            "attribute otherwise"
+        ) from None
 
 
 def steps_of(data: Data) -> int:

@@ -176,6 +176,21 @@ def test_steps_that_are_no_count_are_refused_as_the_datas(steps):
         toy.trainer(1).evaluate(data)
 
 
+@pytest.mark.parametrize("buckets", [(128, 256), 3, np.ones(2), [["x"]], [{"x": 3}]])
+def test_buckets_that_are_none_are_refused_with_their_form(buckets):
+    data = Reusing()
+    data.buckets = buckets
+    with pytest.raises(rrfp.UsageError, match=r"^the data's buckets=.*ShapeDtypeStruct.* otherwise$"):
+        plan_step(data, 0)
+
+
+def test_fields_that_are_no_dict_are_refused():
+    data = Reusing()
+    data.plan = lambda step: [rrfp.Microbatch(["x"])]
+    with pytest.raises(rrfp.UsageError, match=r"^step 0: microbatch 0: its fields are \['x'\]: give a dict"):
+        plan_step(data, 0)
+
+
 def test_what_the_data_itself_refuses_stays_a_refusal():
     def data(step):
         raise rrfp.UsageError("give more text")
