@@ -64,7 +64,10 @@ class Polynomial:
 
 @dataclass(frozen=True)
 class Table:
-    """Measured costs, `((tokens, cost), ...)`, with straight lines between and, prolonged, beyond them."""
+    """Measured costs, `((tokens, cost), ...)`, with straight lines between and, prolonged, beyond them.
+
+    Fewer tokens than the first point's cost at least their share of it.
+    """
 
     points: tuple[tuple[float, float], ...]
 
@@ -85,7 +88,8 @@ class Table:
         n = np.asarray(tokens, np.float64)
         at = np.clip(np.searchsorted(x, n), 1, len(x) - 1)
         slope = (y[at] - y[at - 1]) / (x[at] - x[at - 1])
-        cost: NDArray[np.float64] = np.maximum(y[at - 1] + (n - x[at - 1]) * slope, 0.0)
+        share = np.minimum(n / max(x[0], 1), 1) * y[0]
+        cost: NDArray[np.float64] = np.maximum(y[at - 1] + (n - x[at - 1]) * slope, share)
         return cost
 
 
@@ -124,6 +128,9 @@ def rows_by_limits(
 def rows_by_cost(lengths: Sequence[int | Pair], longest: int, cost: Cost) -> tuple[int, ...]:
     """As many rows of each bucket as cost about the same as so many of the last one; at least one."""
     each = cost(np.array(lengths))
+    for length, one in zip(lengths, each, strict=True):
+        if not 0 < one < math.inf:
+            raise UsageError(f"balance={shown(cost)}: a row of {length} costs {one}; give costs above 0")
     return tuple(max(1, round(longest * float(each[-1] / one))) for one in each)
 
 

@@ -126,7 +126,14 @@ def test_packing_is_best_fit_decreasing(sizes):
 def test_costs_and_rows():
     assert Polynomial(fixed=1, linear=2, square=3)(np.array([0, 2])).tolist() == [1, 17]
     table = Table(((10, 1.0), (20, 3.0), (40, 4.0)))
-    assert table(np.array([5, 10, 15, 20, 30, 60])).tolist() == [0, 1, 2, 3, 3.5, 5]
+    assert table(np.array([5, 10, 15, 20, 30, 60])).tolist() == [0.5, 1, 2, 3, 3.5, 5]
+    assert rows_by_cost((1, 5, 10), 2, table) == (20, 4, 2)
+    assert Table(((10, 2.0), (20, 3.0)))(np.array([0, 5])).tolist() == [1, 1.5], (
+        "as prolonged, if that is more"
+    )
+    for one in (0.0, -1.0, np.inf, np.nan):
+        with pytest.raises(UsageError, match=f"a row of 10 costs {one}; give costs above 0"):
+            rows_by_cost((10, 30), 2, lambda tokens, one=one: np.array([one, 3.0]))
     assert rows_by_limits((10, 30, 100), (90,), 0) == (9, 3, 1)
     assert rows_by_cost((10, 30, 100), 2, Polynomial()) == (20, 7, 2)
     assert rows_by_cost((10, 30, 100), 2, Polynomial(linear=0, square=1)) == (200, 22, 2)
