@@ -108,8 +108,9 @@ class Corpus:
         vocabulary: of the model; a tokenizer or token beyond it is rejected.
         end: a token to put behind every document, so that its end is learnt; None for none.
         bad: "refuse" or "skip" documents that are bad: unreadable, undecodable, not what the source holds,
-            with an image that is missing, broken or too large, or "too short", with nothing to predict. With
-            `patches` also those without an image or without text. What is skipped is counted in a warning.
+            with tokens beyond the vocabulary (if they are read at the start), with an image that is missing,
+            broken or too large, or "too short", with nothing to predict. With `patches` also those without an
+            image or without text. What is skipped is counted in a warning.
         patches: how images are cut; None for text alone.
         text_alone: with `patches`, documents without an image are good.
 
@@ -210,9 +211,10 @@ class Corpus:
                 tokens = self._encoded(source.read(document, begin, min(end, length)))
                 tokens = tokens if end <= length else self._ended(tokens)
         if tokens.size and not 0 <= tokens.min() <= tokens.max() < self.vocabulary:
+            more = "" if tokens.min() < 0 else "give the model more, or "
             raise UsageError(
                 f"{self.source.names[document]}: tokens from {tokens.min()} to {tokens.max()}, but the "
-                f"model's vocabulary has {self.vocabulary}; give the model more, or tokenize anew"
+                f"model's vocabulary has {self.vocabulary}; {more}tokenize anew"
             )
         return tokens
 
@@ -302,6 +304,8 @@ class Corpus:
             found = TokenizedDocument(self._ended(self._encoded(decoded(raw) if strict else raw)))
         if found.lengths[2] < 1:
             raise BadDocument("too short")
+        if not 0 <= found.tokens.min() <= found.tokens.max() < self.vocabulary:
+            raise BadDocument(f"with tokens beyond the vocabulary of {self.vocabulary}")
         return found
 
     def _with_images(

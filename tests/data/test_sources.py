@@ -200,6 +200,18 @@ def test_what_cannot_be_is_refused(folder, jsonl, make, said):
     assert "\n" not in str(refused.value)
 
 
+def test_tokens_beyond_the_vocabulary_are_bad_documents_from_the_start(folder):
+    bad = corpus(Examples([[1, 2], [1, 256], [-1, 3]], ""))
+    with pytest.raises(UsageError, match="2 with tokens beyond the vocabulary of 256: example:1, example:2"):
+        _ = bad.lengths
+    with pytest.warns(UserWarning, match="2 of 3 documents skipped"):
+        assert documents(replace(bad, bad="skip")) == [[1, 2]]
+    np.save(folder / "t.npy", np.array([-1, 5]))
+    np.save(folder / "t.offsets.npy", np.array([0, 2]))
+    with pytest.raises(UsageError, match=r"from -1 to 5, but the model's vocabulary has 256; tokenize anew$"):
+        documents(corpus(TokenFile(str(folder / "t.npy"))))
+
+
 def test_a_file_that_shrinks_is_refused(folder):
     texts = corpus(TextFiles(str(folder / "*.txt")), Bytes())
     assert texts.lengths.labels[0]
