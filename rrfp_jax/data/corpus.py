@@ -276,10 +276,10 @@ class Corpus:
     def _encoded(self, raw: Raw) -> NDArray[Any]:
         if isinstance(raw, np.ndarray):
             if self.tokenizer is not None:
-                raise UsageError(f"tokenizer={self.tokenizer}: {self.source} holds tokens already; give None")
+                raise UsageError(f"tokenizer={self.tokenizer}: {shown(self.source)} holds tokens; give None")
             return raw
         if self.tokenizer is None:
-            raise UsageError(f"tokenizer=None: {self.source} holds text; give a tokenizer, such as Bytes()")
+            raise UsageError(f"tokenizer=None: {shown(self.source)} holds text; give one, such as Bytes()")
         if isinstance(raw, bytes) and isinstance(self.tokenizer, Bytes):
             return np.frombuffer(raw, np.uint8)
         try:

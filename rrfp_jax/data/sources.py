@@ -5,6 +5,7 @@ A source names its documents and reads one at a time; images among their text ar
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import glob
 import itertools
@@ -351,7 +352,7 @@ class Examples:
         UsageError: `examples` is a dict of columns, or has no length or no end, as a repeated MapDataset.
     """
 
-    examples: Any
+    examples: Any = dataclasses.field(repr=False)  # which may be long
     field: str = "text"
     name: str = "example"
     images: str = ""

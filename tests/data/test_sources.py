@@ -175,8 +175,8 @@ def write_offsets(folder, offsets):
         (lambda f: corpus(TextFiles(str(f)), bad="ignore"), "bad='ignore'"),
         (lambda f: corpus(TextFiles(str(f)), Bytes(), vocabulary=255), "256 tokens, .* vocabulary only 255"),
         (lambda f: corpus(TextFiles(str(f)), Bytes(), end=256), "end=256: not in the model's vocabulary"),
-        (lambda f: corpus(JsonLines(str(f / "all.jsonl"))), "holds text; give a tokenizer"),
-        (lambda f: corpus(Examples([[1, 2]], ""), Bytes()), "holds tokens already; give None"),
+        (lambda f: corpus(JsonLines(str(f / "all.jsonl"))), "holds text; give one, such as"),
+        (lambda f: corpus(Examples([[1, 2]], ""), Bytes()), "holds tokens; give None"),
         (lambda f: corpus(Examples(["x"], ""), Bytes(), bad="skip"), "none of which can be used"),
         (lambda f: Examples(iter("abc")), "a length and indices"),
         (lambda f: corpus(Examples(["x"]), Bytes()), "'text' .field='' takes them as they are.: example:0"),
@@ -198,6 +198,14 @@ def test_what_cannot_be_is_refused(folder, jsonl, make, said):
         with pytest.raises(UsageError, match=said) as refused:
             documents(make(folder))
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("example", ["word", [1, 2]])
+def test_messages_do_not_quote_the_data(example):
+    given = {"tokenizer": Bytes()} if example == [1, 2] else {}
+    with pytest.raises(UsageError, match=r"Examples\(field='', name='e', .*\) holds") as refused:
+        _ = corpus(Examples([example] * 99, "", "e"), **given).lengths
+    assert len(str(refused.value)) < 200
 
 
 def test_tokens_beyond_the_vocabulary_are_bad_documents_from_the_start(folder):
