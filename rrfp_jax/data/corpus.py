@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from numbers import Integral
 from os import PathLike
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -274,16 +275,16 @@ class Corpus:
             raise UsageError(f"{self.source.names[document]}: {printable(str(error))}; {why}") from error
 
     def _encoded(self, raw: Raw) -> NDArray[Any]:
-        if isinstance(raw, np.ndarray):
+        if isinstance(raw, (np.ndarray, list, tuple)):
             if self.tokenizer is not None:
                 raise UsageError(f"tokenizer={self.tokenizer}: {shown(self.source)} holds tokens; give None")
-            return raw
+            return np.asarray(raw)
         if self.tokenizer is None:
             raise UsageError(f"tokenizer=None: {shown(self.source)} holds text; give one, such as Bytes()")
         if isinstance(raw, bytes) and isinstance(self.tokenizer, Bytes):
             return np.frombuffer(raw, np.uint8)
         try:
-            return self.tokenizer.encode(decoded(raw) if isinstance(raw, bytes) else raw)
+            return np.asarray(self.tokenizer.encode(decoded(raw) if isinstance(raw, bytes) else raw))
         except UnicodeEncodeError as error:  # half of a pair, which JSON may hold
             raise BadDocument("undecodable") from error
 
@@ -297,7 +298,7 @@ class Corpus:
             plain = decoded(raw) if isinstance(raw, bytes) else raw
             parts = plain if isinstance(plain, (list, tuple)) else [plain]
             found = self._with_images(document, parts, self.patches, known)
-        elif isinstance(raw, (list, tuple)):
+        elif isinstance(raw, (list, tuple)) and not all(isinstance(part, Integral) for part in raw):
             raise UsageError(f"patches=None: {shown(self.source)} holds images; give Patches()")
         else:
             strict = self._strict and isinstance(raw, bytes)

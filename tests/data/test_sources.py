@@ -156,6 +156,23 @@ class Tensor:
         return np.array([7, 8])
 
 
+class Listing:
+    """A source, and a tokenizer, that give tokens as lists."""
+
+    names, size, fingerprint = ["a", "b"], 9, "listing"
+
+    def read(self, document):
+        return [document, 7, 8]
+
+    def encode(self, text):
+        return [len(text), 7, 8]
+
+
+def test_tokens_may_be_lists_of_ones_own_source_or_tokenizer():
+    assert documents(corpus(Listing())) == [[0, 7, 8], [1, 7, 8]]
+    assert documents(corpus(Examples(["a", "bc"], ""), Listing())) == [[1, 7, 8], [2, 7, 8]]
+
+
 def test_long_lists_of_bad_documents_are_cut_but_counted():
     with pytest.raises(UsageError, match=r"99 bad documents: 99 too short: e:0, .* e:9 and 89 more\."):
         _ = corpus(Examples(["x"] * 99, "", "e"), Bytes()).lengths
