@@ -135,6 +135,10 @@ class Corpus:
         if self.text_alone and self.patches is None:
             raise UsageError("text_alone=True without patches=: a corpus of text has no other documents")
 
+    def __getstate__(self) -> dict[str, Any]:
+        # Without what `_kept` keeps, which holds methods and cannot be pickled.
+        return {name: own for name, own in vars(self).items() if name not in ("_again", "_cut")}
+
     @property
     def lengths(self) -> Lengths:
         """Of every document."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import pickle
 import subprocess
 import sys
 from collections import Counter
@@ -88,6 +89,14 @@ def test_packed_rows_tell_documents_apart():
             assert list(zip(arrays["segments"][r], arrays["positions"][r], strict=True)) == expected
             told.add(len(sizes))
     assert max(told) > 1  # else there is nothing to tell apart
+
+
+def test_documents_can_be_pickled_after_use():
+    data = documents(corpus=dataclasses.replace(CORPUS))
+    (mb, *_) = data.plan(0)
+    tokens = data.load(mb, ["tokens"])["tokens"]
+    again = pickle.loads(pickle.dumps(data))
+    np.testing.assert_array_equal(again.load(mb, ["tokens"])["tokens"], tokens)
 
 
 def test_masks_are_made_without_reading(monkeypatch):
