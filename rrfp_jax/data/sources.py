@@ -245,8 +245,9 @@ class ImageFolder:
         _, path = self._files[document]
         if path.suffix.lower() not in IMAGE_SUFFIXES:
             raise BadDocument("without an image")
+        texts = [path.with_suffix(own) for own in (self.suffix, self.suffix.lower(), self.suffix.upper())]
         try:
-            text = decoded(read_whole(path.with_suffix(self.suffix), LONGEST_TEXT))
+            text = decoded(read_whole(next(filter(os.path.exists, texts), texts[0]), LONGEST_TEXT))
         except FileNotFoundError:
             raise BadDocument("without text") from None
         except OSError as error:

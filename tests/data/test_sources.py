@@ -14,7 +14,7 @@ import pytest
 
 import rrfp_jax as rrfp
 from rrfp_jax.data.corpus import Corpus, write_tokens
-from rrfp_jax.data.sources import Examples, JsonLines, TextFiles, TokenFile, hugging_face
+from rrfp_jax.data.sources import Examples, ImageFolder, JsonLines, TextFiles, TokenFile, hugging_face
 from rrfp_jax.data.tokenizers import Bytes, SentencePiece, TokenizerFile
 from rrfp_jax.errors import UsageError
 
@@ -87,6 +87,14 @@ def test_every_source_gives_the_same_documents(folder, jsonl):
     assert JsonLines(str(jsonl)).names[2] == "all.jsonl:4"
     prints = {corpus(s, t).fingerprint for s, t in sources} | {ended.fingerprint}
     assert len(prints) == len(sources)  # the texts and their bytes have the same; `ended` has its own
+
+
+@pytest.mark.parametrize(("suffix", "name"), [(".txt", "a.TXT"), (".TXT", "a.txt"), (".Txt", "a.Txt")])
+def test_the_case_of_a_suffix_keeps_no_text_from_its_image(tmp_path, suffix, name):
+    (tmp_path / "a.PNG").touch()
+    (tmp_path / name).write_text("a cat")
+    source = ImageFolder(str(tmp_path), suffix)
+    assert source.names == ["a.PNG"] and source.read(0) == [tmp_path / "a.PNG", "a cat"]
 
 
 def test_sections_end_with_their_blank_lines(tmp_path):
