@@ -463,7 +463,8 @@ def _text_and_images(given: Any, text: str, images: str) -> tuple[str, Sequence[
         raise BadDocument(f"with a field {text!r} that is no text")
     if many is None:
         many = ()
-    return found or "", many if isinstance(many, (list, tuple)) else (many,)
+    several = isinstance(many, (list, tuple)) or getattr(many, "ndim", 0) == 4  # stacked in an array
+    return found or "", many if several else (many,)
 
 
 def _within(root: Path, given: Any) -> Path:

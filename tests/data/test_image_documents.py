@@ -139,6 +139,12 @@ def pictures(**changes):
     return data.Documents(**{**usual, **changes})
 
 
+def test_images_stacked_in_one_array_are_taken_as_a_list():
+    stacked = np.stack([picture(1, 2, 4), picture(1, 2, 4)])
+    first, second, text = data.Examples([{"text": "a", "images": stacked}], images="images").read(0)
+    assert np.array_equal([first, second], stacked) and text == "a"
+
+
 def test_a_step_is_planned_by_its_number_alone_and_loads_the_same_again():
     made = pictures(packed=True, lengths=((16, 80),))
     assert isinstance(made, Data)
