@@ -520,12 +520,13 @@ def find_files(path: str, suffixes: Collection[str] = TEXT_SUFFIXES) -> list[tup
 
     Args:
         path: a file, a folder (searched to any depth for files with one of `suffixes`; names that begin with
-            a dot are passed over), a glob (`**` for any depth; takes every file that matches), or "" for the
-            *.py files of the running Python's standard library without its tests.
+            a dot, and links to folders, are passed over), a glob (`**` for any depth, through links, too;
+            takes every file that matches), or "" for the *.py files of the running Python's standard library
+            without its tests.
         suffixes: in lower case, with their dot.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is none, or a folder in it cannot be read.
     """
     files: Iterable[Path]
     root = expanded("path", path) if path else Path(sysconfig.get_path("stdlib"))
@@ -554,8 +555,13 @@ def size_of(file: Path) -> int:
 
 
 def _walk(root: Path, suffixes: Collection[str], without: Collection[str] = ()) -> Iterator[Path]:
-    for folder, inside, names in os.walk(root):
+    for folder, inside, names in os.walk(root, onerror=_refuse_folder):
         inside[:] = [name for name in inside if not name.startswith(".") and name not in without]
         for name in names:
             if not name.startswith(".") and os.path.splitext(name)[1].lower() in suffixes:
                 yield Path(folder, name)
+
+
+def _refuse_folder(error: OSError) -> None:
+    why = f"cannot be read ({error.strerror}); make it readable, or give a glob that leaves it out"
+    raise UsageError(f"the folder {error.filename} {why}") from None

@@ -245,6 +245,20 @@ def test_tokens_beyond_the_vocabulary_are_bad_documents_from_the_start(folder):
         documents(corpus(TokenFile(str(folder / "t.npy"))))
 
 
+def test_a_folder_that_cannot_be_read_is_refused(folder, monkeypatch):
+    (folder / "inside").mkdir()
+    look = os.scandir
+
+    def scandir(path):
+        if str(path).endswith("inside"):  # as root, who runs tests in containers, reads everything
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return look(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(UsageError, match=r"the folder .*inside cannot be read .Permission denied.; make it"):
+        _ = TextFiles(str(folder)).names
+
+
 def test_a_file_that_shrinks_is_refused(folder):
     texts = corpus(TextFiles(str(folder / "*.txt")), Bytes())
     assert texts.lengths.labels[0]
