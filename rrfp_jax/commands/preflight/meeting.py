@@ -80,7 +80,7 @@ def _met(place: Place, host: str, address: str, folder: Path, limit: float) -> M
     folders = folder, expanded("HOME", HOME)
     with listen(address) as listener:
         card = json.dumps([host, *listener.getsockname()[:2]])
-        call = RollCall(place.coordinator, place.rank, card=card, limit="--limit")
+        call = RollCall(place, card=card, limit="--limit")
         if not call.answer(limit):
             awaited = f"all {place.processes} ranks at {place.coordinator}"
             raise TrainingError(f"{awaited} did not come within {limit:g} s: {call.said()}")

@@ -254,6 +254,7 @@ class RollCallDoor(Door):
         self._here: dict[int, socket.socket] = {}
         self._replaced = Counter[int]()  # how often a rank has called in its own place
         self._told = -inf
+        self._apart: list[int] | None = None  # the latest rank that counts other processes, its count, ours
         self.cards: dict[int, str] = {}
 
     @property
@@ -265,7 +266,7 @@ class RollCallDoor(Door):
         super().turn(seconds)
         if time.monotonic() - self._told > TELL_SECONDS and not self.complete:
             self._told = time.monotonic()
-            line = _line(missing=self._missing(), twice=self._twice())
+            line = _line(missing=self._missing(), twice=self._twice(), apart=self._apart)
             for caller in self._here.values():
                 with suppress(OSError):  # it has just gone, or has not read for long
                     caller.send(line)
@@ -281,8 +282,15 @@ class RollCallDoor(Door):
         said = b""
         while not said.endswith(b"\n"):
             said += yield from received(caller, LONGEST_CALL - len(said))  # of 0 bytes: none are left
-        number, _, card = said.decode().partition(" ")
-        if (rank := int(number)) not in range(self._processes):
+        number, count, card = said.decode().split(" ", 2)
+        rank = int(number)
+        if self._apart and self._apart[0] == rank:
+            self._apart = None
+        if int(count) != self._processes:
+            self._apart = [rank, int(count), self._processes]
+            caller.send(_line(apart=self._apart))
+            yield from received(caller, 0)  # until it hangs up: else it would call again at once
+        if rank not in range(self._processes):
             raise ValueError(f"there is no rank {rank}")
         self.cards[rank] = card
         return rank
@@ -315,7 +323,7 @@ class RollCallDoor(Door):
         return sorted(rank for rank, times in self._replaced.items() if times > MOST_REPLACED)
 
 
-def _line(**told: Collection[int] | str) -> bytes:
+def _line(**told: Collection[int] | str | None) -> bytes:
     """What ranks are told, as `roll_call.News` reads it."""
     return json.dumps(told).encode() + b"\n"
 

@@ -219,7 +219,7 @@ def _require_able(place: Place, token: bytes | None) -> None:
 def _meet(place: Place, joining: JoinWatchdog, limit: float) -> Coordinator | None:
     """Wait for all processes of the run, and serve them if this is rank 0 and there is no launcher."""
     where, coordinator = place.coordinator, None
-    roll_call = RollCall(where, place.rank, "rank 0" if place.folder is None else "the launcher")
+    roll_call = RollCall(place, "rank 0" if place.folder is None else "the launcher")
     awaited = f"all {place.processes} ranks at {where}"
     joining.waits_for(awaited, limit, roll_call.said)
     try:

@@ -11,7 +11,7 @@ from msgspec import MsgspecError, Struct, json
 
 from rrfp_jax.runtime.run.alike import enumerated
 from rrfp_jax.runtime.run.coordinator import retry_often
-from rrfp_jax.runtime.run.place import RANK, Address, join_seconds
+from rrfp_jax.runtime.run.place import PROCESSES, RANK, Place, join_seconds
 
 CALL_SECONDS, PAUSE_SECONDS = 5.0, 0.1
 
@@ -26,10 +26,14 @@ LONGEST_SAID = 2**20
 
 
 class News(Struct):
-    """A line of the coordinator's: who is missing, whose number several have; or that all have come."""
+    """A line of the coordinator's: who is missing, whose number several have; or that all have come.
+
+    Or that a rank counts other processes, how many, and how many rank 0 counts.
+    """
 
     missing: list[int] = []
     twice: list[int] = []
+    apart: tuple[int, int, int] | None = None
     go: str | None = None
 
 
@@ -42,18 +46,18 @@ class RollCall:
 
     def __init__(
         self,
-        where: Address,
-        rank: int,
+        place: Place,
         server: str = "rank 0",
         card: str = "",
         limit: str = join_seconds.name,
     ) -> None:
-        self._where, self._server, self._limit = where, server, limit
-        self._call = f"{rank} {card}\n".encode()
+        self._where, self._server, self._limit = place.coordinator, server, limit
+        self._call = f"{place.rank} {place.processes} {card}\n".encode()
         self.missing: Sequence[int] | None = None
         self.told = ""
         self.twice: Sequence[int] = ()
-        self._is_counted = False  # it has heard the coordinator
+        self._apart: tuple[int, int, int] | None = None
+        self._is_counted = False  # it has heard that others are missing, so the coordinator knows of it
 
     def answer(self, seconds: float) -> bool:
         """Wait until all ranks are there; whether they are within so long."""
@@ -72,6 +76,9 @@ class RollCall:
     def said(self) -> str:
         """How far it has come, in words."""
         more = f"{self._limit} allows more time"
+        if self._apart:
+            rank, count, first = self._apart
+            return f"rank {rank} is started with {PROCESSES}={count}, rank 0 with {first}: give all the same"
         if self.twice:
             return f"several processes are started as rank {enumerated(self.twice)}: give each its own {RANK}"
         if not self.missing:
@@ -97,5 +104,6 @@ class RollCall:
                 if (told := json.decode(each, type=News)).go is not None:
                     self.told = told.go
                     return True
-                self.missing, self.twice, self._is_counted = told.missing, told.twice, True
+                self.missing, self.twice, self._apart = told.missing, told.twice, told.apart
+                self._is_counted |= bool(told.missing)
         return False
