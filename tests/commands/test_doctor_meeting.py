@@ -2,11 +2,13 @@
 
 import socket
 import threading
+import time
 
 import jax
 
 from rrfp_jax.commands.preflight.meeting import meet
 from rrfp_jax.runtime.run.place import Address, Place
+from rrfp_jax.runtime.run.world import World
 from tests.support.alone import free_port
 
 
@@ -42,6 +44,13 @@ def test_one_that_does_not_come_is_named(tmp_path):
         f"all 3 ranks at 127.0.0.1:{port} did not come within 2 s: rank 1 is missing: started, and alive? "
         f"--limit allows more time"
     }
+
+
+def test_one_that_stands_still_once_all_are_connected_is_given_up(tmp_path, monkeypatch):
+    learn = World.learn_clock
+    monkeypatch.setattr("rrfp_jax.commands.preflight.meeting.CONNECT_SECONDS", 1.0)
+    monkeypatch.setattr(World, "learn_clock", lambda w, *a: time.sleep(3.0) if w.rank else learn(w, *a))
+    assert "gives up waiting for the clocks" in met(range(2), tmp_path, free_port(), count=2)[0].error
 
 
 def test_without_rank_0_nobody_meets(tmp_path):

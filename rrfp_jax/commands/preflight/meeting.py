@@ -92,7 +92,7 @@ def _met(place: Place, host: str, address: str, folder: Path, limit: float) -> M
         sockets = connect(listener, addresses, place.rank, token.encode(), CONNECT_SECONDS)
     with closing(Mailbox(place.rank, sockets, nodes=hosts)) as mailbox:
         world = World(place.rank, place.processes, mailbox)
-        world.learn_clock()
+        world.learn_clock(CONNECT_SECONDS)
         epoch, (offset, precision) = time() - perf_counter(), world.clock
         told = world.gather("what each node has", [epoch, *own], CONNECT_SECONDS)
         sees, sees_home = (seen_by(world, each, CONNECT_SECONDS)[place.rank] for each in folders)

@@ -120,8 +120,8 @@ class World:
         clock = self.membership.clock
         return clock.offset, clock.precision
 
-    def learn_clock(self) -> None:
-        """Learn rank 0's clock from a few quick round trips; all processes together."""
+    def learn_clock(self, limit: float | None = None) -> None:
+        """Learn rank 0's clock from a few quick round trips; all processes together, as `gather` waits."""
         assert self.mailbox is not None
         if self.rank > 0:
             with self.waits_for(ForAnswer(what="the time", ranks=(0,)), CLOCK_SECONDS) as wait:
@@ -132,7 +132,7 @@ class World:
                         wait.check()
                         self.mailbox.sleep(wait.shortened(LONGEST_SLEEP_SECONDS))
                         self.mailbox.pump()
-        self.gather("the clocks", None)  # so that rank 0 is there to answer
+        self.gather("the clocks", None, limit)  # so that rank 0 is there to answer
 
     def gather(self, what: str, value: Any, limit: float | None = None) -> list[Any]:
         """Every rank's value, of plain data, in rank order; waits for all, up to a limit in seconds.
