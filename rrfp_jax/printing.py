@@ -37,8 +37,10 @@ def write_bytes(text: bytes) -> None:
     try:
         sys.stdout.buffer.write(text)
         sys.stdout.buffer.flush()
-    except CANNOT_PRINT:
+    except BrokenPipeError:
         _let_go(sys.stdout)
+    except CANNOT_PRINT:  # such as a disk that is full for now
+        return
 
 
 def occupy_streams() -> None:

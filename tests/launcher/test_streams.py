@@ -61,6 +61,17 @@ def test_what_a_stream_cannot_encode_is_escaped(monkeypatch):
     assert stream.buffer.getvalue() == b"Z\\xfcrich\n\\u2500 Z\\xfcrich\n"
 
 
+def test_output_goes_on_once_a_full_pipe_has_room(monkeypatch):
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    with open(read, "rb", 0) as reader, open(write, "w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        printing.write_bytes(b"x" * 2**20)
+        reader.read(2**20)
+        printing.write_bytes(b"late\n")
+        assert reader.read(2**20).endswith(b"late\n")
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ranks_save_themselves_though_nobody_reads_any_more(tmp_path, marker, number):
     """As with `2>&1 | tee log` and Ctrl-C, which ends tee at once."""
