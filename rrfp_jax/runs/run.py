@@ -18,6 +18,7 @@ from typing import Any
 
 import jax
 
+from rrfp_jax import printing
 from rrfp_jax.checkpoint.folder import CheckpointFolder
 from rrfp_jax.data.byte_text import ByteText, bigram_loss
 from rrfp_jax.data.contract import as_data, plan_step, steps_of
@@ -107,8 +108,10 @@ class Stopping:
         self._say(f"{why}: {what}; a second one ends it at once")
 
     def _say(self, text: str) -> None:
-        if self.world.rank == 0 or self.world.folder is None:
+        if self.world.rank == 0:
             self.display.say(text)
+        elif printing.is_terminal():
+            printing.say(text)
 
     def _latest(self) -> Path | None:
         """The latest checkpoint."""

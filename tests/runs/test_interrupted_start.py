@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from rrfp_jax.runs.config import Checkpointing
+from rrfp_jax.runs.display import Display
 from rrfp_jax.runs.run import Stopping
 from tests.scripts.toy_run import ToyRun
 
@@ -29,3 +30,12 @@ def test_what_becomes_of_the_state_in_memory(monkeypatch, tmp_path, restarts, ev
     )
     Stopping(config, world, display).at_start().heed(signal.SIGINT)
     assert said[0].startswith(f"Ctrl-C while starting: ends; {expected}\n")
+
+
+def test_another_rank_with_a_terminal_of_its_own_says_it_there(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr("rrfp_jax.runs.run.fail", lambda world, error: None)
+    monkeypatch.setattr("rrfp_jax.printing.is_terminal", lambda: True)
+    world = SimpleNamespace(rank=1, size=2, folder=None)
+    with Display(9, silent=True) as display:
+        Stopping(ToyRun(name="toy", steps=9, directory=str(tmp_path)), world, display).at_start().heed(2)
+    assert capsys.readouterr().out.startswith("Ctrl-C while starting: ends; nothing was trained yet\n")
