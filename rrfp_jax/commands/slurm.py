@@ -413,13 +413,18 @@ def main(arguments: Sequence[str]) -> int:
     if given[FOLLOW]:
         turn = TURN_SECONDS * job.nodes.index(job.own)
         return follow(job, LeadFolder(Path(given[FOLLOW])), seconds + turn)
-    job.log.touch()
     first = Lead(term=0, node=job.own, restarts=0, lost=())
+    try:
+        job.log.touch()
+        folder = LeadFolder(Path(f".{job.log.stem}-{job.restarted}.leader").absolute())
+        if len(job.nodes) > 1:
+            folder.remove()  # of a job with the same number
+            folder.path.mkdir(mode=0o700)
+    except OSError as error:
+        reason = f"{error.filename}: cannot be written: {error.strerror}"
+        raise UsageError(f"{reason}; submit the job from another folder, or make room") from None
     if len(job.nodes) == 1:
         return JobLeader(job, None, first).run()
-    folder = LeadFolder(Path(f".{job.log.stem}-{job.restarted}.leader").absolute())
-    folder.remove()  # of a job with the same number
-    folder.path.mkdir(mode=0o700)
     return lead(job, folder, JobLeader(job, folder, first), seconds)
 
 

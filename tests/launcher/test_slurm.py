@@ -14,6 +14,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -193,6 +194,21 @@ STOPPED = "SIGTERM: stopped after step 6; resumes from runs/a.checkpoints/7"
 def test_every_option_is_one_of_sbatch():
     options = re.findall(r"^#SBATCH --([\w-]+)", FILE.read_text(), re.MULTILINE)
     assert options and set(options) <= SBATCH_OPTIONS
+
+
+@pytest.mark.parametrize("nodes", ["1", "2"])
+def test_a_job_whose_folder_takes_no_log_is_refused(monkeypatch, tmp_path, nodes):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(slurm.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout="n1 n2"))
+    for name, value in {**JOB, "SLURM_JOB_NUM_NODES": nodes, "SLURM_JOB_NAME": "a"}.items():
+        monkeypatch.setenv(name, value)
+    if nodes == "1":
+        monkeypatch.setenv("SLURM_JOB_NAME", "a" * 300)
+    else:
+        (tmp_path / ".a-6-0.leader").touch()  # which `remove` leaves
+    with pytest.raises(UsageError, match=r"a-6.*: cannot be written: File .*; submit the job from another"):
+        slurm.main(["--config=x.py"])
 
 
 @pytest.fixture
