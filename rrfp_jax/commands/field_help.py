@@ -113,13 +113,14 @@ def _of_docstring(text: str) -> dict[str, str]:
 def _of_comments(kind: type) -> dict[str, str]:
     """Of comments on the fields' own lines; none where there is no source, as in a notebook."""
     try:
-        source = textwrap.dedent(inspect.getsource(kind))
+        source = inspect.getsource(kind)
     except (OSError, TypeError):
         return {}
+    if source[0].isspace():  # of a function's own class; a line of it may be at the margin
+        source = f"if True:\n{source}"
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     said = {token.start[0]: token.string.strip("# ") for token in tokens if token.type == tokenize.COMMENT}
-    (definition,) = ast.parse(source).body
-    assert isinstance(definition, ast.ClassDef)
+    definition = next(node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef))
     return {
         node.target.id: text
         for node in definition.body

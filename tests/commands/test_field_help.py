@@ -79,6 +79,16 @@ def test_sentences_are_those_of_docstrings_and_comments():
     }
 
 
+def test_a_class_of_a_function_may_have_a_line_at_the_margin():
+    @dataclass(frozen=True)
+    class Inside:
+        rate: float = 0.1  # of the optimizer
+        text: str = """
+at the margin"""
+
+    assert sentences_of(Inside) == {"rate": "of the optimizer"}
+
+
 def test_what_has_no_sentence_says_how_it_gets_one():
     said = listed(Inner())
     assert "  --config.kept.left=2\n        edges.\n" in said
