@@ -330,6 +330,16 @@ def test_ports_that_are_used_up_are_told_as_such(monkeypatch, act):
     assert "RRFP_BIND" not in str(said.value)
 
 
+def test_a_rank_0_without_a_temporary_folder_cannot_join(monkeypatch):
+    def fails(*_):
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", fails)
+    by_hand = Place(Address("127.0.0.1", 7), 2, 0, folder=None)
+    with JoinWatchdog(0, print) as watchdog, pytest.raises(TrainingError, match=r"join its run: .*temporary"):
+        join._meet(by_hand, watchdog, 1.0)
+
+
 def test_processes_exchange_where_they_listen_whatever_their_machine_is_called(monkeypatch):
     monkeypatch.setattr(join, "own_address", lambda: "127.0.0.1")
     monkeypatch.setattr(_jax._jax, "make_gloo_tcp_collectives", None)

@@ -225,7 +225,7 @@ def _meet(place: Place, joining: JoinWatchdog, limit: float) -> Coordinator | No
     try:
         if place.rank == 0 and place.folder is None:
             coordinator = Coordinator(where.serving, place.processes)
-    except RuntimeError as error:
+    except (OSError, RuntimeError) as error:
         raise TrainingError(f"this process cannot join its run: {error}") from None
     ENVIRONMENT.update(directly(where.host, ENVIRONMENT))
     with ExitStack() as unless_met:
