@@ -146,7 +146,8 @@ class Launch:
             self.folder.discard()
         else:
             with suppress(OSError):  # such as a disk that can only be read by now
-                self.folder.begin()
+                if earlier := self.folder.begin():
+                    self._say(f"an earlier run is kept as {earlier}")
         if found.status == DONE:
             with suppress(OSError):
                 remove_answers(self.folder.path)

@@ -88,6 +88,12 @@ def test_output_is_prefixed_and_kept_as_it_is(launch):
     assert not list(done.folder.parent.glob(".*"))
 
 
+def test_a_run_that_fails_before_its_first_step_says_where_an_earlier_one_is_kept(launch):
+    launch("")
+    done = launch("sys.exit(3)")
+    assert done.err.startswith(f"rrfp launch: an earlier run is kept as {done.folder}.1\n")
+
+
 def test_what_ranks_are_told(launch, monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=")
     names = "RRFP_COORDINATOR RRFP_PROCESSES RRFP_RANK RRFP_FOLDER XLA_FLAGS"
