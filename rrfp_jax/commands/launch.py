@@ -42,7 +42,7 @@ def main(options: argparse.Namespace) -> int:
 def _launch_script(options: argparse.Namespace) -> int:
     command, stem = _command(options.script)
     if options.n is None:
-        raise UsageError("-n: is missing; give the number of processes (see --help)")
+        raise UsageError("-n: is missing; give the number of processes, before the script (see --help)")
     name = stem if options.name is None else options.name
     directory = options.directory or Path("runs")
     check_name("--name", name, str(directory))
