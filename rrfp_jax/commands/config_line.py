@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -43,7 +44,7 @@ def joined(argv: Sequence[str]) -> list[str]:
     out: list[str] = []
     for argument in argv:
         waiting = out and out[-1].startswith(FLAG) and "=" not in out[-1]
-        if waiting and not argument.startswith("-"):
+        if waiting and not re.match(r"-(?![0-9.])", argument):  # -1 is no flag
             out[-1] += f"={argument}"
         else:
             out.append(argument)
