@@ -94,7 +94,7 @@ class HostSimulation:
     """One step; `estimates` are what the host expects of tasks and transfers."""
 
     def __init__(self, rules: StepRules, costs: StepCosts, estimates: StepCosts, host: Host) -> None:
-        self._rules, self._costs, self._estimates, self._host = rules, costs.begin(), estimates, host
+        self._rules, self._costs, self._estimates, self._host = rules, costs, estimates, host
         self._half = host.round_trip / 2
         self._agenda: EventQueue[Any] = EventQueue()
         self._network = Parallel(self._costs, self._agenda, self._delivered, lambda now, device: None)

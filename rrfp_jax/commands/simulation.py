@@ -6,7 +6,6 @@ import html
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 from statistics import fmean
@@ -28,11 +27,9 @@ from rrfp_jax.sim.choice import Auto
 from rrfp_jax.sim.engine import Links
 from rrfp_jax.sim.planned import EVALUATIONS, Planned
 from rrfp_jax.studies.compare import COLUMNS, Conditions, Outcome, compare, outcome_of
-from rrfp_jax.studies.disturbances import Jittered
 from rrfp_jax.studies.families import FAMILIES, Step
 from rrfp_jax.studies.families import by_name as family_by_name
-from rrfp_jax.trace.costs import CostTable, StepCosts, Workload, workload_of
-from rrfp_jax.trace.jitter import Level
+from rrfp_jax.trace.costs import CostTable, Workload, workload_of
 from rrfp_jax.trace.jitter import by_name as jitter_by_name
 from rrfp_jax.train.named import AUTO, schedule_of
 
@@ -279,7 +276,7 @@ def simulate(
             accumulation=accumulation,
             spare_gradients=spare_gradients,
             evaluations=evaluations,
-            change=None if jitter == "J0" else partial(_jittered, jitter_by_name(jitter)),
+            jitter=None if jitter == "J0" else jitter_by_name(jitter),
         )
         outcomes = compare(dict(map(_named, schedules)), steps, given)
         baseline = outcomes.get(BASELINE) or compare({BASELINE: by_name(BASELINE)}, steps, given)[BASELINE]
@@ -312,8 +309,3 @@ def _named(schedule: str | Schedule | Auto) -> tuple[str, Schedule | Auto | None
         return PLANNED, None
     made = schedule_of(schedule, (AUTO, PLANNED))
     return schedule if isinstance(schedule, str) else name_of(made), made
-
-
-def _jittered(level: Level, costs: StepCosts, number: int) -> StepCosts:
-    """With the paper's delays, other ones for each step."""
-    return Jittered(costs, level, seed=number)

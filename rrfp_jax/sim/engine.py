@@ -202,7 +202,7 @@ def simulate(
     if links not in tuple(NETWORKS):
         raise ValueError(f"links={links!r}: choose one of {', '.join(NETWORKS)}")
     with no_collections():  # in growing steps they took up to a fifth of the time
-        return _Simulation(rules, costs.begin(), links, budgets, lead, leads or {}).run()
+        return _Simulation(rules, costs, links, budgets, lead, leads or {}).run()
 
 
 class _Simulation:

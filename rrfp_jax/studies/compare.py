@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
-from typing import Any, TypeAlias
+from typing import Any
 
 from rrfp_jax.core.admission import Accumulation
 from rrfp_jax.core.hints import BF
@@ -17,13 +17,12 @@ from rrfp_jax.sim.choice import Auto, Candidate, Choice, choose
 from rrfp_jax.sim.engine import Links, simulate
 from rrfp_jax.sim.planned import EVALUATIONS, plan
 from rrfp_jax.studies.bounds import lower_bound
+from rrfp_jax.studies.disturbances import Jittered
 from rrfp_jax.studies.families import Step
 from rrfp_jax.trace.costs import StepCosts, Workload, WorkloadCosts, workload_of
 from rrfp_jax.trace.idleness import Cause, shares, stage_times
+from rrfp_jax.trace.jitter import Level
 from rrfp_jax.trace.records import RecordedStep, StepTrace, peak_bytes, peak_in_flight
-
-Change: TypeAlias = Callable[[StepCosts, int], StepCosts]
-"""What else a step costs besides its workload, such as jitter, by the step's number; it only adds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +37,7 @@ class Conditions:
     accumulation: Accumulation | None = None  # like `spare_gradients`: None for what a step ran with
     spare_gradients: int | None = None
     evaluations: int = EVALUATIONS  # simulations that a planner may spend on each step
-    change: Change | None = None
+    jitter: Level | None = None  # other delays for each step, the same for all schedules
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +45,7 @@ class Outcome:
     """One schedule on all steps; times are in seconds."""
 
     makespans: Sequence[float]
-    bounds: Sequence[float]  # what no order on this placement can beat without `Conditions.change`, by step
+    bounds: Sequence[float]  # what no order on this placement can beat without `Conditions.jitter`, by step
     idle: Sequence[Mapping[str, float]]  # by step, mean shares in which a stage is idle; see `COLUMNS`
     in_flight: int  # most microbatches on a stage, over all steps
     bytes: float | None  # most that a stage held; None for workloads that do not say
@@ -105,12 +104,12 @@ def _simulated(schedule: Schedule | Auto | None, steps: Sequence[Step], given: C
             ours = schedule or _planned(step, given)
         rules, budgets = _limits(ours, step, given)
         costs: StepCosts = WorkloadCosts(step.actual, rules.placement)
-        if given.change is not None:
-            costs = given.change(costs, number)
+        if given.jitter is not None:
+            costs = Jittered(costs, given.jitter, seed=number)
         trace = simulate(rules, costs, links=given.links, budgets=budgets)
         buckets = [str(j) for j in range(rules.microbatches)]  # each has times of its own
         recorded.append(RecordedStep(trace=trace, rules=rules, budgets=budgets, buckets=buckets))
-    return outcome_of(recorded, [step.actual for step in steps], chosen)  # changes only add to the costs
+    return outcome_of(recorded, [step.actual for step in steps], chosen)  # jitter only adds to the costs
 
 
 def outcome_of(

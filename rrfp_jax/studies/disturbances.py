@@ -6,7 +6,7 @@ under one seed meet the same disturbances.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from rrfp_jax.core.tasks import Task
@@ -29,13 +29,13 @@ class Disturbed(StepCosts):
     def occupancy(self, stage: int, task: Task) -> float:
         return self.inner.occupancy(stage, task)
 
-    def begin(self) -> StepCosts:
-        return replace(self, inner=self.inner.begin())
-
 
 @dataclass(frozen=True)
 class Jittered(Disturbed):
-    """Injected jitter, as the runtime applies it on paced devices (trace/jitter.py; paper, 7.6)."""
+    """Injected jitter, as the runtime applies it on paced devices (trace/jitter.py; paper, 7.6).
+
+    For one simulation: delays depend on what was asked before.
+    """
 
     level: Level
     seed: int

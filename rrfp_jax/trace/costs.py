@@ -230,10 +230,6 @@ class StepCosts(ABC):
         """For how much of its transfer an output keeps the link from others, if links are serial."""
         return self.transfer(stage, task)
 
-    def begin(self) -> StepCosts:
-        """These costs for one simulation: a fresh copy where they depend on what was asked before."""
-        return self
-
 
 @dataclass(frozen=True)
 class WorkloadCosts(StepCosts):

@@ -89,9 +89,8 @@ class TestDisturbances:
         assert costs.duration(1, Task(FORWARD, 0, 3)) == 2.5 * COSTS.duration(1, Task(FORWARD, 0, 3))
 
     def test_jitter_is_that_of_the_runtime_and_paired(self):
-        costs = Jittered(COSTS, LEVELS["J2"], seed=7)
-        traces = [step(costs, schedule) for schedule in ("1f1b", "1f1b", "gpipe")]
-        assert durations(traces[0]) == durations(traces[1])  # each simulation has running means of its own
+        traces = [step(Jittered(COSTS, LEVELS["J2"], seed=7), name) for name in ("1f1b", "1f1b", "gpipe")]
+        assert durations(traces[0]) == durations(traces[1])
         for trace in traces:
             jitter, delayed = Jitter(LEVELS["J2"], 7), set()
             for record in sorted(trace.records, key=lambda r: r.start):
