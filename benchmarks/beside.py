@@ -112,7 +112,7 @@ def in_turns(steps: Iterator[Any], files: RunFiles, rounds: int) -> dict[str, li
 
 
 def write(files: RunFiles, report: Any) -> None:
-    files.add(report, report.as_dict())
+    files.add(replace(report.recorded, ranks=report.ranks), report.as_dict())
 
 
 def recorded_steps(rounds: int) -> dict[str, Any]:

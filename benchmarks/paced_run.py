@@ -38,7 +38,7 @@ from rrfp_jax.fields import check_fields
 from rrfp_jax.printing import say
 from rrfp_jax.report.explanation import Explanation, TimedStep, explain
 from rrfp_jax.report.perfetto import write_trace
-from rrfp_jax.report.store import STEPS, TRACED_STEPS, KeptStep
+from rrfp_jax.report.store import STEPS, TRACED_STEPS
 from rrfp_jax.report.timeline import Panel, Timeline
 from rrfp_jax.runs.config import RunConfig
 from rrfp_jax.runs.files import RunFiles
@@ -292,7 +292,7 @@ def run_paced(argv: Sequence[str]) -> int:
     files = RunFiles(config, world, {STEPS: run.write_trace, "trace.json": run.write_trace}, say=tell)
     with files:
         for report in run.steps(config.steps):
-            files.add(KeptStep(report.recorded, report.ranks), report.as_dict())
+            files.add(replace(report.recorded, ranks=report.ranks), report.as_dict())
             tell(str(report))
     tell(
         f"files: {files.folder}/config.json, metrics.jsonl, {STEPS}, trace.json (open it at ui.perfetto.dev)"

@@ -132,7 +132,7 @@ def sitting(rounds: int, keep: str = "") -> Runs:
 
 
 def _read(file: Path) -> Runs:
-    return {name: [step.recorded for step in steps] for name, steps in read_steps(file).items()}
+    return read_steps(file)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -83,10 +83,7 @@ def _of_file(path: Path, microbatches: int | None, seeds: int, times: int) -> Se
 def _of_run(path: Path, microbatches: int | None, seeds: int) -> Sequence[Step]:
     """The latest steps that trained, of whatever was recorded last."""
     _refuse(path, microbatches)
-    groups = [
-        [step.recorded for step in steps if not step.recorded.rules.forward_only]
-        for steps in read_steps(path).values()
-    ]
+    groups = [[step for step in steps if not step.rules.forward_only] for steps in read_steps(path).values()]
     groups = [steps for steps in groups if steps]
     if not groups:
         raise UsageError(f"{path}: it has no step that trained: give the steps of a run that has")

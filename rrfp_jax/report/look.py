@@ -19,10 +19,10 @@ from rrfp_jax.files import staged
 from rrfp_jax.json_files import Count, Unreadable, read_json
 from rrfp_jax.name_lock import hold_on
 from rrfp_jax.report.run_folder import shared_by
-from rrfp_jax.report.store import LATEST, METRICS, KeptStep, StepLine, read_lines, read_steps
+from rrfp_jax.report.store import LATEST, METRICS, StepLine, read_lines, read_steps
 from rrfp_jax.runtime.run.recorder import ENDED, Recording, recorded
 from rrfp_jax.trace.idleness import StageTimes, stage_times
-from rrfp_jax.trace.records import StepTrace
+from rrfp_jax.trace.records import RecordedStep
 
 LATEST_BYTES = 2**18
 """Of `metrics.jsonl` that are read, from its end: hundreds of steps of a few stages, ten of 512."""
@@ -43,17 +43,13 @@ class Edge(NamedTuple):
     worst: float
 
 
-class LatestStep(KeptStep):
+class LatestStep(RecordedStep):
     """A step, of the replica that ended last; what takes long to find, with many tasks, is found once."""
-
-    @property
-    def trace(self) -> StepTrace:
-        return self.recorded.trace
 
     @cached_property
     def times(self) -> Sequence[StageTimes]:
         """How each stage spent the step."""
-        return stage_times(self.trace, self.recorded.fixed_order, self.recorded.grouped)
+        return stage_times(self.trace, self.fixed_order, self.grouped)
 
     @cached_property
     def edges(self) -> Sequence[Edge]:
@@ -70,7 +66,7 @@ def read_latest(path: Path) -> LatestStep:
     steps = [step for group in read_steps(path).values() for step in group]
     if len(steps) != 1 or not steps[0].ranks:
         raise Unreadable(f"{path} has {len(steps)} steps, not one with its ranks")
-    return LatestStep(*steps[0])
+    return LatestStep(**vars(steps[0]))
 
 
 class State(StrEnum):

@@ -63,8 +63,7 @@ def read_run(given: Path) -> Run:
     if not given.exists():
         raise Unreadable(absent(given))
     file = steps_in(folder) if folder else given
-    steps = [step.recorded for step in read_steps(file).get("run", [])]
-    steps = [step for step in steps if not step.rules.forward_only]
+    steps = [step for step in read_steps(file).get("run", []) if not step.rules.forward_only]
     if not steps:
         raise Unreadable(f"{file} has no step of a run that trained")
     found, wrong = read_lines(folder / METRICS) if folder else ([], "")

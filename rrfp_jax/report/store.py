@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from math import inf, isfinite
 from pathlib import Path
 from time import monotonic
-from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
 
@@ -123,7 +123,7 @@ class _Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class StoredStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A step on disk. Its first fields are those of `StepTrace`, the others those of `StepRules` and
-    `RecordedStep`; `form` is that of a record, `ranks` are per replica and stage, if they are known.
+    `RecordedStep`; `form` is that of a record.
     """
 
     form: str
@@ -150,21 +150,14 @@ class StoredStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     split: list[Annotated[int, msgspec.Meta(ge=1)]]
 
 
-class KeptStep(NamedTuple):
-    """A step that is written, or was read, and its ranks, per replica and stage."""
-
-    recorded: RecordedStep
-    ranks: Sequence[Sequence[int]]
-
-
 RULES = ("microbatches", "limit", "accumulation", "spare_gradients", "forward_only")
 PLACE = ("stages", "chunks", "shape")
 TRACE = ("step", "replica", "busy_by_replica")
-STEP = ("buckets", "grouped", "lead")
+STEP = ("buckets", "grouped", "lead", "ranks")
 """Fields of `StepRules`, `Placement`, `StepTrace` and `RecordedStep` that are stored by their names."""
 
 
-def _stored(step: RecordedStep, work: Work | None, ranks: Sequence[Sequence[int]] = ()) -> dict[str, Any]:
+def _stored(step: RecordedStep, work: Work | None) -> dict[str, Any]:
     """A step as `StoredStep` reads it."""
     trace, rules = step.trace, step.rules
     unnamed = RANKED + RECORDED if rules.hint is not None and rules.hint.by_chunk else RECORDED
@@ -173,7 +166,6 @@ def _stored(step: RecordedStep, work: Work | None, ranks: Sequence[Sequence[int]
         **{name: getattr(trace, name) for name in TRACE},
         **{name: getattr(trace.placement, name) for name in PLACE},
         "records": b"".join(part.packed for part in trace.parts),
-        "ranks": ranks,
         "schedule": rules.name if rules.name.removeprefix(RANKED) in NAMED else unnamed,
         **{name: getattr(rules, name) for name in RULES},
         **{name: getattr(step, name) for name in (*STEP, "budgets", "fixed_order")},
@@ -194,9 +186,9 @@ class StepFile:
     def __init__(self, folder: Path) -> None:
         self._path, self._part = folder / LATEST, folder / f".{LATEST}.part"
         self._due = -inf
-        self._left_out: KeptStep | None = None
+        self._left_out: RecordedStep | None = None
 
-    def add(self, step: KeptStep) -> None:
+    def add(self, step: RecordedStep) -> None:
         """Write a step, unless one was written less than a second ago; OSError if it cannot be written."""
         self._left_out = step
         if (now := monotonic()) >= self._due:
@@ -206,8 +198,7 @@ class StepFile:
     def flush(self) -> None:
         """Write the latest step if it was left out; raises as `add` does."""
         if self._left_out is not None:
-            stored = _stored(self._left_out.recorded, None, self._left_out.ranks)
-            self._part.write_bytes(msgspec.msgpack.encode({"run": [stored]}))
+            self._part.write_bytes(msgspec.msgpack.encode({"run": [_stored(self._left_out, None)]}))
             os.replace(self._part, self._path)
             self._left_out = None
 
@@ -229,7 +220,7 @@ def steps_in(folder: Path) -> Path:
     raise Unreadable(f"{folder} has no {STEPS}: give the folder of a run that has ended, as runs/NAME")
 
 
-def read_steps(path: Path) -> dict[str, list[KeptStep]]:
+def read_steps(path: Path) -> dict[str, list[RecordedStep]]:
     """The groups of steps in a file that `write_steps` or `StepFile` wrote; `Unreadable` if it is another."""
     try:
         content = read_whole(path, LARGEST)
@@ -246,7 +237,7 @@ def read_steps(path: Path) -> dict[str, list[KeptStep]]:
         raise Unreadable(f"{path} has no steps of this version of rrfp_jax: {said}") from None
 
 
-def _read(step: StoredStep) -> KeptStep:
+def _read(step: StoredStep) -> RecordedStep:
     """What is stored, once all of it belongs together; ValueError if not."""
     trace = _trace(step)
     stages, chunks, microbatches = trace.stages, trace.placement.chunks, step.microbatches
@@ -275,8 +266,7 @@ def _read(step: StoredStep) -> KeptStep:
         **{name: getattr(step, name) for name in RULES},
     )
     same = {name: getattr(step, name) for name in STEP}
-    recorded = RecordedStep(trace=trace, rules=rules, budgets=budgets, work=lambda: work, **same)
-    return KeptStep(recorded, step.ranks)
+    return RecordedStep(trace=trace, rules=rules, budgets=budgets, work=lambda: work, **same)
 
 
 def _trace(step: StoredStep) -> StepTrace:

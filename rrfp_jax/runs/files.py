@@ -26,10 +26,11 @@ from rrfp_jax.fields import counted
 from rrfp_jax.files import MOVED_AWAY, is_used, move_away, named, written_whole
 from rrfp_jax.json_files import Count, Unreadable, read_json, write_output
 from rrfp_jax.name_lock import used_folder
-from rrfp_jax.report.store import LATEST, METRICS, KeptStep, StepFile, lines_as
+from rrfp_jax.report.store import LATEST, METRICS, StepFile, lines_as
 from rrfp_jax.runs.config import RunConfig, as_json
 from rrfp_jax.runtime.run.alike import found_versions
 from rrfp_jax.runtime.run.world import World
+from rrfp_jax.trace.records import RecordedStep
 from rrfp_jax.typed import typed_command
 
 MOST_WAITING = 2**26
@@ -169,7 +170,7 @@ class RunFiles:
             text = json.dumps(as_json(content), indent=2)
             write_output(self.folder / name, f"{text}\n".encode())
 
-    def add(self, step: KeptStep, line: Mapping[str, Any]) -> None:
+    def add(self, step: RecordedStep, line: Mapping[str, Any]) -> None:
         """Write a step's line; complete at once, so a run can be watched and nothing is lost.
 
         Training goes on if that cannot be done, and the line is written as soon as it can.

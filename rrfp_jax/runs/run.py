@@ -26,7 +26,7 @@ from rrfp_jax.data.documents import Documents
 from rrfp_jax.environment import ENVIRONMENT
 from rrfp_jax.errors import DONE, HANDED_OVER, INTERRUPTED, TrainingError, caused_by
 from rrfp_jax.progress import during
-from rrfp_jax.report.store import STEPS, KeptStep
+from rrfp_jax.report.store import STEPS
 from rrfp_jax.report.timeline import can_draw
 from rrfp_jax.runs.config import RunConfig, as_json, fields_of
 from rrfp_jax.runs.display import Display
@@ -279,7 +279,7 @@ class _Run:
             if self._is_due(report, ends):
                 found = self._validated(ends)
         finally:  # a step's line is written even if what follows it is broken off
-            step = KeptStep(report.recorded, report.ranks)
+            step = replace(report.recorded, ranks=report.ranks)
             self._files.add(step, report.as_dict() | _line_of(found))
         self._display.show(report, found)
         if found is not None:

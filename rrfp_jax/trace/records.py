@@ -221,7 +221,8 @@ class RecordedStep:
     """A step that ran, and what it was decided by.
 
     `buckets` names those of the microbatches, `grouped` says whether processes shared a stage, `lead` how
-    long before a task's end the next one was queued (s), `work` what layers have to do, if that is known.
+    long before a task's end the next one was queued (s), `work` what layers have to do, `ranks` those of the
+    processes, per replica and stage, one after the other: both if that is known.
     """
 
     trace: StepTrace
@@ -231,6 +232,7 @@ class RecordedStep:
     grouped: bool = False
     lead: float = 0.0
     work: Callable[[], Work | None] = field(default=lambda: None, compare=False, repr=False)
+    ranks: Sequence[Sequence[int]] = ()
 
     @property
     def fixed_order(self) -> bool:

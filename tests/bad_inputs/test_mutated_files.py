@@ -175,7 +175,7 @@ def test_steps(folder, tree):
         return
     ((step,),) = (steps for steps in found.values() if steps)
     (stored,) = next(iter(filter(None, tree.values())))
-    recorded, trace = step.recorded, step.recorded.trace
+    recorded, trace = step, step.trace
     assert (
         asdict(trace.placement) == {name: stored[name] for name in ("stages", "chunks", "shape")}
         and trace.records == a_trace().trace.records
@@ -193,7 +193,7 @@ def test_records(folder, records):
     found = read(partial(read_steps, path), path, Unreadable)
     if found is not None:
         ((step,),) = found.values()
-        own = [record for part in step.recorded.trace.parts for record in part.records()]
+        own = [record for part in step.trace.parts for record in part.records()]
         assert Part.of(own).packed == Part.of(Part(0.0, 0.0, {}, records).records()).packed
 
 

@@ -98,7 +98,7 @@ def test_what_does_not_fit_is_summarised_and_the_slowest_are_shown(tmp_path):
 
 def test_the_slowest_is_named_with_its_replica_and_ranks(tmp_path):
     report = told(spoilt("stage")[0], replicas=2, wide=2)
-    found = slowest_of(latest(tmp_path, report), [report.recorded.trace.busy_seconds])
+    found = slowest_of(latest(tmp_path, report), [report.trace.busy_seconds])
     assert (found.stage, found.replica, found.ranks) == (2, 1, [12, 13])
     assert found.beside == pytest.approx(1.1)
     text = text_of(frame(seen(latest(tmp_path, report)), Window(80, 24, BLOCKS)))
@@ -109,7 +109,7 @@ def test_the_slowest_is_named_with_its_replica_and_ranks(tmp_path):
 
 def test_who_is_slow_in_a_single_step_is_not_the_slowest(tmp_path):
     report = told(spoilt("link")[0])
-    own = report.recorded.trace.busy_seconds[0]
+    own = report.trace.busy_seconds[0]
     busy = [[[*own[:3], 1.04 * own[3]]]] * 3 + [[[2.0 * own[0], *own[1:]]]] + [[[1.0] * 5]]
     found = latest(tmp_path, report)
     assert slowest_of(found, busy[3:4]).stage == 0 and slowest_of(found, busy[:1]) is None
@@ -122,7 +122,7 @@ def test_who_is_slow_in_a_single_step_is_not_the_slowest(tmp_path):
 
 def test_nobody_is_slowest_where_all_are_alike(tmp_path):
     report = told(spoilt("link")[0])
-    assert slowest_of(latest(tmp_path, report), [report.recorded.trace.busy_seconds]) is None
+    assert slowest_of(latest(tmp_path, report), [report.trace.busy_seconds]) is None
     text = text_of(frame(seen(latest(tmp_path, report)), Window(80, 24, BLOCKS)))
     assert "slowest" not in text and "\n1>2 40.0 ms, 40.0 ms" in text
 

@@ -46,7 +46,7 @@ def test_groups_have_tracks_of_their_own_and_all_tasks(tmp_path):
 def test_a_name_of_messagepack_is_given_steps(tmp_path):
     written = step("bf")
     write_trace(tmp_path / "a.msgpack", {"run": [written]})
-    assert read_steps(tmp_path / "a.msgpack")["run"][0].recorded.trace.records == written.trace.records
+    assert read_steps(tmp_path / "a.msgpack")["run"][0].trace.records == written.trace.records
 
 
 def test_a_number_that_is_not_finite_is_refused(tmp_path):

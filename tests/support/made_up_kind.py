@@ -99,7 +99,7 @@ def check_views(step, folder):
     write_trace(folder / "trace.json", {"run": [step]})
     assert json.loads((folder / "trace.json").read_text())["traceEvents"]
     write_steps(folder / "steps.msgpack", {"run": [step]})
-    ((read_again, _),) = read_steps(folder / "steps.msgpack")["run"]
+    (read_again,) = read_steps(folder / "steps.msgpack")["run"]
     rules, taken = read_again.rules, recorded(read_again.trace)
     listed = replace(rules, schedule=rules.schedule.order)  # that order strictly, which a hint only prefers
     preferred, replayed = simulate(rules, taken), simulate(listed, taken)

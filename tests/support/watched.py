@@ -7,7 +7,7 @@ from rrfp_jax.core.hints import BF
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.report.look import Seen, State, read_latest
-from rrfp_jax.report.store import LATEST, KeptStep, StepFile, StepLine
+from rrfp_jax.report.store import LATEST, StepFile, StepLine
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.trace.costs import WorkloadCosts, log_normal
 from rrfp_jax.trace.records import RecordedStep
@@ -22,7 +22,7 @@ def told(recorded, replicas=1, wide=1):
         busy = [[trace.busy(stage) * 1.1 ** (n - replicas + 1) for stage in stages] for n in range(replicas)]
         trace = replace(trace, replica=replicas - 1, busy_by_replica=busy)
     ranks = [list(range(at * wide, (at + 1) * wide)) for at in range(replicas * trace.stages)]
-    return KeptStep(replace(recorded, trace=trace), ranks)
+    return replace(recorded, trace=trace, ranks=ranks)
 
 
 def step_of(stages, microbatches=8):
