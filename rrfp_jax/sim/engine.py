@@ -21,7 +21,6 @@ two schedules under "parallel" to see that of order.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from heapq import heappop, heappush
@@ -118,23 +117,16 @@ Freed: TypeAlias = Callable[[float, Device], None]
 """What happens when a transfer no longer keeps a device from computing."""
 
 
-class Network(ABC):
-    """Carries outputs; all times in seconds."""
+class Parallel:
+    """Carries outputs, every one for itself; all times in seconds."""
 
     def __init__(self, costs: StepCosts, agenda: EventQueue[Device], receive: Receive, freed: Freed) -> None:
         self._transfer, self._occupancy = costs.transfer, costs.occupancy
         self._add, self._receive, self._freed = agenda.add, receive, freed
         self._free: dict[tuple[int, int], float] = defaultdict(float)  # when each link is, if they are serial
 
-    @abstractmethod
     def send(self, now: float, sender: Device, task: Task, receiver: Device, arrival: Arrived) -> None:
         """`task` has ended on a device, and another one needs its output."""
-
-
-class Parallel(Network):
-    """Every transfer for itself."""
-
-    def send(self, now: float, sender: Device, task: Task, receiver: Device, arrival: Arrived) -> None:
         arrives = now + self._transfer(sender.stage, task)
         if arrives == now:
             self._receive(now, receiver, arrival)
@@ -142,7 +134,7 @@ class Parallel(Network):
             self._add(arrives, self._receive, receiver, arrival)
 
 
-class Serial(Network):
+class Serial(Parallel):
     """One transfer after another on each directed link."""
 
     def send(self, now: float, sender: Device, task: Task, receiver: Device, arrival: Arrived) -> None:
@@ -152,7 +144,7 @@ class Serial(Network):
         self._add(begins + self._transfer(sender.stage, task), self._receive, receiver, arrival)
 
 
-class Synchronous(Network):
+class Synchronous(Parallel):
     """Rendezvous of two devices that do not compute."""
 
     def send(self, now: float, sender: Device, task: Task, receiver: Device, arrival: Arrived) -> None:
@@ -174,7 +166,7 @@ class Synchronous(Network):
             begin(now)
 
 
-NETWORKS: dict[str, type[Network]] = {"parallel": Parallel, "serial": Serial, "synchronous": Synchronous}
+NETWORKS: dict[str, type[Parallel]] = {"parallel": Parallel, "serial": Serial, "synchronous": Synchronous}
 
 
 def simulate(
