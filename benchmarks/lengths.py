@@ -182,7 +182,7 @@ def paced(config: gpt_lengths.Lengths, case: Case, workload: Workload) -> dict[s
         schedule = ListedOrder(placement, workload.microbatches, rows)
     assert not isinstance(schedule, Auto), "no case has it"
     expected = simulated(schedule, scaled, limit=2 * workload.stages).makespan
-    return {"paced": median(report.step_seconds for report in reports), "simulated": expected}
+    return {"paced": median(report.trace.makespan for report in reports), "simulated": expected}
 
 
 LIMIT_SECONDS, REFERENCE, TIMES = 3000.0, "bfw", ("real", "paced", "simulated")

@@ -12,7 +12,7 @@ import argparse
 import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -31,15 +31,12 @@ from rrfp_jax.commands.overrides import config_of
 from rrfp_jax.commands.simulation import simulation_inputs
 from rrfp_jax.core.footprint import Footprint
 from rrfp_jax.core.hints import Hint
-from rrfp_jax.core.schedules import name_of
 from rrfp_jax.core.tasks import Task
 from rrfp_jax.errors import DONE, UsageError
 from rrfp_jax.fields import check_fields
 from rrfp_jax.printing import say
-from rrfp_jax.report.explanation import Explanation, TimedStep, explain
 from rrfp_jax.report.perfetto import write_trace
 from rrfp_jax.report.store import STEPS, TRACED_STEPS
-from rrfp_jax.report.timeline import Panel, Timeline
 from rrfp_jax.runs.config import RunConfig
 from rrfp_jax.runs.files import RunFiles
 from rrfp_jax.runtime.engine.device import LEAD_SECONDS
@@ -91,39 +88,25 @@ class Pace:
 class PacedReport:
     """One step on paced devices; see `Report` for the fields."""
 
-    step: int
-    step_seconds: float
+    recorded: RecordedStep
     wall_seconds: float
-    bubble: Sequence[float]
     ranks: Sequence[Sequence[int]]
-    recorded: RecordedStep = field(repr=False)
 
     @property
     def trace(self) -> StepTrace:
         return self.recorded.trace
 
-    def timeline(self) -> Timeline:
-        return Timeline([Panel(f"{name_of(self.recorded.rules.schedule)}, step {self.step}", self.recorded)])
-
-    def explain(self) -> Explanation:
-        wall = max(self.wall_seconds, self.step_seconds)
-        return explain([TimedStep(recorded=self.recorded, wall_seconds=wall)])
-
     def as_dict(self) -> dict[str, Any]:
         return {
-            "step": self.step,
-            "step_seconds": self.step_seconds,
+            "step": self.trace.step,
+            "step_seconds": self.trace.makespan,
             "wall_seconds": self.wall_seconds,
-            "bubble": list(self.bubble),
+            "bubble": self.trace.bubble(),
         }
 
-    @property
-    def summary(self) -> str:
-        """The step's figures as one line, without its number."""
-        return f"{self.step_seconds * 1e3:7.1f} ms  idle {summary_of_idleness(self.bubble)}"
-
     def __str__(self) -> str:
-        return f"step {self.step:5d}  {self.summary}"
+        idle = summary_of_idleness(self.trace.bubble())
+        return f"step {self.trace.step:5d}  {self.trace.makespan * 1e3:7.1f} ms  idle {idle}"
 
 
 class StandIn:
@@ -259,14 +242,8 @@ class PacedRun:
             )
             self._recorded.append(recorded)
             self.steps_done += 1
-            yield PacedReport(
-                step=step,
-                step_seconds=trace.makespan,
-                wall_seconds=perf_counter() - began,
-                bubble=trace.bubble(),
-                ranks=self._ranks,
-                recorded=recorded,
-            )
+            wall_seconds = perf_counter() - began
+            yield PacedReport(recorded=recorded, wall_seconds=wall_seconds, ranks=self._ranks)
 
 
 def run_paced(argv: Sequence[str]) -> int:

@@ -1,4 +1,4 @@
-"""Runs on paced devices: how long steps last; they are drawn and explained as those of training are."""
+"""Runs on paced devices: how long steps last."""
 
 import dataclasses
 import json
@@ -7,7 +7,7 @@ import pytest
 
 import rrfp_jax as rrfp
 from benchmarks.orders import write_csv
-from benchmarks.paced_run import Pace, PacedReport, PacedRun
+from benchmarks.paced_run import Pace, PacedRun
 from rrfp_jax.core.hints import BF
 from rrfp_jax.core.orders import GPipe
 from rrfp_jax.core.step_rules import StepRules
@@ -17,29 +17,7 @@ from rrfp_jax.runs.config import load_config
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.sim.planned import Planned
 from rrfp_jax.trace.costs import WorkloadCosts, constant, log_normal
-from tests.support.spoilt import spoilt
 from tests.train.test_processes import REPOSITORY, command
-
-
-def report(name, step):
-    recorded, _ = spoilt(name)
-    trace = recorded.trace
-    return PacedReport(
-        step=step,
-        step_seconds=trace.makespan,
-        wall_seconds=1.25 * trace.makespan,
-        bubble=trace.bubble(),
-        ranks=[[stage] for stage in range(trace.stages)],
-        recorded=recorded,
-    )
-
-
-def test_paced_steps_are_compared_and_explained():
-    one, other = report("stage", 0), report("link", 7)
-    assert [panel.title for panel in rrfp.compare(one, other).panels] == ["bf, step 0", "bf, step 7"]
-    found = one.explain()
-    assert found.sentence.startswith("Stage 2 computes 1.60 times as long as the others")
-    assert abs(found.shares["between"] - 0.2) < 1e-9
 
 
 @pytest.fixture(scope="module")
