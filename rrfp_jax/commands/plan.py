@@ -14,7 +14,6 @@ from rrfp_jax.core.step_rules import bucket_name
 from rrfp_jax.environment import ENVIRONMENT
 from rrfp_jax.errors import DONE, UsageError
 from rrfp_jax.forecast.devices import ACCELERATORS, LINKS, MEASURED, Accelerator, Link, accelerator_of_kind
-from rrfp_jax.forecast.partition import TooLarge
 from rrfp_jax.json_files import write_json
 from rrfp_jax.report.explanation import as_text
 from rrfp_jax.runtime.run.place import MEMORY, OLD_MEMORY
@@ -168,6 +167,7 @@ class RunPlan:
 def plan_run(config: RunConfig, accelerator: Accelerator, link: Link, memory: int | None) -> RunPlan:
     """Forecast a run's step, with its own split and with the one by cost."""
     from rrfp_jax.forecast.forecast import REMEDY, Devices, forecast  # these import JAX
+    from rrfp_jax.forecast.partition import TooLarge
     from rrfp_jax.sim.planned import Planned
 
     if max(config.mesh.widths) > 1 or config.mesh.dp > 1:

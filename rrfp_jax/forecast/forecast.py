@@ -389,13 +389,7 @@ class Prediction:
         try:
             return list(self.estimate.suggested().split)
         except TooLarge as error:
-            first = sum(error.split[: error.virtual_stage])
-            last = first + error.split[error.virtual_stage] - 1
-            raise UsageError(
-                f"split='auto': no split fits: even the best leaves virtual stage {error.virtual_stage} "
-                f"(layers {first} to {last}) with {in_words(error.bytes)} of {in_words(error.budget)}; "
-                f"{REMEDY}"
-            ) from None
+            raise UsageError(f"split='auto': {error}; {REMEDY}") from None
 
 
 def forecast(run: RunSpec, devices: Devices) -> Prediction:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from rrfp_jax.runtime.sizes import in_words
 from rrfp_jax.trace.layers import least_largest
 
 
@@ -36,20 +37,20 @@ class LayerLoad:
 
 
 class TooLarge(ValueError):
-    """No cut keeps within the budget.
+    """No cut keeps within the budget of each virtual stage.
 
     Attributes:
         split: the cut whose largest virtual stage needs least.
-        virtual_stage, bytes: that virtual stage, and its need.
-        budget: what each may have.
     """
 
     def __init__(self, split: Sequence[int], virtual_stage: int, needed: int, budget: int) -> None:
+        first, end = (sum(split[: virtual_stage + more]) for more in (0, 1))
         super().__init__(
-            f"no split into {len(split)} virtual stages keeps within {budget} bytes each: the best, "
-            f"{list(split)}, needs {needed} for virtual stage {virtual_stage}"
+            f"no split into {len(split)} virtual stages fits: even the best, {list(split)}, leaves "
+            f"virtual stage {virtual_stage} (layers {first} to {end - 1}) with {in_words(needed)} of "
+            f"{in_words(budget)}"
         )
-        self.split, self.virtual_stage, self.bytes, self.budget = split, virtual_stage, needed, budget
+        self.split = split
 
 
 def partition(layers: Sequence[LayerLoad], in_flight: Sequence[int], budget: int | None = None) -> list[int]:

@@ -74,7 +74,12 @@ class TestAuto:
 
     def test_too_little_memory_is_refused(self, monkeypatch):
         monkeypatch.setattr("rrfp_jax.train.tuning.memory_limit", lambda device: 10**5)
-        with refused("split='auto': no split fits", "layers 5 to 5", "of 95,000 bytes", "more stages"):
+        with refused(
+            "split='auto': no split into 2 virtual stages fits",
+            "layers 5 to 5",
+            "of 95,000 bytes",
+            "more stages",
+        ):
             heavy_head(split="auto")
 
     def test_in_a_config(self):

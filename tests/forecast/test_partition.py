@@ -48,8 +48,7 @@ def test_equals_brute_force(data, layers, budget):
     else:
         with pytest.raises(TooLarge) as refused:
             partition(layers, in_flight, budget)
-        assert refused.value.bytes == min(size for _, size in found)
-        assert largest(layers, refused.value.split, in_flight)[1] == refused.value.bytes
+        assert largest(layers, refused.value.split, in_flight)[1] == min(size for _, size in found)
 
 
 def test_a_heavy_head_gets_a_stage_of_its_own():
@@ -66,7 +65,7 @@ def test_what_is_in_flight_counts():
     layers = [LayerLoad(seconds=1, held_bytes=10)] * 6
     assert partition(layers, [2, 1], 70) == [3, 3]
     assert partition(layers, [2, 1], 45) == [2, 4]
-    with pytest.raises(TooLarge, match=r"\[2, 4\], needs 40 for virtual stage 0"):
+    with pytest.raises(TooLarge, match=r"\[2, 4\], leaves .* \(layers 0 to 1\) with 40 bytes of 39 "):
         partition(layers, [2, 1], 39)
 
 
