@@ -45,13 +45,11 @@ from benchmarks.harness import Aim, Found, bench, say, side_by_side, table
 from benchmarks.paper.model import LANGUAGE, per_token
 from benchmarks.pictures import bars
 from benchmarks.simulated import FITS, FIXED, HINTS
-from benchmarks.steps import Cell, Figures, figures_of
+from benchmarks.steps import Cell, Figures, figures_of, plan_within
 from rrfp_jax.core.hints import BF, Ranked
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import Placement
-from rrfp_jax.sim.planned import Plan, plan
 from rrfp_jax.studies.bounds import lower_bound
-from rrfp_jax.studies.compare import byte_budgets
 from rrfp_jax.studies.families import (
     ACTIVATION_BYTES,
     FAMILIES,
@@ -283,25 +281,20 @@ def measure(cell: MeasuredCell, seed: int) -> dict[str, Figures]:
     limit = math.ceil(unit)
     if max(map(max, step.actual.activation_bytes or ())) <= limit:
         found |= {name: figures_of(name, step, limit) for name in HINTS}
-        plans = {name: _planned(step, limit, replace(at, stages=cell.stages)) for name, at in PLANNED.items()}
+        plans = {
+            name: plan_within(step, limit, replace(at, stages=cell.stages), EVALUATIONS)
+            for name, at in PLANNED.items()
+        }
         found |= {name: figures_of(own.order, step) for name, own in plans.items()}
         best = min(plans.values(), key=attrgetter("makespan"))
         found[RANKED_PLAN] = figures_of(Ranked(best.order), step, limit)
     placements = Placement(cell.stages), Placement(cell.stages, 2), Placement(cell.stages, 2, "v")
-    bound = min(lower_bound(_rules(step, at), WorkloadCosts(step.actual, at)) for at in placements)
+    rules = StepRules(placement=placements[0], microbatches=cell.microbatches, schedule=BF())
+    bound = min(
+        lower_bound(replace(rules, placement=at), WorkloadCosts(step.actual, at)) for at in placements
+    )
     found[BOUND] = bound, unit
     return {name: (seconds, held / unit) for name, (seconds, held) in found.items()}
-
-
-def _rules(step: Step, placement: Placement) -> StepRules:
-    return StepRules(placement=placement, microbatches=step.actual.microbatches, schedule=BF())
-
-
-def _planned(step: Step, limit: int, placement: Placement) -> Plan:
-    """The order that is found by simulating what is known of a step, within so many bytes a stage."""
-    budgets = byte_budgets(step.known, limit, placement.chunks)
-    costs = WorkloadCosts(step.known, placement)
-    return plan(_rules(step, placement), costs, evaluations=EVALUATIONS, budgets=budgets)
 
 
 @dataclass(frozen=True)

@@ -16,16 +16,12 @@ from typing import Any
 
 from benchmarks.harness import Aim, Found, bench, say, side_by_side, table
 from benchmarks.pictures import curves
-from benchmarks.steps import CELLS, Cell, Figures, figures_of
-from rrfp_jax.core.hints import BF
-from rrfp_jax.core.schedules import Schedule, by_name
-from rrfp_jax.core.step_rules import StepRules
+from benchmarks.steps import CELLS, Cell, Figures, figures_of, plan_within
+from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.sim.choice import CANDIDATES, Auto
-from rrfp_jax.sim.planned import plan
-from rrfp_jax.studies.compare import Conditions, byte_budgets, choice, compare
+from rrfp_jax.studies.compare import Conditions, choice, compare
 from rrfp_jax.studies.families import Step
-from rrfp_jax.trace.costs import WorkloadCosts
 
 FIXED = ("1f1b", "interleaved-1f1b", "zb-h1", "zb-v", "v-zb", "v-half", "v-min", "dualpipe-v")
 HINTS = ("bfw", "ranked:zb-v", "ranked:v-zb", "ranked:v-half", "ranked:v-min", "ranked:zb-h2")
@@ -100,17 +96,11 @@ def measure(planned: bool, cell: Cell, seed: int) -> dict[str, dict[str, Figures
         limit = math.ceil(factor * unit)
         own = {name: figures_of(name, step, limit) for name in HINTS} if _fits(step, limit) else {}
         if planned and factor == 1 and own:
-            own[PLANNED] = figures_of(_plan(cell, step, limit), step)
+            evaluations = max(FEWEST, PLANNED_TASKS // (2 * cell.stages**2 * cell.per_stage))
+            own_plan = plan_within(step, limit, Placement(cell.stages), min(EVALUATIONS, evaluations))
+            own[PLANNED] = figures_of(own_plan.order, step)
         found[f"{factor:g}"] = own
     return {what: {name: (t, held / unit) for name, (t, held) in own.items()} for what, own in found.items()}
-
-
-def _plan(cell: Cell, step: Step, limit: int) -> Schedule:
-    placement = Placement(cell.stages)
-    rules = StepRules(placement=placement, microbatches=cell.microbatches, schedule=BF())
-    evaluations = min(EVALUATIONS, max(FEWEST, PLANNED_TASKS // (2 * cell.stages**2 * cell.per_stage)))
-    budgets = byte_budgets(step.actual, limit, 1)
-    return plan(rules, WorkloadCosts(step.known, placement), evaluations=evaluations, budgets=budgets).order
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from rrfp_jax.core.hints import BF
 from rrfp_jax.core.schedules import Schedule, by_name
 from rrfp_jax.core.step_rules import StepRules
+from rrfp_jax.core.tasks import Placement
+from rrfp_jax.sim.choice import Candidate
 from rrfp_jax.sim.engine import Links, simulate
+from rrfp_jax.sim.planned import Plan, plan
 from rrfp_jax.studies.compare import byte_budgets
 from rrfp_jax.studies.families import FAMILIES, FORWARD_SECONDS, Step, varied
 from rrfp_jax.trace.costs import StepCosts, Workload, WorkloadCosts
@@ -38,6 +42,14 @@ def simulated(
         links=links,
         lead=lead,
     )
+
+
+def plan_within(step: Step, limit: int, placement: Placement, evaluations: int) -> Plan:
+    """The order that is found by simulating what is known of a step, within so many bytes a stage."""
+    rules = StepRules(placement=placement, microbatches=step.known.microbatches, schedule=BF())
+    budgets = byte_budgets(step.known, limit, placement.chunks)
+    costs = WorkloadCosts(step.known, placement)
+    return plan(Candidate(rules=rules, costs=costs, budgets=budgets), evaluations=evaluations)
 
 
 def figures_of(schedule: str | Schedule, step: Step, limit: int | None = None) -> Figures:

@@ -38,7 +38,6 @@ from rrfp_jax.runtime.sizes import in_words
 from rrfp_jax.runtime.stages.memory import MARGIN, BucketLedger, Setting, StageLedger, memory_of_step
 from rrfp_jax.runtime.transport.choice import TransportName, reserved_bytes
 from rrfp_jax.sim.choice import Auto, Candidate, Choice, choose
-from rrfp_jax.sim.engine import simulate
 from rrfp_jax.sim.planned import Planned, base_of
 from rrfp_jax.trace.records import StepTrace, peak_of_order
 
@@ -210,19 +209,18 @@ class Estimate:
             refusal = str(error)
         own = self._step(split, budgets)
         with refusing():
-            trace = simulate(own.rules, own.costs, links=own.links, budgets=own.budgets)
+            trace = own.simulated()
         chunks = self._chunks(split)
         stages = self._stages(trace, chunks, ledgers)
         devices = (
             [range(len(stages))] if self.devices.shared else [range(s, s + 1) for s in range(len(stages))]
         )
-        compute = sum(stage.compute_seconds for stage in stages)
         place = self.rules.placement.place
         return Forecast(
             split=[len(chunks[s][c]) for s, c in map(place, range(self.rules.placement.last + 1))],
             stages=stages,
             devices=devices,
-            makespan=max(trace.makespan, compute / self.devices.at_once(len(stages))),
+            makespan=own.seconds(trace),
             does_not_fit=refusal or self._does_not_fit(stages, devices),
         )
 

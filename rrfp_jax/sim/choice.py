@@ -20,6 +20,7 @@ from rrfp_jax.core.schedules import by_name
 from rrfp_jax.core.step_rules import Budgets, StepRules
 from rrfp_jax.sim.engine import Links, simulate
 from rrfp_jax.trace.costs import StepCosts
+from rrfp_jax.trace.records import StepTrace
 
 CANDIDATES = (
     *("ranked:zb-v", "ranked:v-zb", "ranked:v-half", "ranked:v-min"),
@@ -74,7 +75,7 @@ class Auto:
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A step as it would be with some hint; `at_once` stages can compute at the same time."""
+    """A step as it would be with some schedule; `at_once` stages can compute at the same time."""
 
     rules: StepRules
     costs: StepCosts
@@ -98,9 +99,13 @@ class Candidate:
         ]
         return replace(self, rules=replace(self.rules, microbatches=microbatches), budgets=budgets)
 
-    def seconds(self) -> float:
-        """What the step takes; ValueError if the hint is not defined here, or no microbatch can run."""
-        trace = simulate(self.rules, self.costs, links=self.links, budgets=self.budgets)
+    def simulated(self) -> StepTrace:
+        """The step in virtual time; ValueError if the hint is not defined here, or no microbatch can run."""
+        return simulate(self.rules, self.costs, links=self.links, budgets=self.budgets)
+
+    def seconds(self, trace: StepTrace | None = None) -> float:
+        """What the step takes, as it was simulated before or is now."""
+        trace = trace or self.simulated()
         compute = sum(trace.busy(stage) for stage in range(trace.stages))
         return max(trace.makespan, compute / self.at_once)
 

@@ -32,7 +32,7 @@ from rrfp_jax.core.scheduler import check_can_end
 from rrfp_jax.core.schedules import NAMED, Schedule
 from rrfp_jax.core.step_rules import Budgets, StepRules, charges_of
 from rrfp_jax.core.tasks import FORWARD, KINDS, Placement, Task
-from rrfp_jax.sim.engine import Links, simulate
+from rrfp_jax.sim.choice import Candidate
 from rrfp_jax.trace.costs import CostTable, StepCosts
 from rrfp_jax.trace.records import StepTrace, peak_charge
 
@@ -98,22 +98,19 @@ class Plan:
 
 
 def plan(
-    rules: StepRules,
-    costs: StepCosts,
+    step: Candidate,
     *,
     candidates: Mapping[str, Schedule] = NAMED,
     evaluations: int = EVALUATIONS,
     seed: int = 0,
-    links: Links = "parallel",
-    budgets: Budgets = None,
 ) -> Plan:
     """The best order found for a step whose costs are known; ValueError if every candidate is refused.
 
-    The schedule of the rules does not matter. Their limit, which the core applies to hints only, and budgets
+    The schedule of its rules does not matter. Their limit, which the core applies to hints only, and budgets
     in bytes hold for the plan, too. If no candidate splits backwards, the plan does not either. Simulations
     of the candidates count among the `evaluations`, and are made in any case.
     """
-    planner = _Planner(rules, costs, links, budgets)
+    planner = _Planner(step)
     found: list[StepTrace] = []
     refused: list[str] = []
     for name, schedule in candidates.items():
@@ -134,16 +131,13 @@ _makespan = attrgetter("makespan")
 class _Planner:
     """Simulates, counts, and improves orders of one step."""
 
-    rules: StepRules
-    costs: StepCosts
-    links: Links
-    budgets: Budgets
+    step: Candidate
     evaluations: int = 0
 
     def candidate(self, schedule: Schedule) -> StepTrace:
         """What a schedule does. Raises ValueError if it is not defined here or exceeds a limit."""
-        rules = replace(self.rules, schedule=schedule)
         if isinstance(schedule, FixedOrder):
+            rules = replace(self.step.rules, schedule=schedule)
             check_can_end(rules)
             rows = [own.order for own in rules.stages]
             if (why := self._refusal(rows)) is not None:
@@ -178,17 +172,18 @@ class _Planner:
     def _simulated(self, schedule: Schedule) -> StepTrace:
         """What a schedule dispatches under the rules of the step."""
         self.evaluations += 1
-        rules = replace(self.rules, schedule=schedule)
-        return simulate(rules, self.costs, links=self.links, budgets=self.budgets)
+        return replace(self.step, rules=replace(self.step.rules, schedule=schedule)).simulated()
 
     def _listed(self, rows: Rows) -> ListedOrder:
-        return ListedOrder(self.rules.placement, self.rules.microbatches, tuple(map(tuple, rows)))
+        rules = self.step.rules
+        return ListedOrder(rules.placement, rules.microbatches, tuple(map(tuple, rows)))
 
     def _refusal(self, rows: Rows) -> str | None:
         """Why orders cannot be followed within the limits; None if they can."""
-        rules, chunks = replace(self.rules, schedule=BF()), self.rules.placement.chunks  # as for a hint
+        rules, budgets = replace(self.step.rules, schedule=BF()), self.step.budgets  # as for a hint
+        chunks = rules.placement.chunks
         for stage, row in enumerate(rows):
-            charges = charges_of(rules, self.budgets[stage] if self.budgets else None)
+            charges = charges_of(rules, budgets[stage] if budgets else None)
             for what, (costs, limit) in zip(("in flight", "in bytes", "in flight"), charges, strict=False):
                 if limit is not None and peak_charge(row, costs) > limit:
                     return f"exceeds the limit {what} on stage {stage}"
@@ -248,7 +243,8 @@ class Planned:
                 candidates[name] = _SplitAlike(schedule, self.hint)
             elif _splits(schedule, rules) == _splits(self.hint, rules):
                 candidates[name] = schedule
-        made = plan(rules, costs, candidates=candidates, evaluations=self.evaluations, budgets=budgets)
+        step = Candidate(rules=rules, costs=costs, budgets=budgets)
+        made = plan(step, candidates=candidates, evaluations=self.evaluations)
         turns = self.hint.turns_back(rules.placement, rules.microbatches)
         return replace(made, order=replace(made.order, turns=turns))
 

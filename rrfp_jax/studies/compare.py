@@ -14,12 +14,12 @@ from rrfp_jax.core.scheduler import check_can_end
 from rrfp_jax.core.schedules import Schedule, by_name
 from rrfp_jax.core.step_rules import Budget, Budgets, StepRules
 from rrfp_jax.sim.choice import Auto, Candidate, Choice, choose
-from rrfp_jax.sim.engine import Links, simulate
+from rrfp_jax.sim.engine import Links
 from rrfp_jax.sim.planned import EVALUATIONS, plan
 from rrfp_jax.studies.bounds import lower_bound
 from rrfp_jax.studies.disturbances import Jittered
 from rrfp_jax.studies.families import Step
-from rrfp_jax.trace.costs import StepCosts, Workload, WorkloadCosts, workload_of
+from rrfp_jax.trace.costs import Workload, WorkloadCosts, workload_of
 from rrfp_jax.trace.idleness import Cause, shares, stage_times
 from rrfp_jax.trace.jitter import Level
 from rrfp_jax.trace.records import RecordedStep, StepTrace, peak_bytes, peak_in_flight
@@ -101,14 +101,15 @@ def _simulated(schedule: Schedule | Auto | None, steps: Sequence[Step], given: C
             chosen.append(choice(schedule, step, given).name)
             ours = by_name(chosen[-1])
         else:
-            ours = schedule or _planned(step, given)
-        rules, budgets = _limits(ours, step, given)
-        costs: StepCosts = WorkloadCosts(step.actual, rules.placement)
+            known = _candidate(BF(), step, step.known, given)
+            ours = schedule or plan(known, evaluations=given.evaluations).order
+        own = _candidate(ours, step, step.actual, given)
         if given.jitter is not None:
-            costs = Jittered(costs, given.jitter, seed=number)
-        trace = simulate(rules, costs, links=given.links, budgets=budgets)
-        buckets = [str(j) for j in range(rules.microbatches)]  # each has times of its own
-        recorded.append(RecordedStep(trace=trace, rules=rules, budgets=budgets, buckets=buckets))
+            own = replace(own, costs=Jittered(own.costs, given.jitter, seed=number))
+        buckets = [str(j) for j in range(own.rules.microbatches)]  # each has times of its own
+        recorded.append(
+            RecordedStep(trace=own.simulated(), rules=own.rules, budgets=own.budgets, buckets=buckets)
+        )
     return outcome_of(recorded, [step.actual for step in steps], chosen)  # jitter only adds to the costs
 
 
@@ -137,18 +138,14 @@ def outcome_of(
 
 def choice(auto: Auto, step: Step, given: Conditions) -> Choice:
     """The hint for a step, by what is known of it; ValueError if none can run."""
-    candidates = {}
-    for name, hint in auto.hints.items():
-        rules, budgets = _limits(hint, step, given)
-        costs = WorkloadCosts(step.known, rules.placement)
-        candidates[name] = Candidate(rules=rules, costs=costs, budgets=budgets, links=given.links)
-    return choose(candidates)
+    return choose({name: _candidate(hint, step, step.known, given) for name, hint in auto.hints.items()})
 
 
-def _planned(step: Step, given: Conditions) -> FixedOrder:
-    rules, budgets = _limits(BF(), step, given)
-    known = WorkloadCosts(step.known, rules.placement)
-    return plan(rules, known, evaluations=given.evaluations, links=given.links, budgets=budgets).order
+def _candidate(schedule: Schedule, step: Step, workload: Workload, given: Conditions) -> Candidate:
+    """A step with a schedule, by what is known of it or by what happens."""
+    rules, budgets = _limits(schedule, step, given)
+    costs = WorkloadCosts(workload, rules.placement)
+    return Candidate(rules=rules, costs=costs, budgets=budgets, links=given.links)
 
 
 def _limits(schedule: Schedule, step: Step, given: Conditions) -> tuple[StepRules, Budgets]:

@@ -18,6 +18,7 @@ from rrfp_jax.report.look import read_latest
 from rrfp_jax.report.run_folder import read_run
 from rrfp_jax.report.store import LATEST, STEPS, StepFile, read_lines, read_steps, write_steps
 from rrfp_jax.report.what_if import what_ifs
+from rrfp_jax.sim.choice import Candidate
 from rrfp_jax.sim.engine import simulate
 from rrfp_jax.sim.planned import plan
 from rrfp_jax.trace.costs import WorkloadCosts, log_normal
@@ -102,7 +103,7 @@ def test_replicas_are_read_again(tmp_path):
 
 def test_an_order_without_a_name_is_read_as_the_order_in_which_tasks_ran(tmp_path):
     ran = step("zb-v")
-    own = plan(ran.rules, replay_of(ran.trace).costs, evaluations=1).order
+    own = plan(Candidate(rules=ran.rules, costs=replay_of(ran.trace).costs), evaluations=1).order
     planned = replace(ran, rules=replace(ran.rules, schedule=own), buckets=list("aaaaaa"))
     planned = replace(planned, trace=simulate(planned.rules, replay_of(ran.trace).costs))
     first, second = again(tmp_path, planned, replace(planned, trace=replace(planned.trace, step=1)))
