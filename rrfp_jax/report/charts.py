@@ -24,7 +24,7 @@ from rrfp_jax.report.legend import CAUSES, DELAY, DRAWN, SHARES
 from rrfp_jax.report.store import StepLine
 from rrfp_jax.report.timeline import Panel, gaps_of, of_gap, of_task, unit_of
 from rrfp_jax.trace.idleness import Cause, Idle, stage_times
-from rrfp_jax.trace.records import RecordedStep, StepTrace, peak_charge
+from rrfp_jax.trace.records import RecordedStep, StepTrace, charged, peak_charge
 
 WIDTH = 1000
 """Of a chart, in pixels."""
@@ -319,12 +319,12 @@ class Held(NamedTuple):
     """What a stage was charged, from each of some times on (s), and what it might be; None for no limit."""
 
     stage: int
-    since: list[tuple[float, int]]
+    since: list[tuple[float, float]]
     limit: int | None
     in_bytes: bool
 
     @property
-    def peak(self) -> int:
+    def peak(self) -> float:
         """The most."""
         return max(amount for _, amount in self.since)
 
@@ -340,12 +340,8 @@ def held(step: RecordedStep) -> list[Held]:
         order, charges = step.trace.order(stage), charges_of(step.rules, budget)
         limited = [own for own in charges if own[1]] or charges[-1:]
         costs, limit = max(limited, key=lambda own: peak_charge(order, own[0]) / (own[1] or 1))
-        amount, since = 0, [(step.trace.start, 0)]
-        for record in sorted(step.trace.stage_records(stage), key=lambda record: record.dispatched):
-            kind, chunk, microbatch = record.task
-            if charge := KINDS[kind].charge:
-                amount += charge * costs[chunk][microbatch]
-                since.append((record.dispatched, amount))
+        times = [step.trace.start, *sorted(record.dispatched for record in step.trace.stage_records(stage))]
+        since = [*zip(times, charged(order, costs), strict=True)]
         found.append(Held(stage, since, limit, budget is not None and costs is budget.costs))
     return found
 
@@ -385,10 +381,10 @@ def said_of_memory(step: RecordedStep) -> str:
     return text if own.in_bytes else f"{text} {what} counts from its F to its B or W."
 
 
-def _held_rows(step: RecordedStep, own: Held, most: int, times: int) -> Iterator[Row]:
+def _held_rows(step: RecordedStep, own: Held, most: float, times: int) -> Iterator[Row]:
     """The most in each of so many parts of the step, equal neighbours as one."""
     start, width = step.trace.start, step.trace.makespan / times
-    largest = [0] * times
+    largest: list[float] = [0] * times
     for (begin, amount), (end, _) in pairwise([*own.since, (start + width * times, 0)]):
         first, last = (min(int((at - start) / width), times - 1) if width else 0 for at in (begin, end))
         for at in range(first, last + 1):
@@ -401,13 +397,13 @@ def _held_rows(step: RecordedStep, own: Held, most: int, times: int) -> Iterator
         yield {"s": own.stage, **times_of, "x": share, "t": of_limit(own, amount)}
 
 
-def of_limit(own: Held, amount: int | None = None) -> str:
+def of_limit(own: Held, amount: float | None = None) -> str:
     """An amount, or the most, and of how much that is."""
     said = _amount(own, own.peak if amount is None else amount)
     return said if own.limit is None else f"{said} of {_amount(own, own.limit)}"
 
 
-def _amount(own: Held, amount: int) -> str:
+def _amount(own: Held, amount: float) -> str:
     return f"{amount / 2**20:,.1f} MiB" if own.in_bytes else f"{amount} in flight"
 
 

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -245,13 +246,15 @@ def peak_in_flight(trace: StepTrace) -> list[int]:
     return [peak_of_order(trace.order(stage), trace.placement.chunks) for stage in range(trace.stages)]
 
 
+def charged(order: Iterable[Task], costs: Sequence[Sequence[float]]) -> Iterator[float]:
+    """What a stage is charged before its first task and after each, `costs[chunk][microbatch]` for some."""
+    changes = (KINDS[kind].charge * costs[chunk][microbatch] for kind, chunk, microbatch in order)
+    return accumulate(changes, initial=0)
+
+
 def peak_charge(order: Iterable[Task], costs: Sequence[Sequence[float]]) -> float:
-    """The most that a stage's tasks, in this order, are charged at once; `costs[chunk][microbatch]` each."""
-    held = peak = 0.0
-    for kind, chunk, microbatch in order:
-        held += KINDS[kind].charge * costs[chunk][microbatch]
-        peak = max(peak, held)
-    return peak
+    """The most of that."""
+    return max(charged(order, costs))
 
 
 def peak_of_order(order: Iterable[Task], chunks: int) -> int:
