@@ -64,7 +64,7 @@ ASCII = BarCells(full="#", empty=".", levels="_.-~=+*#")
 
 MARKS: Mapping[str, tuple[str, str, str]] = {
     DELAYED: ("+", "green dim", "kept busy by a delay that was injected"),
-    **{cause: (row.letter, row.style, row.legend) for cause, row in CAUSES.items()},
+    **{cause: (row.letter, row.style, row.title) for cause, row in CAUSES.items()},
 }
 """Whatever is not computing, which is drawn as full cells: letter, style and what the legend says."""
 

@@ -44,8 +44,7 @@ stage  rank  step 0                                 busy  memory of its limit
     1  1     █████████████████████ssssssssssssssl>   56%  ██░░░░ 0.50/2.00 GiB
     2  2     █████████████████████████████████<<>>   90%  █████░ 1.70/2.00 GiB
     3  3     █████████████████████<<sssssssssl>>>>   56%  █░░░░░ 0.25/2.00 GiB
-█ computes  < the pipeline fills  s waits for another stage  l for a transfer
-m for memory  > drains
+█ computes  < filling  s other stages  l transfers  m memory  > draining
 
 from a task's end to the next stage, median and worst
 0>1 1.00 ms, 1.00 ms      1>0 1.00 ms, 1.00 ms      1>2 1.00 ms, 1.00 ms
