@@ -17,6 +17,9 @@ from rrfp_jax.train.named import CSV
 
 STAGES = 8
 
+GIVEN = ("microbatches", "seeds", "limit", "byte_limit", "chunks", "jitter")
+"""Flags that `rrfp.simulate` takes as they are."""
+
 
 def main(options: argparse.Namespace) -> int:
     """Run the command; its exit status."""
@@ -40,17 +43,8 @@ def main(options: argparse.Namespace) -> int:
             drawn = step.actual.stages
             panels += step.ran is not None and options.jitter == "J0"  # as it ran
         check_picture(options.plot, drawn * panels)
-    comparison = simulate(
-        source,
-        schedules,
-        stages=stages,
-        microbatches=options.microbatches,
-        seeds=options.seeds,
-        limit=options.limit,
-        byte_limit=options.byte_limit,
-        chunks=options.chunks,
-        jitter=options.jitter,
-    )
+    given = {name: getattr(options, name) for name in GIVEN}
+    comparison = simulate(source, schedules, stages=stages, **given)
     if options.out is not None:
         found = comparison.as_json_object()
         only = found if len(found) > 1 else next(iter(found.values()))
