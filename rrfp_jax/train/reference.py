@@ -77,7 +77,8 @@ class PlainStep:
 
     @cached_property
     def _leaves(self) -> list[Any]:
-        return jax.device_put(jax.tree.leaves(self.params), jax.local_devices()[0])  # type: ignore[no-any-return]
+        # By way of the host: moved straight from a stage's mesh, an array would still name that mesh.
+        return jax.device_put(jax.device_get(jax.tree.leaves(self.params)), jax.local_devices()[0])  # type: ignore[no-any-return]
 
     @cached_property
     def _owned(self) -> list[Any]:

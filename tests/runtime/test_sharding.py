@@ -332,3 +332,13 @@ def test_a_loss_may_name_axes_of_the_mesh(training):
     batch = [{"x": np.ones((2, 4), np.float32)}]
     own = toy.trainer(pipe=pipe, mesh=rrfp.Mesh(pp=1, tp=2), data=batch)
     assert own.evaluate(batch).loss == next(own.steps(1)).loss == 1
+
+
+def test_a_layer_whose_residuals_are_its_parameters_is_checked():
+    layers = [
+        rrfp.layer(lambda _, mb: mb["x"]),
+        rrfp.layer(lambda w, x, mb: jax.numpy.tanh(x @ w), init=lambda key: jax.random.normal(key, (4, 4))),
+    ]
+    pipe = rrfp.Pipeline(layers, lambda x, mb: rrfp.Loss((x**2).sum(), weight=x.size))
+    batch = [{"x": np.ones((2, 4), np.float32)}]
+    assert toy.trainer(pipe=pipe, mesh=rrfp.Mesh(pp=1, tp=2), data=batch).check().ok
