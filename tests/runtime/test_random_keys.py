@@ -105,3 +105,14 @@ def test_dropout_takes_the_key(module):
     trainer = toy.trainer(1, pipe=pipe, optimizer=optax.sgd(0.0), data=batch)
     assert trainer.check().ok
     assert len({report.loss for report in trainer.steps(3)}) == 3
+
+
+@pytest.mark.parametrize("frozen", [[], ["*.key"]])
+def test_a_typed_key_is_no_parameter(frozen):
+    def noisy(params, carry, mb):
+        return params["w"] * jax.random.normal(params["key"], mb["x"].shape)
+
+    layer = rrfp.layer(noisy, init=lambda key: {"w": jnp.ones(()), "key": key})
+    pipe = rrfp.Pipeline([layer], lambda x, mb: rrfp.Loss(x.sum(), weight=x.size), frozen=frozen)
+    with pytest.raises(rrfp.UsageError, match=r"parameter 0.key is a random key, key<fry>: keep its numbers"):
+        toy.trainer(1, pipe=pipe, data=[{"x": np.ones(1, np.float32)}]).start()

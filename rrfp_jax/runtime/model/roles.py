@@ -24,6 +24,7 @@ import numpy as np
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import counted
+from rrfp_jax.random_keys import is_key
 from rrfp_jax.runtime.model.layers import Params
 
 _NAMES_SHOWN = 5
@@ -145,6 +146,11 @@ class Roles:
         if frozen and len(every) == len(specs):
             raise UsageError(f"frozen={list(frozen)} freezes every parameter: nothing is left to train")
         for path, spec in specs.items():
+            if is_key(spec):
+                raise UsageError(
+                    f"parameter {path} is a random key, {spec.dtype}: keep its numbers, "
+                    f"jax.random.key_data(key), frozen, or draw from mb.key"
+                )
             if jnp.issubdtype(spec.dtype, np.number) and jax.dtypes.itemsize_bits(spec.dtype) < 8:
                 raise UsageError(
                     f"parameter {path} is {spec.dtype}, which JAX's compiled programs do not take: keep it "
