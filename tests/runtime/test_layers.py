@@ -438,6 +438,10 @@ def refusal(make):
         ),
         (lambda: rrfp.layer(Random, WIDTH, rngs=nnx.Rngs(0)), "do not pass rngs"),
         (
+            lambda: rrfp.layer(Random, nnx.Linear(WIDTH, WIDTH, rngs=nnx.Rngs(0))),
+            "layer(Random): it is given a module that is already built, of which every layer",
+        ),
+        (
             lambda: rrfp.layer(Random, WIDTH, init=none),
             "init= is for pure functions; Random makes its parameters itself and takes no keyword named init",
         ),

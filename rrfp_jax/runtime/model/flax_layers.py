@@ -49,8 +49,15 @@ def layer_of(
         with building(factory, args, kwargs, f"layer({name}): "):
             return LinenLayer(name=name, repeat=repeat, call=call, module=factory(*args, **kwargs))
     if issubclass(factory, nnx.Module) if isinstance(factory, type) else takes(factory, "rngs"):
-        if any(isinstance(value, nnx.Rngs) for value in (*args, *kwargs.values())) or "rngs" in kwargs:
+        values = (*args, *kwargs.values())
+        if any(isinstance(value, nnx.Rngs) for value in values) or "rngs" in kwargs:
             raise UsageError(f"layer({name}): do not pass rngs: each stage makes its own")
+        built = [value for value in values if isinstance(value, nnx.Pytree | nnx.Variable)]
+        if jax.tree.leaves(nnx.state(built, nnx.Param)):
+            raise UsageError(
+                f"layer({name}): it is given a module that is already built, of which every layer would have "
+                f"its own copy; build it in the class, and share parameters by Pipeline(..., tied=...)"
+            )
         return NNXLayer(name=name, repeat=repeat, call=call, factory=factory, args=args, kwargs=kwargs)
     return None
 
