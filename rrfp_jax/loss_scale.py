@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +10,8 @@ import numpy as np
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import check_fields, shown
 from rrfp_jax.json_files import Count
+
+FLOAT32 = np.finfo(np.float32)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +33,7 @@ class LossScale:
         smallest, largest: bounds of a dynamic one.
 
     Raises:
-        UsageError: a value that is not above 0, or not finite; bounds that do not hold it.
+        UsageError: a value that is no positive normal float32; bounds that do not hold it.
     """
 
     value: float = 2.0**15
@@ -44,9 +45,10 @@ class LossScale:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if not 0 < self.value < math.inf:
-            raise UsageError(f"loss_scale={self.value}: give a finite number above 0, or 'dynamic'")
-        if self.dynamic and not (0 < self.smallest <= self.value <= self.largest < math.inf):
+        if not FLOAT32.tiny <= self.value <= FLOAT32.max:
+            held = f"from {FLOAT32.tiny:.2g} to {FLOAT32.max:.2g}, as float32 holds them"
+            raise UsageError(f"loss_scale={self.value}: give a number {held}, or 'dynamic'")
+        if self.dynamic and not (FLOAT32.tiny <= self.smallest <= self.value <= self.largest <= FLOAT32.max):
             raise UsageError(f"loss_scale={self.value}: must be from {self.smallest} to {self.largest}")
         if self.growth_interval < 1:
             raise UsageError(f"growth_interval={self.growth_interval}: give at least one step")
@@ -82,10 +84,5 @@ def loss_scale_of(given: Any) -> LossScale:
         value = 1.0 if given is None else float(given)
     except (TypeError, ValueError):
         raise UsageError(f"loss_scale={shown(given)}: give None, a number above 0, or 'dynamic'") from None
-    with np.errstate(over="ignore"):
-        rounded = float(np.float32(value))  # as stages have it
-    if 0 < value < math.inf and not 0 < rounded < math.inf:
-        raise UsageError(
-            f"loss_scale={shown(given)}: is no number that float32 holds; give a nearer one to 1"
-        )
-    return LossScale(value=rounded, dynamic=False)
+    checked = LossScale(value=value, dynamic=False)
+    return replace(checked, value=float(np.float32(value)))  # as stages have it

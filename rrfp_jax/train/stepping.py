@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
@@ -130,18 +130,25 @@ class Stepper:
     ) -> None:
         self.engine, self._settings = engine, settings
         self.seed = settings.seed
+        myself = weakref.ref(self)  # what devices hold goes with a Trainer, not when garbage is collected
+
+        def present() -> Engine:
+            own = myself()
+            assert own is not None, "it is asked by its own methods alone"
+            return own.engine
+
         init = engine.spec.init
         base = init if isinstance(init, FrozenBase) else None
         if base is not None:  # an engine that layers have moved from is not kept
-            base.roles = lambda: self.engine.library.roles
-        self.saves = CheckpointWriter(lambda: self.engine, engine.world, self.seed, base)
+            base.roles = lambda: present().library.roles
+        self.saves = CheckpointWriter(present, engine.world, self.seed, base)
         self.schedule, self.exchange, self._rebalancing = schedule, exchange, rebalancing
         self.standing = TrainingState(loss_scale=loss_scale_of(settings.loss_scale))
         self.refuses_nonfinite = settings.on_nonfinite == "stop"
         self.steps_done = 0
         self.last_plan = ""
         self.recorded: deque[RecordedStep] = deque(maxlen=TRACED_STEPS)
-        self.loader = Loader(self._reads, engine.world)
+        self.loader = Loader(lambda bucket, j: present().reads(bucket, j), engine.world)
         self._known_buckets: Mapping[Phase, dict[Bucket, None]] = {"train": {}, "evaluate": {}}
         self._rules: dict[Phase, StepRules] = {}  # of the latest steps; training first
         self._latest_plan: Sequence[Microbatch] = ()
@@ -292,9 +299,6 @@ class Stepper:
         known.update(dict.fromkeys(buckets))
         if phase == "evaluate":  # as `start` does for training
             self.engine.prepare(declared_buckets(data) or buckets, self.rules(len(buckets), phase))
-
-    def _reads(self, bucket: Bucket, microbatch: int) -> Set[str]:
-        return self.engine.reads(bucket, microbatch)
 
     def _work_of(self, split: Sequence[int]) -> Callable[[], Work | None]:
         """Gives what the layers have to do, by the microbatches of the step that is the latest then.

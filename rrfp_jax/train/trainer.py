@@ -158,7 +158,8 @@ class Trainer:
         self._programs = 0, 0  # compiled by all processes for the first step, and loaded instead
         self._lock, self._user = threading.RLock(), ""  # and who holds it
         if wrapped is not None:
-            self._check_model(wrapped, plan_step(wrapped, 0))
+            with jax.set_mesh(None):  # as in `_alone`
+                self._check_model(wrapped, plan_step(wrapped, 0))
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         """Refuse `copy`, `pickle` and whatever uses them."""
@@ -529,7 +530,8 @@ class Trainer:
             )
         before, self._user = self._user, me
         try:
-            yield
+            with jax.set_mesh(None):  # whatever mesh a user has set: stages have theirs
+                yield
         finally:
             self._user = before
             self._lock.release()

@@ -56,6 +56,7 @@ from rrfp_jax.runtime.transport.protocol import (
     Shards,
     TransferObserver,
     Transport,
+    copies_allowed,
     soonest_poll,
 )
 from rrfp_jax.trace.records import TaskRecord
@@ -203,10 +204,7 @@ class Driver:
             agreed = self.agreement
             if agreed is not None and not agreed.alone and rules.hint is not None:  # else nothing is said
                 open_queues.enter_context(agreed.carrier)
-            # Copies between stages, and of numbers to the host, are meant, whatever guard a user has set
-            # against those that are not.
-            open_queues.enter_context(jax.transfer_guard_device_to_device("allow"))
-            open_queues.enter_context(jax.transfer_guard_device_to_host("allow"))
+            open_queues.enter_context(copies_allowed())
             under_way = StepExecution(self, rules, step, round, parts, budgets, early)
             if update is not None and update.dispatched is not None:
                 under_way.follows(update.dispatched, update.params)
@@ -255,9 +253,8 @@ class Driver:
         def carrier(key: Key) -> Transport:
             return self.local if key.stage in self.devices or self.remote is None else self.remote
 
-        allowed = jax.transfer_guard_device_to_device("allow")  # as in `run`
         waits, held = world.waits_for(awaits, limit), interrupts_held()
-        with allowed, waits as wait, held as interrupted, self._carrying(round):
+        with copies_allowed(), waits as wait, held as interrupted, self._carrying(round):
             keyed = [(Key(round, s, Input(Direction.WEIGHT, 0, n)), own) for (s, n), own in sends.items()]
             for key, shards in keyed:
                 carrier(key).offer(key, shards)

@@ -168,14 +168,16 @@ class Settings:
 
 
 def check_order(rules: StepRules) -> None:
-    """Refuse a fixed order that does not hold every task once, or that must deadlock.
+    """Refuse a fixed order that does not hold every task once, or that must deadlock, and others' placements.
 
     Raises:
         UsageError: naming stage and task.
     """
-    if isinstance(rules.schedule, FixedOrder):
-        with refusing():
+    with refusing():
+        if isinstance(rules.schedule, FixedOrder):
             check_can_end(rules)
+        else:  # a hint may rank by an order
+            _ = rules.stages
 
 
 WORDS = {name: get_args(of) for name, of in get_type_hints(Settings).items() if get_origin(of) is Literal}
