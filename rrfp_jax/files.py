@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from io import BufferedReader
 from itertools import count
 from pathlib import Path
+from time import monotonic, sleep
 
 OTHERS_WRITE, OTHERS_READ = 0o022, 0o044
 """Bits of a file's mode."""
@@ -197,6 +198,31 @@ def is_used(folder: Path) -> bool | None:
     finally:
         os.close(descriptor)
     return False
+
+
+SEEN_SECONDS = 5.0
+"""Within which another node sees a file. NFS asks its server for a name that it has not met: at once."""
+
+LOOK_SECONDS = 0.1
+
+
+def is_seen(path: Path) -> bool:
+    """Whether a file that another process, perhaps on another node, has made is here, or comes."""
+    deadline = monotonic() + SEEN_SECONDS
+    with suppress(OSError):  # another process of this node does the same just now, or the folder is none
+        try:
+            path.parent.mkdir()  # which asks the server, where a look would be answered from a cache
+            path.parent.rmdir()
+        except FileExistsError:
+            while not (there := _lists(path)) and monotonic() < deadline:
+                sleep(LOOK_SECONDS)
+            return there
+    return False
+
+
+def _lists(path: Path) -> bool:
+    """Whether a file is there; NFS may answer either question from a cache of its own."""
+    return path.exists() or path.name in os.listdir(path.parent)
 
 
 def shown_path(path: Path) -> str:

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from time import monotonic, sleep
 
 from rrfp_jax.errors import UsageError
+from rrfp_jax.files import is_seen
 from rrfp_jax.runtime.run.alike import who
 from rrfp_jax.runtime.run.world import START_SECONDS, World
-
-SEEN_SECONDS = 5.0
-"""Within which another node sees a mark. NFS asks its server for a name that it has not met: at once."""
-
-POLL_SECONDS = 0.1
 
 
 def require_shared(world: World, folder: Path) -> None:
@@ -49,29 +43,10 @@ def seen_by(world: World, folder: Path, limit: float = START_SECONDS) -> Sequenc
                 (folder / name).touch()
                 mark = name
         mark = world.gather("a mark in a folder", mark, limit)[0]
-        return world.gather("who sees that mark", bool(mark) and sees_mark(folder / mark), limit)
+        return world.gather("who sees that mark", bool(mark) and is_seen(folder / mark), limit)
     finally:
         with suppress(OSError):
             if mark and world.rank == 0:
                 (folder / mark).unlink()
             for parent in made:
                 parent.rmdir()
-
-
-def sees_mark(mark: Path) -> bool:
-    """Whether a mark that another process has made is here, or comes."""
-    deadline = monotonic() + SEEN_SECONDS
-    with suppress(OSError):  # another rank of this node does the same just now, or the folder is none
-        try:
-            mark.parent.mkdir()  # which asks the server, where a look would be answered from a cache
-            mark.parent.rmdir()
-        except FileExistsError:
-            while not (there := _lists(mark)) and monotonic() < deadline:
-                sleep(POLL_SECONDS)
-            return there
-    return False
-
-
-def _lists(mark: Path) -> bool:
-    """Whether a file is there; NFS may answer either question from a cache of its own."""
-    return mark.exists() or mark.name in os.listdir(mark.parent)

@@ -102,7 +102,7 @@ class TestOfAStep:
         assert SharedToken("7-0-0", tmp_path).write() != SharedToken("7-0-0", tmp_path).write()
 
     def test_a_folder_that_nodes_do_not_share_is_named_by_all_and_left_empty(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(token_module, "SEEN_SECONDS", 0.1)
+        monkeypatch.setattr("rrfp_jax.files.SEEN_SECONDS", 0.1)
         monkeypatch.setattr(token_module.socket, "gethostname", lambda: "n7")
         own, other = tmp_path / "own", tmp_path / "other"
         other.mkdir()

@@ -15,22 +15,16 @@ from collections.abc import MutableMapping
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
-from time import monotonic, sleep
 from typing import Any
 
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.fields import expanded, printable
-from rrfp_jax.files import OTHERS_READ, OTHERS_WRITE, open_own
+from rrfp_jax.files import OTHERS_READ, OTHERS_WRITE, is_seen, open_own
 
 NAME, FILE = "RRFP_TOKEN", "RRFP_TOKEN_FILE"
 
 SHORTEST = 32
 """Characters: 128 bits if they are hexadecimal digits."""
-
-POLL_SECONDS = 0.05
-
-SEEN_SECONDS = 5.0
-"""Within which another node sees a file that has been written on a file system that both share."""
 
 READ = "rrfp/token"
 """Keys below which ranks say that they have a token; its value is in no key."""
@@ -92,7 +86,7 @@ class SharedToken:
                 token, seen = self.write(), ""
             else:
                 store.blocking_key_value_get_bytes(f"{READ}/0", limit)  # it is written by now
-                token = self._read(SEEN_SECONDS)
+                token = _checked(_read(self._path), str(self._path)) if is_seen(self._path) else b""
                 seen = "" if token else socket.gethostname()
             store.key_value_set_bytes(f"{READ}/{rank}", f"-{seen}".encode())
             said = [store.blocking_key_value_get_bytes(f"{READ}/{r}", limit) for r in range(size)]
@@ -110,15 +104,6 @@ class SharedToken:
                 f"folder: {_remedy()}"
             )
         return token
-
-    def _read(self, seconds: float) -> bytes:
-        """Wait for it; nothing if it does not come in time. UsageError if others may read it."""
-        deadline = monotonic() + seconds
-        while not self._path.exists():
-            if monotonic() > deadline:
-                return b""
-            sleep(POLL_SECONDS)
-        return _checked(_read(self._path), str(self._path))
 
     def remove(self) -> None:
         """Remove it, once all have it."""
