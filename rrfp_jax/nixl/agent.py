@@ -11,11 +11,13 @@ import secrets
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
+from time import perf_counter, sleep
 from types import ModuleType
 from typing import Any, NamedTuple
 
 from rrfp_jax.environment import ENVIRONMENT
 from rrfp_jax.errors import TrainingError
+from rrfp_jax.runtime.run.waits import pause
 
 MODULES = ("nixl_cu12", "nixl_cu13")
 """For CUDA 12 and 13; either will do for host memory. Their wheels also want torch, which nothing uses."""
@@ -140,6 +142,18 @@ class Agent:
     def write(self, rank: int, here: Sequence[MemoryRange], there: Sequence[MemoryRange]) -> Writing:
         """Begin to write from registered memory into that of another rank's agent."""
         return Writing(self, self._call(self._request, self.name_of(rank), here, there))
+
+    def write_within(
+        self, seconds: float, rank: int, here: Sequence[MemoryRange], there: Sequence[MemoryRange]
+    ) -> float:
+        """Write, and wait until all is there; how long that took."""
+        began, writing = perf_counter(), self.write(rank, here, there)
+        while not writing.has_ended():
+            if (waited := perf_counter() - began) > seconds:
+                size = sum(each.size for each in here)
+                raise WriteFailed(f"{size} bytes were not written in {seconds:.0f} s")
+            sleep(pause(waited))
+        return perf_counter() - began
 
     def progress(self, request: int, begin: bool) -> bool:
         """Begin a write, or look at it; whether it has ended, and then it is let go."""

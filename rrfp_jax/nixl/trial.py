@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 from collections.abc import Collection, Mapping, Sequence
 from ipaddress import ip_address
-from time import perf_counter, sleep
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +12,6 @@ import numpy as np
 
 from rrfp_jax.nixl.agent import Agent, MemoryRange, NixlAbsent, WriteFailed
 from rrfp_jax.nixl.memory import memory_of, zeros
-from rrfp_jax.runtime.run.waits import pause
 from rrfp_jax.runtime.run.world import START_SECONDS, World
 from rrfp_jax.runtime.transport.protocol import Devices, Unusable
 
@@ -93,22 +91,13 @@ def _tried(
     (there,) = [MemoryRange(*place) for to, *place in told["places"] if to == own_rank]
     try:
         agent.know(rank, told["memory"])
+        ends = [([here._replace(size=size)], [there._replace(size=size)]) for size in (SMALL, LARGE)]
         small, large = (
-            min(_seconds(agent, rank, here, there, size) for _ in range(TIMES)) for size in (SMALL, LARGE)
+            min(agent.write_within(WRITE_SECONDS, rank, *each) for _ in range(TIMES)) for each in ends
         )
     except WriteFailed as error:
         return str(error), 0.0, 0.0
     return "", small, LARGE / large
-
-
-def _seconds(agent: Agent, rank: int, here: MemoryRange, there: MemoryRange, size: int) -> float:
-    began = perf_counter()
-    writing = agent.write(rank, [here._replace(size=size)], [there._replace(size=size)])
-    while not writing.has_ended():
-        if (waited := perf_counter() - began) > WRITE_SECONDS:
-            raise WriteFailed(f"{size} bytes were not written in {WRITE_SECONDS:.0f} s")
-        sleep(pause(waited))
-    return perf_counter() - began
 
 
 def _all_here(world: World) -> bool:

@@ -10,7 +10,6 @@ import ctypes
 import multiprocessing
 import sys
 from multiprocessing.connection import Connection
-from time import monotonic, sleep
 
 from rrfp_jax.nixl.agent import Agent, MemoryRange, NixlAbsent, WriteFailed
 
@@ -60,12 +59,7 @@ def _write() -> None:
     agent.peers[1], there = mine.recv()
     buffer = ctypes.create_string_buffer(b"x" * SIZE, SIZE)
     agent.register([_memory(buffer)])
-    writing = agent.write(1, [_memory(buffer)], [there])
-    deadline = monotonic() + LIMIT_SECONDS
-    while not writing.has_ended():
-        if monotonic() > deadline:
-            raise WriteFailed(f"a write has not ended in {LIMIT_SECONDS:.0f} s")
-        sleep(1e-3)
+    agent.write_within(LIMIT_SECONDS, 1, [_memory(buffer)], [there])
     mine.send(None)
     if not mine.recv():
         raise WriteFailed("what was written is not there")
