@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from rrfp_jax.commands.preflight.surroundings import Surroundings
 from rrfp_jax.runtime.run.alike import COMPILING, by_value, differing_versions, who
-from rrfp_jax.runtime.run.place import MEMORY, OLD_MEMORY, Address, proxy_for, visible_gpus
+from rrfp_jax.runtime.run.place import MEMORY, OLD_MEMORY, Address, gpus_of_step, proxy_for, visible_gpus
 from rrfp_jax.runtime.run.token import FILE, HOW, NAME
 
 Level: TypeAlias = Literal["ok", "warn", "FAIL"]
@@ -161,7 +161,7 @@ def _what_hides_them(found: Surroundings) -> tuple[Level, str, str]:
 
 def check_shares(found: Surroundings) -> Answer:
     """Whether the ranks of this node have a GPU and its memory each."""
-    environment, gpus = found.environment, _gpus_here(found)
+    environment, gpus = found.environment, gpus_of_step(found.environment)
     ranks = found.step.tasks_here if found.step else 1
     if MEMORY in environment and OLD_MEMORY in environment:
         return "FAIL", f"{MEMORY} and {OLD_MEMORY} are set, which JAX refuses", f"unset {OLD_MEMORY}"
@@ -178,7 +178,7 @@ def check_shares(found: Surroundings) -> Answer:
 
 def check_binding(found: Surroundings) -> Answer:
     """Whether the ranks of a group see each other's GPUs, for collectives from one to the other."""
-    visible, here = len(visible_gpus(found.environment)), _gpus_here(found)
+    visible, here = len(visible_gpus(found.environment)), gpus_of_step(found.environment)
     if found.tp == 1 or found.step is None or not 0 < visible < here:
         return None
     said = (
@@ -187,11 +187,6 @@ def check_binding(found: Surroundings) -> Answer:
     )
     fix = f"--gpus-per-node={here} instead of --gpus-per-task: the ranks then share them out themselves"
     return "warn", said, fix
-
-
-def _gpus_here(found: Surroundings) -> int:
-    here = found.environment.get("SLURM_GPUS_ON_NODE", "")
-    return int(here) if here.isdecimal() else len(visible_gpus(found.environment))
 
 
 def _number(text: str) -> float:

@@ -299,10 +299,14 @@ def step_gpus(environment: Mapping[str, str], step: SlurmStep) -> dict[str, str]
 
     A bound task sees fewer than its node has for the step; without, as with --gpus-per-node, each sees all.
     """
+    is_bound = gpus_of_step(environment) != len(visible_gpus(environment))
+    return {} if is_bound else gpu_environment(environment, step.local_rank, step.tasks_here)
+
+
+def gpus_of_step(environment: Mapping[str, str]) -> int:
+    """How many GPUs this node has for the SLURM step; all that are seen where SLURM does not say."""
     here = environment.get("SLURM_GPUS_ON_NODE", "")
-    if here.isdecimal() and int(here) != len(visible_gpus(environment)):
-        return {}
-    return gpu_environment(environment, step.local_rank, step.tasks_here)
+    return int(here) if here.isdecimal() else len(visible_gpus(environment))
 
 
 PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
