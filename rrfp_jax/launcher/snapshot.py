@@ -17,10 +17,10 @@ from rrfp_jax.runtime.run.recorder import (
     ASKED,
     RecordedDispatch,
     Recording,
-    counters_of,
     is_stopped,
     read,
     recorder_in,
+    shared_page,
 )
 from rrfp_jax.runtime.run.stacks import LOADER, StackFrame, Thread, dumped_threads
 from rrfp_jax.runtime.run.status_report import StatusReport, read_report
@@ -109,7 +109,7 @@ class Look:
 
     def __init__(self, folder: Path, ranks: Iterable[int]) -> None:
         self._folder = folder
-        self._counters = {rank: counters_of(recorder_in(folder, rank)) for rank in ranks}
+        self._counters = {rank: shared_page(recorder_in(folder, rank)).counters for rank in ranks}
         self._asked = {rank: max(own[ASKED], own[ANSWERED]) + 1 for rank, own in self._counters.items()}
         for rank, number in self._asked.items():
             self._counters[rank][ASKED] = number

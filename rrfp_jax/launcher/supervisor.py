@@ -33,12 +33,11 @@ from rrfp_jax.runtime.run.recorder import (
     HEARD,
     PLEAS,
     STARTING,
-    counters_of,
     is_stopped,
-    last_beat,
     read,
     recorded,
     recorder_in,
+    shared_page,
 )
 from rrfp_jax.runtime.run.signals import SAVE_SECONDS, Signals, save_seconds
 
@@ -292,7 +291,7 @@ class HangMonitor:
         self._look = None
         for rank, request in self._requests.items():
             with suppress(OSError, ValueError):
-                counters_of(recorder_in(self._folder.path, rank))[HEARD] = request
+                shared_page(recorder_in(self._folder.path, rank)).counters[HEARD] = request
         self._requests.clear()
 
     def _poll(self, folder: Path, now: float) -> None:
@@ -300,10 +299,10 @@ class HangMonitor:
         for rank in range(self._count):
             path = recorder_in(folder, rank)
             with suppress(OSError, ValueError):
-                counters = counters_of(path)
+                page = shared_page(path)
+                counters, beat = page.counters, page.beat
                 if counters[PLEAS] > counters[HEARD]:
                     self._requests[rank] = counters[PLEAS]
-                beat = last_beat(path)
                 known, since = self._beats.get(rank, (None, now))
                 if beat != known:
                     self._beats[rank] = beat, now

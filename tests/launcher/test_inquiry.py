@@ -166,7 +166,7 @@ def test_asking_a_run(living, tmp_path, capsys, monkeypatch):
     def another_users(path):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(snapshot, "counters_of", another_users)
+    monkeypatch.setattr(snapshot, "shared_page", another_users)
     assert main([str(tmp_path)]) == 2
     assert "the run is another user's; ask as that user" in capsys.readouterr().err
     monkeypatch.setattr(flight_recorder.socket, "gethostname", lambda: "elsewhere")

@@ -29,7 +29,7 @@ from typing import NamedTuple, TypeAlias
 
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import SHAPES, Direction, Input, Kind, Output, Placement, Task
-from rrfp_jax.files import opened, read_whole
+from rrfp_jax.files import read_whole
 
 OFFERED, PRODUCED, DELIVERED = 1, 2, 4
 """Bits of what is sent: its task was dispatched, its program has ended, it has come to its receiver."""
@@ -94,7 +94,7 @@ class PageLayout(Structure):
 Counters: TypeAlias = "ctypes.Array[c_uint64]"
 
 SIZE = ctypes.sizeof(PageLayout)
-RING_AT, PHASES_AT, BEAT_AT = PageLayout.ring.offset, PageLayout.phases.offset, PageLayout.beat.offset
+RING_AT, PHASES_AT = PageLayout.ring.offset, PageLayout.phases.offset
 SENT_AT, GOT_AT = (PageLayout.board.offset + board.offset for board in (BoardLayout.sent, BoardLayout.got))
 
 LONGEST_STAT = 4096
@@ -406,18 +406,10 @@ def recorded(folder: Path) -> dict[int, Recording]:
     return found
 
 
-def last_beat(path: Path) -> float:
-    """When the process was last known alive, in the seconds of `time.time()`; without reading the rest."""
-    with opened(path) as descriptor:
-        data = os.pread(descriptor, 8, BEAT_AT)
-    return c_double.from_buffer_copy(data.ljust(8, b"\0")).value
-
-
-def counters_of(path: Path) -> Counters:
-    """The counters of another process's flight recorder, to be written; OSError if it is another user's."""
+def shared_page(path: Path) -> PageLayout:
+    """Another process's flight recorder, to be looked at and written; OSError if it is another user's."""
     with path.open("r+b") as file:
-        counters: Counters = PageLayout.from_buffer(mmap.mmap(file.fileno(), SIZE)).counters
-    return counters
+        return PageLayout.from_buffer(mmap.mmap(file.fileno(), SIZE))
 
 
 def _entries(data: bytes) -> tuple[RecordedDispatch, ...]:
