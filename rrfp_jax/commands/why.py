@@ -12,7 +12,7 @@ from rrfp_jax.errors import DONE, FAILED, UsageError
 from rrfp_jax.files import read_whole, staged
 from rrfp_jax.launcher.hang import judge, render_report
 from rrfp_jax.launcher.snapshot import Look
-from rrfp_jax.runtime.run.recorder import host_name, recorded, recorder_in
+from rrfp_jax.runtime.run.recorder import host_name, latest_recorded, recorded, recorder_in
 
 POLL_SECONDS = 0.05
 LONGEST_DIAGNOSIS = 2**20
@@ -38,40 +38,21 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _living(run: Path) -> tuple[Path, Sequence[int]]:
-    """The folder in which a run lives, and its ranks: its own, or one that will be (`launcher/folders.py`).
-
-    There may be several: killed launchers leave theirs, and a new one begins beside what a run has left.
-    """
-    folders = [*([run] if any(run.glob("flight-*")) else []), *staged(run)]
-    found, elsewhere = list[Sequence[int] | None](), list[UsageError]()
-    for folder in folders:
-        try:
-            if ranks := _living_ranks(folder):
-                return folder, ranks
-            found.append(ranks)
-        except UsageError as error:  # perhaps of an earlier run of this name
-            elsewhere.append(error)
-    if elsewhere:
-        raise elsewhere[0]
-    if None in found:
+    """The folder in which a run lives, its own or one that will be (`launcher/folders.py`); and its ranks."""
+    folder, found = latest_recorded(run)
+    here = host_name().decode("utf-8", "ignore")  # as recordings have it
+    if hosts := sorted({recording.host for recording in found.values()} - {here}):
+        raise UsageError(f"{folder}: the run is on {', '.join(hosts)}; run this command there")
+    if any(recording.lives for recording in found.values()):
+        return folder, sorted(found)
+    begins = [place for place in staged(run) if not recorded(place)]
+    if found and not begins:
+        raise UsageError(f"{run}: no rank of this run lives{_its_end(folder)}")
+    if begins or any(run.glob("flight-*")):
         raise UsageError(f"{run}: no rank has begun to join the run yet; ask again in a moment")
-    if found:
-        raise UsageError(f"{run}: no rank of this run lives{_its_end(folders[0])}")
     if not run.is_dir():
         raise UsageError(f"{run}: there is no such folder; give the run's, such as runs/quickstart")
     raise UsageError(f"{run}: has no flight recorders, which only rrfp launch keeps, or no rank has begun")
-
-
-def _living_ranks(folder: Path) -> Sequence[int] | None:
-    """The ranks of a run, none if all have ended; None without flight recorders, UsageError if elsewhere."""
-    found = recorded(folder)
-    here = host_name().decode("utf-8", "ignore")  # as recordings have it
-    hosts = sorted({recording.host for recording in found.values()} - {here})
-    if hosts:
-        raise UsageError(f"{folder}: the run is on {', '.join(hosts)}; run this command there")
-    if not found:
-        return None
-    return sorted(found) if any(recording.lives for recording in found.values()) else []
 
 
 def _absent_ranks(folder: Path) -> Sequence[int]:

@@ -15,12 +15,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from rrfp_jax.files import staged
 from rrfp_jax.json_files import Count, Unreadable, read_json
 from rrfp_jax.name_lock import hold_on
 from rrfp_jax.report.run_folder import shared_by
 from rrfp_jax.report.store import LATEST, METRICS, StepLine, read_lines, read_steps
-from rrfp_jax.runtime.run.recorder import ENDED, Recording, recorded
+from rrfp_jax.runtime.run.recorder import ENDED, Recording, latest_recorded
 from rrfp_jax.trace.idleness import StageTimes, stage_times
 from rrfp_jax.trace.records import RecordedStep
 
@@ -119,7 +118,8 @@ class Looker:
     def look(self) -> Seen:
         """What there is now. What is only half there is passed over: it will be whole the next time."""
         folder, now = self._folder, time.time()
-        diagnosed, recorders = _changed(folder / "diagnosis.txt"), recorders_of(folder)
+        diagnosed = _changed(folder / "diagnosis.txt")
+        recorders = [own for _, own in sorted(latest_recorded(folder)[1].items())]
         began = _changed(folder / "config.json") or diagnosed  # it may have died before it wrote the first
         state = _state(folder, began, recorders, now)
         if began is None or state in (State.ABSENT, State.STARTING):
@@ -153,16 +153,6 @@ class Looker:
                 self._read_at = written
                 self._busy.append(self._latest.trace.busy_seconds)
         return self._latest
-
-
-def recorders_of(folder: Path) -> list[Recording]:
-    """The flight recorders of a run's processes, by rank: in its folder, or where a launcher prepares it.
-
-    Where the latest sign of life is: a launcher that was killed leaves what it had prepared.
-    """
-    found = [recorded(place).values() for place in (folder, *staged(folder))]
-    latest = max(found, key=lambda own: max((one.beat for one in own), default=0.0))
-    return sorted(latest, key=lambda one: one.rank)
 
 
 def _state(folder: Path, began: float | None, recorders: Sequence[Recording], now: float) -> State:

@@ -3,6 +3,7 @@
 import pytest
 
 from rrfp_jax.commands import why
+from rrfp_jax.runtime.run.recorder import FlightRecorder, recorder_in, shared_page
 from tests.support.commands import why as main
 from tests.verification.hangs import CELLS, USERS, Cell, faults_of, run_cell
 
@@ -35,16 +36,21 @@ def test_refuses_what_does_not_live(tmp_path, capsys):
     assert "no rank has begun to join the run yet; ask again in a moment" in capsys.readouterr().err
 
 
-def test_a_run_lives_in_its_folder_or_where_a_launcher_prepares_it(tmp_path, monkeypatch, capsys):
-    living = []
-    ranks = lambda folder: [0, 1] if folder in living else []  # noqa: E731
-    monkeypatch.setattr("rrfp_jax.commands.why._living_ranks", ranks)
+def test_a_run_lives_in_its_folder_or_where_a_launcher_prepares_it(tmp_path, capsys):
     run, left, staged = tmp_path / "run", tmp_path / ".run.starting-3", tmp_path / ".run.starting-21"
+    pages = {}
     for folder in (run, left, staged):
         folder.mkdir()
-        (folder / "flight-0").touch()
+        path = recorder_in(folder, 0)
+        FlightRecorder(path, 0, "")
+        pages[folder] = shared_page(path)
+        pages[folder].started += 1  # another process, which has ended
     assert main([str(run)]) == 2
     assert capsys.readouterr().err == f"rrfp why: {run}: no rank of this run lives any more\n"
-    for place in (run, left, staged):
-        living[:] = [place]
-        assert why._living(run) == (place, [0, 1])
+    for place, page in pages.items():
+        page.started -= 1
+        assert why._living(run) == (place, [0])
+        page.started += 1
+    (tmp_path / ".run.starting-22").mkdir()
+    assert main([str(run)]) == 2
+    assert "no rank has begun to join the run yet" in capsys.readouterr().err

@@ -29,7 +29,7 @@ from typing import NamedTuple, TypeAlias
 
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import SHAPES, Direction, Input, Kind, Output, Placement, Task
-from rrfp_jax.files import read_whole
+from rrfp_jax.files import read_whole, staged
 
 OFFERED, PRODUCED, DELIVERED = 1, 2, 4
 """Bits of what is sent: its task was dispatched, its program has ended, it has come to its receiver."""
@@ -404,6 +404,17 @@ def recorded(folder: Path) -> dict[int, Recording]:
         with suppress(OSError, ValueError):
             found[int(path.name.removeprefix("flight-"))] = read(path)
     return found
+
+
+def latest_recorded(run: Path) -> tuple[Path, dict[int, Recording]]:
+    """A run's flight recorders by rank, and the folder that they are in: its own, or where it is prepared.
+
+    Where a process lives, or else did last: killed launchers leave what they had prepared, and a new one
+    begins beside what a run has left.
+    """
+    found = [(folder, recorded(folder)) for folder in (run, *staged(run))]
+    life = [max(((one.lives, one.beat) for one in own.values()), default=(False, 0.0)) for _, own in found]
+    return found[life.index(max(life))]
 
 
 def shared_page(path: Path) -> PageLayout:
