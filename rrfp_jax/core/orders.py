@@ -167,7 +167,7 @@ def planned_order(
     schedule: FixedOrder, stage: int, placement: Placement, microbatches: int, forward_only: bool = False
 ) -> list[Task]:
     """A stage's fixed order, checked to hold each task once, after what it needs there."""
-    order = list(schedule.order(stage, placement, microbatches))
+    order = list(schedule.order(stage, placement, microbatches) or ())
     if forward_only:
         order = [task for task in order if task.kind is FORWARD]
     chunks, after = range(placement.chunks), [row.after for row in KINDS]

@@ -82,6 +82,8 @@ class StageTasks:
     ) -> None:
         backwards, splits = [list(tasks) for tasks in names[BACKWARD]], [0] * placement.chunks
         for chunk, microbatch in split:
+            if not (0 <= chunk < placement.chunks and 0 <= microbatch < len(backwards[chunk])):
+                raise ValueError(f"stage {stage}: split() has chunk {chunk} of microbatch {microbatch}")
             splits[chunk] += backwards[chunk][microbatch].kind is BACKWARD
             backwards[chunk][microbatch] = names[INPUT][chunk][microbatch]
         self.chunks, self.microbatches = placement.chunks, len(names[FORWARD][0])

@@ -303,10 +303,15 @@ class StageScheduler:
                     f"{self._hint} chose nothing on stage {self.stage} while {waiting} can run"
                 )
             return None
-        if choice[0] not in self.view:
+        try:
+            task, _ = choice
+            can_run = task in self.view
+        except (IndexError, TypeError, ValueError):
+            task, can_run = choice, False
+        if not can_run:
             raise ScheduleError(
-                f"{self._hint} chose {choice[0]} on stage {self.stage}, which cannot run now; recently: "
-                f"{self.log.recently()}"
+                f"{self._hint} chose {task} on stage {self.stage}, which cannot run now (a hint returns a "
+                f"task that can, and its state); recently: {self.log.recently()}"
             )
         return choice
 

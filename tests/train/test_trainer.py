@@ -284,6 +284,28 @@ def test_a_trainer_that_is_gone_has_closed_what_connected_it(monkeypatch):
     assert len(closed) == 1 and closed[0]() is None
 
 
+def test_what_devices_hold_goes_with_its_trainer():
+    """As where a notebook's cell runs again: before garbage is collected there would be two of everything."""
+    trainer = toy.trainer(2)
+    trainer.step(toy.microbatches())
+    stages = [weakref.ref(stage) for stage in trainer._engine.stages.values()]
+    gc.collect()
+    gc.disable()
+    try:
+        del trainer
+        assert [stage() for stage in stages] == [None, None]
+    finally:
+        gc.enable()
+
+
+def test_a_users_own_mesh_does_not_disturb_stages():
+    alone = [report.loss for report in toy.trainer(2, data=toy.microbatches()).steps(2)]
+    with jax.set_mesh(jax.make_mesh((2,), ("x",))):
+        trainer = toy.trainer(2, data=toy.microbatches())
+        assert [report.loss for report in trainer.steps(2)] == alone
+        trainer.evaluate(toy.microbatches(2))
+
+
 MESHES = {
     "stages": (rrfp.Mesh(pp=2), toy.pipeline),
     "chunks": (rrfp.Mesh(pp=2, chunks=2), toy.pipeline),
