@@ -16,7 +16,6 @@ import inspect
 import itertools
 import math
 import operator
-import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
@@ -224,8 +223,8 @@ def plan_step(data: Data, step: int) -> Sequence[Microbatch]:
     """The step's plan, checked.
 
     Raises:
-        UsageError: no microbatches, something else than `Microbatch`, one without rows, with a source whose
-            repr has an address, or one that fits no bucket of data that says which it has; names the nearest.
+        UsageError: no microbatches, something else than `Microbatch`, one without rows, or one that fits no
+            bucket of data that says which it has; names the nearest.
         TrainingError: the data raised something, or tried to end the process.
     """
     with called(f"step {step}: the data's plan({step})", TrainingError):
@@ -241,11 +240,6 @@ def plan_step(data: Data, step: int) -> Sequence[Microbatch]:
                 f"step {step}: microbatch {j} of the plan is of type {type(mb).__name__}, not rrfp.Microbatch"
             )
         _check_rows(f"step {step}: microbatch {j}", mb)
-        if re.search(" at 0x[0-9a-f]+>", repr(mb.source)):
-            raise UsageError(
-                f"step {step}: microbatch {j}: the repr of its source, {shown(mb.source)}, differs in every "
-                f"process, and plans are compared by it; give numbers, names or tuples of them"
-            )
     if declared := declared_buckets(data):
         check_buckets(step, plan, declared)
     else:
