@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import re
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -203,6 +204,11 @@ def shown(value: Any) -> str:
         return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
     except ValueError:
         return f"<{type(value).__name__} of too many digits>"
+
+
+def without_addresses(text: str) -> str:
+    """A repr without what differs in every process: where objects lie."""
+    return re.sub(r" at 0x[0-9a-f]+", "", text)
 
 
 def _fits(value: Any, hint: Any) -> bool:

@@ -35,7 +35,7 @@ from dataclasses import dataclass
 from itertools import accumulate, chain, compress
 from typing import Any, Protocol, TypeAlias
 
-from rrfp_jax.core.orders import FixedOrder, split_of
+from rrfp_jax.core.orders import FixedOrder, planned_order, split_of
 from rrfp_jax.core.tasks import CHARGES, KINDS, Direction, Placement, Task
 
 DIRECTIONS = tuple(Direction)

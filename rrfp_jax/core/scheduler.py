@@ -297,6 +297,7 @@ class StageScheduler:
             self.view.without = ()
         if choice is None:
             choice = self._hint.choose(self._state, self.view)
+        chosen: Any
         if choice is None:
             if not self._waits and (waiting := self.view.anything()) is not None:
                 raise ScheduleError(
@@ -304,13 +305,13 @@ class StageScheduler:
                 )
             return None
         try:
-            task, _ = choice
-            can_run = task in self.view
+            chosen, _ = choice
+            can_run = chosen in self.view
         except (IndexError, TypeError, ValueError):
-            task, can_run = choice, False
+            chosen, can_run = choice, False
         if not can_run:
             raise ScheduleError(
-                f"{self._hint} chose {task} on stage {self.stage}, which cannot run now (a hint returns a "
+                f"{self._hint} chose {chosen} on stage {self.stage}, which cannot run now (a hint returns a "
                 f"task that can, and its state); recently: {self.log.recently()}"
             )
         return choice

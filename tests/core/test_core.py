@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from rrfp_jax.core.admission import Accumulator
 from rrfp_jax.core.events import ROOM, Arrived, IllegalEvent, Room, ScheduleError, WaitCause
-from rrfp_jax.core.hints import BF, Hint
+from rrfp_jax.core.hints import BF, Hint, Ranked
 from rrfp_jax.core.orders import FixedOrder, GPipe, OneFOneB
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.tasks import Direction, Placement
@@ -116,6 +116,23 @@ class TestHint:
         assert scheduler.handle(ROOM) == Dispatch(F(0))
         with pytest.raises(ScheduleError, match="chose F0 on stage 0, which cannot run now"):
             scheduler.handle(ROOM)
+
+    @pytest.mark.parametrize("wrong", [F(0), (F(99), None), ("F0", None)])
+    def test_what_it_returns_must_be_a_task_and_a_state(self, wrong):
+        class Slip(Hint):
+            def choose(self, state, ready):
+                return wrong
+
+        with pytest.raises(ScheduleError, match="which cannot run now"):
+            StageScheduler(0, rules(schedule=Slip())).handle(ROOM)
+
+    def test_an_order_that_it_ranks_by_must_be_whole(self):
+        class Short(FixedOrder):
+            def order(self, stage, placement, microbatches):
+                return [F(j) for j in range(microbatches)]
+
+        with pytest.raises(ValueError, match="B0 is missing"):
+            StageScheduler(0, rules(schedule=Ranked(Short())))
 
     def test_a_chunk_may_split_some_of_its_backwards(self):
         """B1 has no place for its gradient before that of 0; I2 needs none."""

@@ -20,6 +20,7 @@ from time import perf_counter, sleep
 from typing import TYPE_CHECKING, Any
 
 from rrfp_jax.errors import Disagreement, TrainingError, UsageError
+from rrfp_jax.fields import without_addresses
 from rrfp_jax.runtime.run.mailbox import Mailbox, Message, pieces, whole
 from rrfp_jax.runtime.run.membership import Beat, Membership
 from rrfp_jax.runtime.run.recorder import FlightRecorder
@@ -183,7 +184,8 @@ class World:
         """
         if self.mailbox is not None:
             number, self._comparisons = self._comparisons, self._comparisons + 1
-            message = Compared(number, what, {"": value} if isinstance(value, str) else dict(value))
+            values = {"": value} if isinstance(value, str) else value
+            message = Compared(number, what, {name: without_addresses(own) for name, own in values.items()})
             self.mailbox.post_all(message)
             self._on_compared(self.rank, message)
 
