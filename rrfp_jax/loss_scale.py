@@ -11,7 +11,7 @@ from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import check_fields, shown
 from rrfp_jax.json_files import Count
 
-FLOAT32 = np.finfo(np.float32)
+TINY, LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,10 +45,10 @@ class LossScale:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if not FLOAT32.tiny <= self.value <= FLOAT32.max:
-            held = f"from {FLOAT32.tiny:.2g} to {FLOAT32.max:.2g}, as float32 holds them"
+        if not TINY <= self.value <= LARGEST:
+            held = f"from {TINY:.2g} to {LARGEST:.2g}, as float32 holds them"
             raise UsageError(f"loss_scale={self.value}: give a number {held}, or 'dynamic'")
-        if self.dynamic and not (FLOAT32.tiny <= self.smallest <= self.value <= self.largest <= FLOAT32.max):
+        if self.dynamic and not (TINY <= self.smallest <= self.value <= self.largest <= LARGEST):
             raise UsageError(f"loss_scale={self.value}: must be from {self.smallest} to {self.largest}")
         if self.growth_interval < 1:
             raise UsageError(f"growth_interval={self.growth_interval}: give at least one step")

@@ -35,7 +35,7 @@ from dataclasses import dataclass
 from itertools import accumulate, chain, compress
 from typing import Any, Protocol, TypeAlias
 
-from rrfp_jax.core.orders import FixedOrder, planned_order, split_of
+from rrfp_jax.core.orders import FixedOrder, split_of
 from rrfp_jax.core.tasks import CHARGES, KINDS, Direction, Placement, Task
 
 DIRECTIONS = tuple(Direction)
@@ -233,7 +233,7 @@ class Ranked(Hint):
         return split_of(self.order.order(stage, placement, microbatches))
 
     def start(self, stage: int, placement: Placement, microbatches: int) -> _Place:
-        return 0, _Line(planned_order(self.order, stage, placement, microbatches))
+        return 0, _Line(self.order.order(stage, placement, microbatches))
 
     def choose(self, state: _Place, ready: HintView) -> tuple[Task, _Place] | None:
         """The runnable task that comes first in the order, unless it takes what the order needs before it."""

@@ -311,8 +311,8 @@ class StageScheduler:
             chosen, can_run = choice, False
         if not can_run:
             raise ScheduleError(
-                f"{self._hint} chose {chosen} on stage {self.stage}, which cannot run now (a hint returns a "
-                f"task that can, and its state); recently: {self.log.recently()}"
+                f"{self._hint} chose {chosen} on stage {self.stage}, which cannot run now; recently: "
+                f"{self.log.recently()}; a hint returns a task that can, and its state"
             )
         return choice
 

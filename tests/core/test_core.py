@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from rrfp_jax.core.admission import Accumulator
 from rrfp_jax.core.events import ROOM, Arrived, IllegalEvent, Room, ScheduleError, WaitCause
-from rrfp_jax.core.hints import BF, Hint, Ranked
+from rrfp_jax.core.hints import BF, Hint
 from rrfp_jax.core.orders import FixedOrder, GPipe, OneFOneB
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.tasks import Direction, Placement
@@ -125,14 +125,6 @@ class TestHint:
 
         with pytest.raises(ScheduleError, match="which cannot run now"):
             StageScheduler(0, rules(schedule=Slip())).handle(ROOM)
-
-    def test_an_order_that_it_ranks_by_must_be_whole(self):
-        class Short(FixedOrder):
-            def order(self, stage, placement, microbatches):
-                return [F(j) for j in range(microbatches)]
-
-        with pytest.raises(ValueError, match="B0 is missing"):
-            StageScheduler(0, rules(schedule=Ranked(Short())))
 
     def test_a_chunk_may_split_some_of_its_backwards(self):
         """B1 has no place for its gradient before that of 0; I2 needs none."""

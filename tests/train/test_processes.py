@@ -117,8 +117,8 @@ class TestParity:
             np.testing.assert_allclose(rank["tied"]["steps"], expected, rtol=1e-5)
 
     def test_what_connected_trainers_that_are_gone_is_gone(self, parity):
-        """Two are left, with a channel each beside that of all processes."""
-        assert [rank["channels"] for rank in parity] == [3] * len(parity)
+        """Two are left, each with a channel for small messages and one for large ones, beside that of all."""
+        assert [rank["channels"] for rank in parity] == [5] * len(parity)
 
     @pytest.mark.slow(reason="a Trainer of each rank; test_parity.py has a wrong gradient")
     def test_a_wrong_loss_would_be_caught(self, parity):
