@@ -297,7 +297,6 @@ class StageScheduler:
             self.view.without = ()
         if choice is None:
             choice = self._hint.choose(self._state, self.view)
-        chosen: Any
         if choice is None:
             if not self._waits and (waiting := self.view.anything()) is not None:
                 raise ScheduleError(
@@ -305,14 +304,17 @@ class StageScheduler:
                 )
             return None
         try:
-            chosen, _ = choice
-            can_run = chosen in self.view
+            task, _ = choice
+            can_run = task in self.view
         except (IndexError, TypeError, ValueError):
-            chosen, can_run = choice, False
+            raise ScheduleError(
+                f"{self._hint} returned {choice!r} on stage {self.stage}; a hint returns a task of this "
+                f"step, and its state"
+            ) from None
         if not can_run:
             raise ScheduleError(
-                f"{self._hint} chose {chosen} on stage {self.stage}, which cannot run now; recently: "
-                f"{self.log.recently()}; a hint returns a task that can, and its state"
+                f"{self._hint} chose {task} on stage {self.stage}, which cannot run now; recently: "
+                f"{self.log.recently()}"
             )
         return choice
 

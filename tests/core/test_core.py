@@ -123,8 +123,18 @@ class TestHint:
             def choose(self, state, ready):
                 return wrong
 
-        with pytest.raises(ScheduleError, match="which cannot run now"):
+        with pytest.raises(ScheduleError, match="a hint returns a task of this step, and its state"):
             StageScheduler(0, rules(schedule=Slip())).handle(ROOM)
+
+    @pytest.mark.parametrize("wrong", [(0, 99), (0, -1), (1, 0)])
+    def test_what_it_splits_must_be_there(self, wrong):
+        class Some(BF):
+            def split(self, stage, placement, microbatches):
+                return [wrong]
+
+        chunk, microbatch = wrong
+        with pytest.raises(ValueError, match=rf"split\(\) has chunk {chunk} of microbatch {microbatch}"):
+            StageScheduler(0, rules(schedule=Some()))
 
     def test_a_chunk_may_split_some_of_its_backwards(self):
         """B1 has no place for its gradient before that of 0; I2 needs none."""

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import rrfp_jax as rrfp
-from rrfp_jax.data.contract import as_data, load_checked, plan_step, steps_of
+from rrfp_jax.data.contract import as_data, load_checked, plan_hash, plan_step, steps_of
 from rrfp_jax.user_code import own_traceback
 from tests.support import toy
 from tests.train.test_processes import command
@@ -182,6 +182,14 @@ def test_buckets_that_are_none_are_refused_with_their_form(buckets):
     data.buckets = buckets
     with pytest.raises(rrfp.UsageError, match=r"^the data's buckets=.*ShapeDtypeStruct.* otherwise$"):
         plan_step(data, 0)
+
+
+def test_where_a_source_lies_is_not_compared():
+    fields = {"x": jax.ShapeDtypeStruct((2,), np.float32)}
+    here, there = object(), object()
+    assert repr(here) != repr(there)
+    hashes = {plan_hash([rrfp.Microbatch(fields, source=source)]) for source in (here, there)}
+    assert len(hashes) == 1 != len(hashes | {plan_hash([rrfp.Microbatch(fields, source=7)])})
 
 
 def test_fields_that_are_no_dict_are_refused():

@@ -306,6 +306,14 @@ def test_a_users_own_mesh_does_not_disturb_stages():
         trainer.evaluate(toy.microbatches(2))
 
 
+@pytest.mark.parametrize("data", [None, toy.microbatches()])
+def test_a_hint_by_an_order_that_the_placement_does_not_take_is_refused(data):
+    with pytest.raises(rrfp.UsageError, match="ZB-V is defined for the v placement, got looped"):
+        toy.trainer(mesh=rrfp.Mesh(pp=2, chunks=2), schedule="ranked:zb-v", data=data).step(
+            toy.microbatches()
+        )
+
+
 MESHES = {
     "stages": (rrfp.Mesh(pp=2), toy.pipeline),
     "chunks": (rrfp.Mesh(pp=2, chunks=2), toy.pipeline),

@@ -168,15 +168,16 @@ class Settings:
 
 
 def check_order(rules: StepRules) -> None:
-    """Refuse a fixed order that does not hold every task once, or that must deadlock, and others' placements.
+    """Refuse a schedule that cannot run a step with these rules.
 
     Raises:
-        UsageError: naming stage and task.
+        UsageError: a fixed order lacks a task, naming stage and task, or must deadlock; or a hint is not
+            defined for the placement or the number of microbatches.
     """
     with refusing():
         if isinstance(rules.schedule, FixedOrder):
             check_can_end(rules)
-        else:  # a hint may rank by an order
+        else:  # which asks the hint, once, for what each stage begins with
             _ = rules.stages
 
 
