@@ -83,7 +83,9 @@ def dropping(post):
     def posted(rank, message, *channel, **more):
         kind, key = type(message).__name__, getattr(message, "key", None)
         forward = key is not None and key.input.direction == 0
-        lost = kind in ("Offer", "Done", "Ask", "Written") and forward and key.input.microbatch >= LATEST
+        lost = (
+            kind in ("Offer", "Done", "Ask", "Written", "Mail") and forward and key.input.microbatch >= LATEST
+        )
         if not (lost and here("message")) and not (kind == "Told" and here("decision")):
             post(rank, message, *channel, **more)
 

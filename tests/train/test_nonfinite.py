@@ -121,7 +121,7 @@ class TestLossScale:
 
     @pytest.mark.parametrize("given", [0.0, -1, float("inf"), float("nan"), "big", [1]], ids=str)
     def test_what_is_no_scale(self, given):
-        with refused("loss_scale=", str(given), "above 0", "'dynamic'"):
+        with refused("loss_scale=", str(given), "give ", "a number ", "'dynamic'"):
             toy.trainer(2, loss_scale=given)
 
 
