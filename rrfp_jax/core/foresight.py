@@ -4,14 +4,14 @@ Between the end of a program and the start of the next, a host takes a round tri
 launch. A device that waits for that stands still. So a task may be dispatched before its input is here, if
 that is expected before the device could run anything else:
 
-    now + MARGIN * (arrival - now)  <=  max(end of its queue, now + launch) + half a round trip
+    now + MARGIN * (arrival - now)  <=  max(end of its queue, now) + a round trip
 
-The later an input, the less is it worth to be right: what is far away is not foreseen. What is foreseen
-wrongly holds up the device, as programs run in order; hence the margin. Half a round trip is allowed for, as
-in a balanced pipeline the input comes one copy after the queue's end. Where a device's programs end later
-than the margin allows for, in the mean by more than half a round trip, what they compute is foreseen only if
-nothing that is here can run, as then a whole round trip can be gained; by more than a whole one, not at all.
-A fixed order has no choice to lose: there, whatever is on its way is foreseen.
+The later an input, the less is it worth to be right. What is foreseen wrongly holds up the device, as
+programs run in order; hence the margin. A round trip is allowed for, as that is what waiting for the input
+costs. What a device computes whose programs end later than the margin allows for, in the mean by more than a
+round trip, does not pass for sure. If nothing can run that is here or sure to come, nothing is held up:
+whatever is expected within `SECOND` round trips is foreseen then. A fixed order has no choice to lose: there,
+whatever is on its way is foreseen.
 
 A device has room by time: for a second program when the first may end within `SECOND` round trips, for more
 when all are expected to within `FURTHER`. Under a fixed order it has room for `ORDERED_SECONDS` of work.
@@ -126,8 +126,7 @@ def foreseen_from(arrival: float, end: float, round_trip: float = ROUND_TRIP_SEC
     """From when on an input may count as here, by its expected arrival and that of the end of the queue."""
     if arrival == inf:
         return inf
-    idle = arrival - round_trip / MARGIN
-    return min(idle, (MARGIN * arrival - end - round_trip / 2) / (MARGIN - 1))
+    return min(arrival - round_trip / MARGIN, (MARGIN * arrival - end - round_trip) / (MARGIN - 1))
 
 
 def rooms(
@@ -142,15 +141,16 @@ def rooms(
         coming: inputs on their way, what computes them, and how long their copies take.
         end: when the device is expected to have ended its queue.
     """
-    sure, doubtful, soonest = list[Input](), list[Input](), inf
+    sure, possible, soonest = list[Input](), list[Input](), inf
     for one, flight, copy in coming:
-        at = foreseen_from(arrival_of(flight, copy, now), end, round_trip)
-        late = 0.0 if flight.end else flight.line.late
-        if at > now:
-            soonest = min(soonest, at)
-        elif late <= round_trip / 2:
+        arrival = arrival_of(flight, copy, now)
+        is_late = not flight.end and flight.line.late > round_trip
+        at = inf if is_late else foreseen_from(arrival, end, round_trip)
+        if at <= now:
             sure.append(one)
-        elif late <= round_trip:
-            doubtful.append(one)
+        elif (near := arrival - SECOND * round_trip) <= now:
+            possible.append(one)
+        else:
+            soonest = min(soonest, at, near)
     first = Room(foreseen=sure) if sure else ROOM
-    return [first, Room(foreseen=sure + doubtful)] if doubtful else [first], soonest
+    return [first, Room(foreseen=sure + possible)] if possible else [first], soonest

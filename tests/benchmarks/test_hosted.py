@@ -14,6 +14,7 @@ from rrfp_jax.core.events import ROOM, Room
 from rrfp_jax.core.foresight import (
     DEEPEST,
     MARGIN,
+    SECOND,
     SPREAD,
     expected_end,
     foreseen_from,
@@ -87,8 +88,7 @@ def test_what_is_far_away_is_not_foreseen():
 @given(*[st.floats(0.0, 10.0) for _ in range(3)], st.floats(0.01, 1.0))
 def test_the_moment_solves_the_condition(now, arrival, end, round_trip):
     def holds(now):
-        free = max(end, now + round_trip / 2)
-        return now + MARGIN * (arrival - now) <= free + round_trip / 2
+        return now + MARGIN * (arrival - now) <= max(end, now) + round_trip
 
     at = foreseen_from(arrival, end, round_trip)
     assert holds(at + 1e-6) and not holds(at - 1e-6)
@@ -114,23 +114,33 @@ def test_programs_may_end_early():
     assert spread_of([*flights, SimpleNamespace(usual=None, varies=0.0)]) == pytest.approx(0.02 + SPREAD)
 
 
+def coming_from(late, end=0.0, microbatch=0, copy=0.0):
+    """An input; its producer is on a device that is so late in the mean, and ends at 1 s, as is expected."""
+    line = SimpleNamespace(late=late, free=0.0)
+    flight = SimpleNamespace(end=end, dispatched=0.0, usual=1.0, after=None, line=line)
+    line.flights = [flight]
+    return F(microbatch).input, flight, copy
+
+
 def test_what_may_come_late_goes_ahead_of_nothing_that_is_here():
-    """Three producers are expected to end at 1 s, when the device's queue ends, too. The last has ended."""
-    flights = [
-        SimpleNamespace(
-            end=end, dispatched=0.0, usual=1.0, after=None, line=SimpleNamespace(late=late, free=0.0)
-        )
-        for late, end in ((ROUND_TRIP / 2, 0.0), (ROUND_TRIP, 0.0), (1.0, 0.0), (1.0, 0.9))
-    ]
-    for flight in flights:
-        flight.line.flights = [flight]
-    coming = list(zip([F(j).input for j in range(4)], flights, (0.0, 0.0, 0.0, 0.1), strict=True))
-    sure, doubtful, _, ended = coming
+    """Inputs are expected at 1 s, when the device's queue ends, too."""
+    late = [(ROUND_TRIP, 0.0), (1.1 * ROUND_TRIP, 0.0), (1.0, 0.9)]
+    coming = [coming_from(*own, j, 0.1 * bool(own[1])) for j, own in enumerate(late)]
+    sure, possible, ended = (one for one, *_ in coming)
     foreseen = [room.foreseen for room in rooms(coming, 1.0, 0.95, ROUND_TRIP)[0]]
-    assert foreseen == [[sure[0], ended[0]], [sure[0], ended[0], doubtful[0]]]
-    assert rooms([doubtful], 1.0, 0.95, ROUND_TRIP) == ([ROOM, Room(foreseen=[doubtful[0]])], inf)
-    again = foreseen_from(1.0, 1.0, ROUND_TRIP)
-    assert rooms([sure], 1.0, again - 0.01, ROUND_TRIP) == ([ROOM], again)
+    assert foreseen == [[sure, ended], [sure, ended, possible]]
+    assert rooms(coming[1:2], 1.0, 0.95, ROUND_TRIP) == ([ROOM, Room(foreseen=[possible])], inf)
+    near = 1.0 - SECOND * ROUND_TRIP
+    assert rooms(coming[1:2], 1.0, near - 0.01, ROUND_TRIP) == ([ROOM], near)
+
+
+def test_what_is_near_is_foreseen_where_nothing_else_can_run():
+    coming = [coming_from(0.0)]
+    near, sure = 1.0 - SECOND * ROUND_TRIP, foreseen_from(1.0, 0.0, ROUND_TRIP)
+    assert near < sure
+    assert rooms(coming, 0.0, near - 0.01, ROUND_TRIP) == ([ROOM], near)
+    assert rooms(coming, 0.0, near, ROUND_TRIP) == ([ROOM, Room(foreseen=[F(0).input])], inf)
+    assert rooms(coming, 0.0, sure, ROUND_TRIP) == ([Room(foreseen=[F(0).input])], inf)
 
 
 @pytest.mark.parametrize(

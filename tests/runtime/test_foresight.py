@@ -110,7 +110,7 @@ def test_what_may_come_late_goes_ahead_of_nothing_that_is_here(schedule, monkeyp
         return found
 
     plain, _ = trained(schedule, "ready")
-    foresee_all(monkeypatch, late=0.75 * foresight.ROUND_TRIP_SECONDS)
+    foresee_all(monkeypatch, late=1.5 * foresight.ROUND_TRIP_SECONDS)
     monkeypatch.setattr(loop, "rooms", asked)
     monkeypatch.setattr(StageScheduler, "handle", handled)
     reports, _ = trained(schedule, "foreseen")
