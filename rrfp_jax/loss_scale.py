@@ -45,11 +45,12 @@ class LossScale:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        held = f"from {TINY:.2g} to {LARGEST:.2g}, as float32 holds them"
         if not TINY <= self.value <= LARGEST:
-            held = f"from {TINY:.2g} to {LARGEST:.2g}, as float32 holds them"
             raise UsageError(f"loss_scale={self.value}: give a number {held}, or 'dynamic'")
         if self.dynamic and not (TINY <= self.smallest <= self.value <= self.largest <= LARGEST):
-            raise UsageError(f"loss_scale={self.value}: must be from {self.smallest} to {self.largest}")
+            bounds = f"smallest={self.smallest} to largest={self.largest}, and those {held}"
+            raise UsageError(f"loss_scale={self.value}: must be from {bounds}")
         if self.growth_interval < 1:
             raise UsageError(f"growth_interval={self.growth_interval}: give at least one step")
 

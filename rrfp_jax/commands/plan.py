@@ -123,7 +123,7 @@ class RunPlan:
         else:
             parts += ["The suggested split is the same."]
         if self.none_fits is not None:
-            parts += [f"No split into these virtual stages fits: {self.none_fits}"]
+            parts += [self.none_fits[:1].upper() + self.none_fits[1:]]
         return "\n\n".join(parts)
 
     def _told(self, name: str, forecast: Forecast) -> str:

@@ -309,8 +309,11 @@ class Corpus:
             found = TokenizedDocument(self._ended(self._encoded(decoded(raw) if strict else raw)))
         if found.lengths[2] < 1:
             raise BadDocument("too short")
-        if not 0 <= found.tokens.min() <= found.tokens.max() < self.vocabulary:
-            raise BadDocument(f"with tokens beyond the vocabulary of {self.vocabulary}")
+        if found.tokens.min() < 0:
+            raise BadDocument("with negative tokens")
+        if found.tokens.max() >= self.vocabulary:
+            remedy = "give the model more, or tokenize anew"
+            raise BadDocument(f"with tokens beyond the vocabulary of {self.vocabulary} ({remedy})")
         return found
 
     def _with_images(

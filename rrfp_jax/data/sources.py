@@ -563,5 +563,7 @@ def _walk(root: Path, suffixes: Collection[str], without: Collection[str] = ()) 
 
 
 def _refuse_folder(error: OSError) -> None:
+    if os.path.basename(error.filename) == "lost+found":  # of a file system's root
+        return
     why = f"cannot be read ({error.strerror}); make it readable, or give a glob that leaves it out"
     raise UsageError(f"the folder {error.filename} {why}") from None

@@ -298,11 +298,13 @@ def test_what_devices_hold_goes_with_its_trainer():
         gc.enable()
 
 
-def test_a_users_own_mesh_does_not_disturb_stages():
+@pytest.mark.parametrize("schedule", ["bf", "auto"])
+def test_a_users_own_mesh_does_not_disturb_stages(schedule):
     alone = [report.loss for report in toy.trainer(2, data=toy.microbatches()).steps(2)]
     with jax.set_mesh(jax.make_mesh((2,), ("x",))):
-        trainer = toy.trainer(2, data=toy.microbatches())
-        assert [report.loss for report in trainer.steps(2)] == alone
+        trainer = toy.trainer(2, data=toy.microbatches(), schedule=schedule)
+        reports = list(trainer.steps(2))
+        assert [report.loss for report in reports] == alone and reports[-1].recorded.work() is not None
         trainer.evaluate(toy.microbatches(2))
 
 

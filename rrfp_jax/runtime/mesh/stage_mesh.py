@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -160,9 +160,11 @@ class StageMesh:
         return [make(s.shape, s.sharding, own) for s, own in zip(specs, parts, strict=True)]
 
 
-def tracing_alone() -> AbstractContextManager[Any]:
-    """Like `StageMesh.tracing`, for what is to run on one device, or nowhere."""
-    return StageMesh((jax.local_devices()[0],)).tracing()
+@contextmanager
+def tracing_alone() -> Iterator[None]:
+    """Like `StageMesh.tracing`, for what runs on one device or nowhere, whatever mesh a user has set."""
+    with jax.set_mesh(None), StageMesh((jax.local_devices()[0],)).tracing():
+        yield
 
 
 def _spread(value: Any, sharding: Sharding) -> jax.Array:
