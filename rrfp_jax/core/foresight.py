@@ -134,12 +134,14 @@ def rooms(
     end: float,
     now: float,
     round_trip: float = ROUND_TRIP_SECONDS,
+    others: bool = False,
 ) -> tuple[list[Room], float]:
     """What a stage is asked in turn, until it chooses; from when on it will be asked more.
 
     Args:
         coming: inputs on their way, what computes them, and how long their copies take.
         end: when the device is expected to have ended its queue.
+        others: whether other stages on the device can run anything.
     """
     sure, possible, soonest = list[Input](), list[Input](), inf
     for one, flight, copy in coming:
@@ -148,7 +150,7 @@ def rooms(
         at = inf if is_late else foreseen_from(arrival, end, round_trip)
         if at <= now:
             sure.append(one)
-        elif (near := arrival - SECOND * round_trip) <= now:
+        elif (near := inf if others else arrival - SECOND * round_trip) <= now:
             possible.append(one)
         else:
             soonest = min(soonest, at, near)

@@ -6,6 +6,9 @@ whole stage. The machine of a protocol stands between it and the driver: it is t
 messages of other ranks, and its `Answer` has the message to send and the task to dispatch. Messages may
 overtake one another. Stages that follow a fixed order need none of this.
 
+A rank may get the gradient of a microbatch before it has run its forward, if others have: where stages differ
+in width, the first rank sends the activation for all. Such a gradient is taken in after that forward.
+
 *Leader*. Rank 0 chooses by the scheduler's rules, and publishes each `Decision` before it runs the task. The
 others run the decisions in order, each as soon as they have their own input of it. They ask neither hint nor
 admission: what is held follows from what was dispatched, which is equal on all. They report what arrives.
@@ -81,10 +84,29 @@ class Member:
 
     def __init__(self, scheduler: StageScheduler) -> None:
         self.scheduler = scheduler
+        self._early: list[Arrived] = []  # gradients, before their forwards
 
     def handle(self, event: Event | GroupMessage) -> Answer:
         """Take in an event, or a message from another rank of the group; raises as a scheduler does."""
         raise NotImplementedError
+
+    def _take(self, event: Arrived) -> None:
+        """Take an arrival in, or keep it."""
+        if event in self._early:
+            raise self.scheduler.illegal(event, ArrivalError.ONCE.value)
+        if self.scheduler.is_early(event.input):
+            self._early.append(event)
+        else:
+            self.scheduler.handle(event)
+
+    def _run(self, event: Room | Chosen) -> Dispatch | None:
+        """Have the scheduler dispatch, and take in what was kept for that."""
+        dispatch = self.scheduler.handle(event)
+        if dispatch is not None and self._early:
+            kept, self._early = self._early, []
+            for early in kept:
+                self._take(early)
+        return dispatch
 
     def awaited(self, named: bool = True) -> Wait:
         return self.scheduler.awaited(named)
@@ -93,10 +115,19 @@ class Member:
 class Alone(Member):
     """A rank that has nothing to agree on: the only one of its stage, or one with a fixed order."""
 
+    def __init__(self, scheduler: StageScheduler, ranks: int = 1) -> None:
+        super().__init__(scheduler)
+        self._ranks = ranks
+
     def handle(self, event: Event | GroupMessage) -> Answer:
         if isinstance(event, GroupMessage):
             raise self.scheduler.illegal(event, "arrivals and room, as there is nothing to agree on")
-        return Answer(self.scheduler.handle(event))
+        if self._ranks == 1:
+            return Answer(self.scheduler.handle(event))
+        if isinstance(event, Arrived):
+            self._take(event)
+            return NOTHING
+        return Answer(self._run(event))
 
 
 class Leader(Member):
@@ -153,7 +184,7 @@ class Follower(Member):
             self._decided[event.position] = event.task
             return NOTHING
         if isinstance(event, Arrived):
-            self.scheduler.handle(event)
+            self._take(event)
             return Answer(message=ArrivalReport(self.rank, event.input))
         raise self.scheduler.illegal(event, "arrivals, room and decisions, on a follower")
 
@@ -165,7 +196,7 @@ class Follower(Member):
 
     def _obey(self) -> Answer:
         task = self._decided.get(self._position)
-        dispatch = None if task is None else self.scheduler.handle(Chosen(task))
+        dispatch = None if task is None else self._run(Chosen(task))
         if dispatch is None:
             return NOTHING
         del self._decided[self._position]
@@ -250,7 +281,7 @@ GroupProtocol: TypeAlias = Literal["leader", "unanimous"]
 def member(scheduler: StageScheduler, rank: int, ranks: int, protocol: GroupProtocol) -> Member:
     """The machine of one rank of a group."""
     if ranks == 1 or scheduler.rules.hint is None:
-        return Alone(scheduler)
+        return Alone(scheduler, ranks)
     if protocol == "unanimous":
         return Unanimous(scheduler, rank, ranks)
     return Follower(scheduler, rank) if rank else Leader(scheduler, ranks)

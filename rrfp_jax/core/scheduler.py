@@ -34,7 +34,7 @@ from rrfp_jax.core.events import (
 )
 from rrfp_jax.core.hints import DIRECTIONS
 from rrfp_jax.core.orders import FixedOrder
-from rrfp_jax.core.progress import DISPATCHED, READY, Progress, ReadyQueue
+from rrfp_jax.core.progress import DISPATCHED, READY, ArrivalError, Progress, ReadyQueue
 from rrfp_jax.core.step_rules import Budget, StepRules, charges_of
 from rrfp_jax.core.tasks import CHARGES, Direction, Input, Kind, Task
 
@@ -266,6 +266,10 @@ class StageScheduler:
         """What would be dispatched on `Room` now."""
         choice = self._choose()
         return None if choice is None else choice[0]
+
+    def is_early(self, arrived: Input) -> bool:
+        """Whether a gradient has come before the forward of its microbatch was dispatched."""
+        return self._progress.refusal(arrived) == ArrivalError.EARLY.value
 
     def require_possible(self, event: Arrived, coming: Task | None) -> None:
         """Refuse an arrival that can happen neither now nor after the dispatch of a task; changes nothing."""

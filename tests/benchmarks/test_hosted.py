@@ -142,6 +142,8 @@ def test_what_is_near_is_foreseen_where_nothing_else_can_run():
     assert rooms(coming, 0.0, near - 0.01, ROUND_TRIP) == ([ROOM], near)
     assert rooms(coming, 0.0, near, ROUND_TRIP) == ([ROOM, Room(foreseen=[F(0).input])], inf)
     assert rooms(coming, 0.0, sure, ROUND_TRIP) == ([Room(foreseen=[F(0).input])], inf)
+    # Not while another stage of the device can run.
+    assert rooms(coming, 0.0, near, ROUND_TRIP, others=True) == ([ROOM], sure)
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,16 @@ class TestFollower:
         _, _, *dispatches = told(follower, *events, *decisions, *[ROOM] * 4)
         assert [dispatch.additions for dispatch in dispatches] == [(), (), (), (0, 1)]
 
+    def test_keeps_a_gradient_until_it_has_run_the_forward(self):
+        """Others have, and the first has sent it to a stage of another width."""
+        follower = rank(1, stage=0)
+        assert told(follower, Arrived(B(0).input), ROOM) == [ArrivalReport(1, B(0).input)]
+        with pytest.raises(IllegalEvent, match="each input once"):
+            follower.handle(Arrived(B(0).input))
+        told(follower, *(Decision(at, task) for at, task in enumerate((F(1), F(0), B(0)))))
+        ran = told(follower, ROOM, ROOM, ROOM)
+        assert [dispatch.task for dispatch in ran] == [F(1), F(0), B(0)]
+
     def test_illegal(self):
         follower = rank(1)
         told(follower, Arrived(F(0).input), Decision(0, F(0)))
@@ -211,6 +221,14 @@ def test_where_there_is_nothing_to_agree_on_there_is_no_machine():
         assert isinstance(alone, Alone)
         with pytest.raises(IllegalEvent, match="nothing to agree on"):
             alone.handle(Decision(0, F(0)))
+
+
+def test_a_gradient_may_come_early_where_others_share_a_fixed_order():
+    shared, only = (rank(0, ranks=ranks, stage=0, schedule=OneFOneB()) for ranks in (2, 1))
+    ran = told(shared, Arrived(B(0).input), ROOM, ROOM, ROOM)
+    assert [dispatch.task for dispatch in ran] == [F(0), F(1), B(0)]
+    with pytest.raises(IllegalEvent, match="only after the microbatch's own forward"):
+        only.handle(Arrived(B(0).input))
 
 
 def test_recipients():

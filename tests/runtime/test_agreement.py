@@ -16,7 +16,10 @@ SILENCE = 10.0
 SIZES = {
     4: {"2 2 1": 10, "2 1 2": 3, "2 2 1 tied": 2, "1 2 2 few": 2},
     6: {"2 1,2 2 few": 2},  # two, then four
-    3: {"2 2,4 1 few": 2},  # two devices each: one process, then two
+    3: {
+        "2 2,4 1 few": 2,
+        "2 2,1 1 whole": 2,
+    },  # two devices each: one process, then two; two processes, then one
 }
 """By number of processes the meshes that one launch goes through; the number of cases of each."""
 

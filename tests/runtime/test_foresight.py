@@ -92,8 +92,8 @@ def test_what_may_come_late_goes_ahead_of_nothing_that_is_here(schedule, monkeyp
     """Sure is what has been computed and is being copied."""
     had_none, handle, sure, dispatched = set(), StageScheduler.handle, set(), []
 
-    def asked(*given):
-        found, soonest = foresight.rooms(*given)
+    def asked(*given, **more):
+        found, soonest = foresight.rooms(*given, **more)
         sure.clear()
         sure.update(found[0].foreseen)
         return found, soonest

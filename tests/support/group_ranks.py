@@ -1,18 +1,21 @@
 """A rank of stages of several devices: `-m tests.support.group_ranks FOLDER MESH...`.
 
-MESH: "PP TP[,TP...] DP [few|tied|off]". Goes through one after the other in the same processes. Inputs arrive
-at different times on every rank. On each mesh it goes through all ways to agree, with BF and BFW, and through
-two with an order that reserves, two passes each over one batch, then trains two steps with the hint that
-rank 0 chooses. Writes FOLDER/MESH/ranks-<rank>.json: by case, what the rank dispatched in each pass, the
+MESH: "PP TP[,TP...] DP [few|tied|whole|off]". Goes through one after the other in the same processes. Inputs
+arrive at different times on every rank. On each mesh it goes through all ways to agree, with BF and BFW, and
+through two with an order that reserves, two passes each over one batch, then trains two steps with the hint
+that rank 0 chooses. Writes FOLDER/MESH/ranks-<rank>.json: by case, what the rank dispatched in each pass, the
 loss, how far its gradients are from plain JAX, and their hash; then the losses of two steps, and which hints
 were chosen. With "few" it goes through two ways, with BFW, in a pass each; with "tied" too, with a model
-whose head is its embedding; with "off" every rank decides for itself.
+whose head is its embedding, or with "whole" one of which nothing is spread, so that no collective keeps ranks
+in step, and all but the first hear late of decisions; with "off" every rank decides for itself.
 """
 
 import hashlib
 import itertools
 import json
 import sys
+import time
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -40,8 +43,9 @@ PASSES = 2
 
 def main(folder, size, word=""):
     """One mesh; `word` says what is special about it."""
-    ways = FEW if word in ("few", "tied") else ALL
-    pipe = toy.tied_pipeline(sharding={"*.table": P(None, "tp")}) if word == "tied" else pipeline()
+    ways = FEW if word in ("few", "tied", "whole") else ALL
+    tied = partial(toy.tied_pipeline, sharding={"*.table": P(None, "tp")})
+    pipe = {"tied": tied, "whole": toy.pipeline}.get(word, pipeline)()
     pp, tp, dp = size.split()
     widths = [int(width) for width in tp.split(",")]
     mesh = rrfp.Mesh(pp=int(pp), tp=widths if len(widths) > 1 else widths[0], dp=int(dp))
@@ -65,7 +69,9 @@ def main(folder, size, word=""):
     else:
         expected, reference = toy.reference(params, batch)
     for way, schedule in ways:
-        driver.agreement = agreement_of(layout, *way)
+        driver.agreement = agreed = agreement_of(layout, *way)
+        if word == "whole" and layout.member:
+            agreed.hear = partial(after_a_while, agreed.hear)
         trainer._world.gather("everybody to have changed the terms", None)
         trainer.schedule = schedule
         count = 1 if word == "few" else PASSES
@@ -78,6 +84,12 @@ def main(folder, size, word=""):
     found["stages"] = trainer._world.membership.stages[trainer._world.rank]
     folder.mkdir(exist_ok=True)
     (folder / f"ranks-{trainer._world.rank}.json").write_text(json.dumps(found))
+
+
+def after_a_while(hear):
+    """Hear of what others have decided when they have run it."""
+    time.sleep(0.02)
+    return hear()
 
 
 def one_pass(trainer, batch, expected, reference):

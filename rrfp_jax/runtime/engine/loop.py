@@ -461,7 +461,9 @@ class StepExecution(TransferObserver):
                 self._ask_at[key.stage] = min(self._ask_at[key.stage], 0.0)
         return found
 
-    def _rooms(self, queue: DeviceQueue, stage: int, now: float) -> tuple[list[Room], float]:
+    def _rooms(
+        self, queue: DeviceQueue, stage: int, stages: Sequence[int], now: float
+    ) -> tuple[list[Room], float]:
         """Room on a device, with the inputs that are expected in time; see `rooms`."""
         if not (coming := self._coming[stage]) or self._has_most_early(stage):
             return [ROOM], inf
@@ -472,7 +474,8 @@ class StepExecution(TransferObserver):
         expected = (
             (one, running, copies.get((stage, one.direction), inf)) for one, (running, _) in coming.items()
         )
-        return rooms(expected, expected_end(queue, now), now)
+        others = any(self._schedulers[other].view.anything() for other in stages if other != stage)
+        return rooms(expected, expected_end(queue, now), now, others=others)
 
     def _has_most_early(self, stage: int) -> bool:
         """Whether the limit on bytes allows no more tasks that run ahead of their inputs."""
@@ -484,7 +487,7 @@ class StepExecution(TransferObserver):
         for queue, stages in zip(self._queues, self._driver._sharing, strict=True):
             for stage in stages:  # the first goes first as long as it has anything to run
                 while (at := self._ask_at[stage]) <= (now := perf_counter()) and queue.room_at(now) <= now:
-                    asked, soonest = self._rooms(queue, stage, now)
+                    asked, soonest = self._rooms(queue, stage, stages, now)
                     # If nothing has come since it had nothing, only what is foreseen can change that.
                     asked = [room for room in asked if at == -inf or room.foreseen]
                     dispatches = map(self._machines[stage].handle, asked)

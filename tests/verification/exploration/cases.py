@@ -6,7 +6,7 @@ import itertools
 import random
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import TypeAlias, get_args
 
 from rrfp_jax.core.admission import Accumulation
 from rrfp_jax.core.footprint import MOST_EARLY, Chunks, Footprint, early_bytes, least_room, step_budgets
@@ -28,20 +28,13 @@ from rrfp_jax.core.tasks import (
     Task,
 )
 from tests.support.drain import Drain
-from tests.verification.exploration.space import Case
+from tests.verification.exploration.space import Case, Ends
 from tests.verification.exploration.witness import Broken, Seen
 
 LARGEST = 3
 """Stages, microbatches, and limits; chunks go up to 2."""
 
 SHAPES: Sequence[tuple[int, Shape]] = ((1, "looped"), (2, "looped"), (2, "v"))
-PROTOCOLS: Sequence[tuple[GroupProtocol, bool]] = (
-    ("leader", True),
-    ("leader", False),
-    ("unanimous", True),
-    ("unanimous", False),
-)
-"""With collectives in the programs, and without."""
 BUDGETS, BUDGETS_OF_ANY = 2, 12
 
 
@@ -101,8 +94,8 @@ def cases(size: Size) -> list[Case]:
     ]
     if size.ranks > 1:
         found = [
-            replace(case, ranks=size.ranks, protocol=protocol, collectives=collectives)
-            for case, (protocol, collectives) in itertools.product(found, PROTOCOLS)
+            replace(case, ranks=size.ranks, protocol=protocol, ends=ends)
+            for case, protocol, ends in itertools.product(found, get_args(GroupProtocol), get_args(Ends))
             if not case.any_choice
         ]
     random.Random(0).shuffle(found)

@@ -14,7 +14,7 @@ def key_of(machine: Any) -> Hashable:
     """Of a scheduler, or of a rank's machine: with equal keys, those of one stage and step act alike."""
     if isinstance(machine, StageScheduler):
         return b"".join(row.states for row in machine._progress.all_rows), state_of(machine._state)
-    own = key_of(machine.scheduler)
+    own = key_of(machine.scheduler), frozenset(machine._early)
     if isinstance(machine, Leader):  # the position follows from what was dispatched
         return own, frozenset(machine._lacking.items())
     if isinstance(machine, Follower):

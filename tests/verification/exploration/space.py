@@ -10,7 +10,7 @@ wrong is shown by the shortest way to it.
 Each machine is a table, filled in as rows are reached. A state of the whole is one integer: the row of every
 rank, the row of every group's journal, and one bit for every message under way; a step adds its difference.
 
-A task of a group with collectives ends once all its ranks run it, and only then are its outputs sent.
+The tasks of a group end `Ends` its ranks run them, and only then are its outputs sent.
 
 Each rank is watched by a `Witness`. Equal sequences inside groups are checked by journals. And from every
 state the end must be within reach: one in which nothing can happen, or in which a group exchanges messages
@@ -20,10 +20,10 @@ for ever, is a deadlock.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from rrfp_jax.core.events import ROOM, Arrived, Room
 from rrfp_jax.core.group import (
@@ -64,6 +64,11 @@ class StateCheck(Protocol):
         """Raises `Broken` if a state must not be; of each stage, the inputs whose tasks are early."""
 
 
+Ends: TypeAlias = Literal["together", "apart", "first"]
+"""Of a task of a group: once all ranks run it, by a collective; on each rank by itself; or so, and the first
+sends for all, as to a stage of another width."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """One step to explore."""
@@ -72,7 +77,7 @@ class Case:
     budgets: tuple[Budget, ...] | None = None
     ranks: int = 1
     protocol: GroupProtocol = "leader"
-    collectives: bool = True
+    ends: Ends = "together"
     any_choice: bool = False
     memory: StateCheck | None = None
     early: int = 0  # tasks of a stage that may be early, where memory is checked; else any number
@@ -328,7 +333,7 @@ class Space:
         if step.message is not None:
             for to in recipients(step.message, self.case.ranks):
                 sends |= self._bit(first + to, step.message)
-        if step.task is not None and not (self._journals and self.case.collectives):
+        if step.task is not None and not (self._journals and self.case.ends == "together"):
             sends |= self._output(stage, rank, step.task)
         return Move(node, step, (step.row - row << WIDTH * node) - taken, sends, step.advances)
 
@@ -337,17 +342,20 @@ class Space:
         assert move.step.task is not None
         to, common = self._journals[stage].dispatched(row, rank, move.step.task)
         sends = 0
-        if common is not None and self.case.collectives:
+        if common is not None and self.case.ends == "together":
             for each in range(self.case.ranks):
                 sends |= self._output(stage, each, common)
         return to - row << WIDTH * (len(self._tables) + stage), sends
 
     def _output(self, stage: int, rank: int, task: Task) -> int:
-        """The bit of a task's output, which goes to the same rank of another stage; 0 if nobody needs it."""
-        destination = self.case.rules.placement.destination(stage, task)
+        """The bits of a task's output, which goes to the same rank of another stage; 0 if nobody needs it."""
+        destination, ranks = self.case.rules.placement.destination(stage, task), self.case.ranks
         if destination is None:
             return 0
-        return self._bit(destination[0] * self.case.ranks + rank, Arrived(destination[1]))
+        receivers: Iterable[int] = [rank]
+        if self.case.ends == "first":
+            receivers = range(ranks if rank == 0 else 0)
+        return sum(self._bit(destination[0] * ranks + each, Arrived(destination[1])) for each in receivers)
 
     def _bit(self, node: int, event: object) -> int:
         bit = self._bits.setdefault((node, event), 1 << self._sent + len(self._bits))
