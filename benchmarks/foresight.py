@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
 from math import inf, sqrt
-from statistics import mean, pstdev
+from statistics import mean, stdev
 from typing import Any
 
 from benchmarks.harness import Aim, Found, bench, percent_longer, say, side_by_side, table
@@ -36,7 +36,7 @@ WORSE = 0.3
 """Per cent of a step by which a mean may be worse than "ready"."""
 
 MOST = 16
-"""Times as many seeds at most, while two standard errors reach from a mean to its limit."""
+"""At most so many times as many seeds, as long as a mean is within two standard errors of its limit."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def losses(cell: Cell, seeds: Iterable[int], deepest: int = DEEPEST) -> Losses:
 
 
 def _judged(cell: Cell, found: Losses) -> Iterator[tuple[str, list[float], float]]:
-    """What has a limit: its name, its values, and that."""
+    """What has a limit: its name, its values, and the limit."""
     yield (
         "foreseen over ready",
         [f - r for f, r in zip(found["foreseen"], found["ready"], strict=True)],
@@ -137,7 +137,10 @@ def _settled(seeds: int, deepest: int, cell: Cell) -> Losses:
         for how, more in losses(cell, range(first, first + seeds), deepest).items():
             found[how] += more
         judged = _judged(cell, found)
-        if all(abs(mean(own) - limit) > 2 * pstdev(own) / sqrt(len(own)) for _, own, limit in judged):
+        if all(
+            len(own) > 1 and abs(mean(own) - limit) > 2 * stdev(own) / sqrt(len(own))
+            for _, own, limit in judged
+        ):
             break
     return found
 

@@ -6,12 +6,12 @@ that is expected before the device could run anything else:
 
     now + MARGIN * (arrival - now)  <=  max(end of its queue, now) + a round trip
 
-The later an input, the less is it worth to be right. What is foreseen wrongly holds up the device, as
+The later an input is expected, the less there is to gain. What is foreseen wrongly holds up the device, as
 programs run in order; hence the margin. A round trip is allowed for, as that is what waiting for the input
-costs. What a device computes whose programs end later than the margin allows for, in the mean by more than a
-round trip, does not pass for sure. If nothing can run that is here or sure to come, nothing is held up:
-whatever is expected within `SECOND` round trips is foreseen then. A fixed order has no choice to lose: there,
-whatever is on its way is foreseen.
+costs. If a device's programs end later than the margin allows for, by more than a round trip on average, what
+they compute never counts as sure to come. If nothing else can run, nothing is held up: then whatever is
+expected within `SECOND` round trips is foreseen. A fixed order has no choice to lose: there, whatever is on
+its way is foreseen.
 
 A device has room by time: for a second program when the first may end within `SECOND` round trips, for more
 when all are expected to within `FURTHER`. Under a fixed order it has room for `ORDERED_SECONDS` of work.
@@ -141,7 +141,7 @@ def rooms(
     Args:
         coming: inputs on their way, what computes them, and how long their copies take.
         end: when the device is expected to have ended its queue.
-        others: whether other stages on the device can run anything.
+        others: whether another stage on the device would run something that is here.
     """
     sure, possible, soonest = list[Input](), list[Input](), inf
     for one, flight, copy in coming:

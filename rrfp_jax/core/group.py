@@ -7,7 +7,7 @@ messages of other ranks, and its `Answer` has the message to send and the task t
 overtake one another. Stages that follow a fixed order need none of this.
 
 A rank may get the gradient of a microbatch before it has run its forward, if others have: where stages differ
-in width, the first rank sends the activation for all. Such a gradient is taken in after that forward.
+in width, one rank sends an activation for several. Such a gradient is taken in after that forward.
 
 *Leader*. Rank 0 chooses by the scheduler's rules, and publishes each `Decision` before it runs the task. The
 others run the decisions in order, each as soon as they have their own input of it. They ask neither hint nor

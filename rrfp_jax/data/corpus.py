@@ -109,9 +109,9 @@ class Corpus:
         vocabulary: of the model; a tokenizer or token beyond it is rejected.
         end: a token to put behind every document, so that its end is learnt; None for none.
         bad: "refuse" or "skip" documents that are bad: unreadable, undecodable, not what the source holds,
-            with tokens beyond the vocabulary (if they are read at the start), with an image that is missing,
-            broken or too large, or "too short", with nothing to predict. With `patches` also those without an
-            image or without text. What is skipped is counted in a warning.
+            with tokens below 0 or beyond the vocabulary (if read at the start), with an image that is
+            missing, broken or too large, or "too short", with nothing to predict. With `patches` also those
+            without an image or without text. What is skipped is counted in a warning.
         patches: how images are cut; None for text alone.
         text_alone: with `patches`, documents without an image are good.
 

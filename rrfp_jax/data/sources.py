@@ -556,14 +556,13 @@ def size_of(file: Path) -> int:
 
 def _walk(root: Path, suffixes: Collection[str], without: Collection[str] = ()) -> Iterator[Path]:
     for folder, inside, names in os.walk(root, onerror=_refuse_folder):
-        inside[:] = [name for name in inside if not name.startswith(".") and name not in without]
+        left_out = {*without, "lost+found"} if folder == os.fspath(root) else without  # a file system's own
+        inside[:] = [name for name in inside if not name.startswith(".") and name not in left_out]
         for name in names:
             if not name.startswith(".") and os.path.splitext(name)[1].lower() in suffixes:
                 yield Path(folder, name)
 
 
 def _refuse_folder(error: OSError) -> None:
-    if os.path.basename(error.filename) == "lost+found":  # of a file system's root
-        return
     why = f"cannot be read ({error.strerror}); make it readable, or give a glob that leaves it out"
     raise UsageError(f"the folder {error.filename} {why}") from None

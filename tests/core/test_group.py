@@ -117,7 +117,7 @@ class TestFollower:
         assert [dispatch.additions for dispatch in dispatches] == [(), (), (), (0, 1)]
 
     def test_keeps_a_gradient_until_it_has_run_the_forward(self):
-        """Others have, and the first has sent it to a stage of another width."""
+        """Others have, and one of them has sent what it computed for all."""
         follower = rank(1, stage=0)
         assert told(follower, Arrived(B(0).input), ROOM) == [ArrivalReport(1, B(0).input)]
         with pytest.raises(IllegalEvent, match="each input once"):

@@ -247,7 +247,7 @@ def test_tokens_beyond_the_vocabulary_are_bad_documents_from_the_start(folder):
 
 
 def test_a_folder_that_cannot_be_read_is_refused(folder, monkeypatch):
-    """A file system's own in its root is no one's data."""
+    """But for lost+found, a file system's own, which is left out."""
     (folder / "inside").mkdir()
     (folder / "lost+found").mkdir()
     look, unreadable = os.scandir, ["lost+found"]

@@ -6,8 +6,8 @@ through two with an order that reserves, two passes each over one batch, then tr
 that rank 0 chooses. Writes FOLDER/MESH/ranks-<rank>.json: by case, what the rank dispatched in each pass, the
 loss, how far its gradients are from plain JAX, and their hash; then the losses of two steps, and which hints
 were chosen. With "few" it goes through two ways, with BFW, in a pass each; with "tied" too, with a model
-whose head is its embedding, or with "whole" one of which nothing is spread, so that no collective keeps ranks
-in step, and all but the first hear late of decisions; with "off" every rank decides for itself.
+whose head is its embedding, or with "whole" one of which nothing is spread over devices: no collective
+keeps ranks in step, and all but the first hear late of decisions; with "off" every rank decides for itself.
 """
 
 import hashlib

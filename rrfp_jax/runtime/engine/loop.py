@@ -474,7 +474,7 @@ class StepExecution(TransferObserver):
         expected = (
             (one, running, copies.get((stage, one.direction), inf)) for one, (running, _) in coming.items()
         )
-        others = any(self._schedulers[other].view.anything() for other in stages if other != stage)
+        others = any(self._schedulers[other].choice() for other in stages if other != stage)
         return rooms(expected, expected_end(queue, now), now, others=others)
 
     def _has_most_early(self, stage: int) -> bool:

@@ -68,7 +68,7 @@ class MailedTransport(Transport):
             self._larger.offer(key, arrays)
             return
         self._offers.add(key, len(self._receivers[key.stage]))
-        # Where stages differ in width, all but one have no receivers.
+        # Where stages differ in width, some ranks have no receivers.
         self._written[key] = arrays if self._receivers[key.stage] else []
 
     def produced(self, key: Key, at: float) -> None:

@@ -10,7 +10,7 @@ wrong is shown by the shortest way to it.
 Each machine is a table, filled in as rows are reached. A state of the whole is one integer: the row of every
 rank, the row of every group's journal, and one bit for every message under way; a step adds its difference.
 
-The tasks of a group end `Ends` its ranks run them, and only then are its outputs sent.
+When a task of a group ends, `Ends` says; only then are its outputs sent.
 
 Each rank is watched by a `Witness`. Equal sequences inside groups are checked by journals. And from every
 state the end must be within reach: one in which nothing can happen, or in which a group exchanges messages
@@ -66,7 +66,7 @@ class StateCheck(Protocol):
 
 Ends: TypeAlias = Literal["together", "apart", "first"]
 """Of a task of a group: once all ranks run it, by a collective; on each rank by itself; or so, and the first
-sends for all, as to a stage of another width."""
+sends for all, as to a narrower stage."""
 
 
 @dataclass(frozen=True, kw_only=True)
