@@ -147,6 +147,15 @@ time.sleep(60)
 """
 
 
+@pytest.fixture
+def sighup_is_heard():
+    """Also where these tests run under `nohup`: the launcher leaves an ignored SIGHUP ignored."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("sighup_is_heard")
 @pytest.mark.parametrize(
     ("numbers", "name"),
     [
