@@ -9,12 +9,12 @@ import argparse
 import signal
 import sys
 from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from rrfp_jax.commands.command_line import ending_at_once, exit_status, leave, print_whole
+from rrfp_jax.commands.command_line import exit_status, leave, print_whole
 from rrfp_jax.commands.config_line import FLAG, joined, read_config_line
 from rrfp_jax.commands.flags import Flag, Verb
 from rrfp_jax.commands.verbs import LAUNCH, VERBS
@@ -52,9 +52,12 @@ def run_verb(verb: Verb, arguments: Sequence[str]) -> int:
         if {"--help", "-h"} & {*own}:
             return _help(verb, own)
         options = parse(verb, own, script)
-        with ending_at_once(verb.command) if verb.at_once else nullcontext():
-            status: int = import_module(f"rrfp_jax.commands.{verb.name}").main(options)
-            return status
+        with ExitStack() as stack:
+            if verb.at_once:
+                from rrfp_jax.runtime.run.signals import ends_at_once, heard_signals  # --help does without
+
+                stack.enter_context(heard_signals(signal.SIGINT, answer=ends_at_once(verb.command)))
+            return int(import_module(f"rrfp_jax.commands.{verb.name}").main(options))
 
     return exit_status(verb.command, body)
 
@@ -79,9 +82,7 @@ def parse(verb: Verb, own: Sequence[str], script: Sequence[str] = ()) -> argpars
     options.script = script
     for flag in verb.flags:
         given = getattr(options, flag.dest)
-        if given is None:
-            setattr(options, flag.dest, flag.default)
-        elif isinstance(given, list):
+        if isinstance(given, list):
             setattr(options, flag.dest, [flag.value(text) for text in given])
         elif isinstance(given, str):
             setattr(options, flag.dest, flag.value(given))
@@ -117,17 +118,17 @@ class Parser(argparse.ArgumentParser):
 
 def _add(parser: argparse._ActionsContainer, flag: Flag) -> None:
     """A flag's row as argparse has it."""
-    text = flag.help_text()
+    words = f": {', '.join(flag.choices)}" if flag.choices else ""
+    default = "" if flag.default is None else f" (default: {flag.default})"
+    text = f"{flag.help}{words}{default}".replace("%", "%%")
+    value: dict[str, Any] = {"metavar": flag.metavar, "default": flag.default, "help": text}
     if not flag.metavar:
         parser.add_argument(flag.name, action="store_true", help=text)
     elif flag.is_positional:
-        nargs = None if flag.needed else "?"
-        parser.add_argument(flag.dest, metavar=flag.metavar, nargs=nargs, help=text)
+        parser.add_argument(flag.dest, nargs=None if flag.needed else "?", **value)
     else:
         action = "append" if flag.many else "store"
-        parser.add_argument(
-            flag.name, dest=flag.dest, metavar=flag.metavar, action=action, required=flag.needed, help=text
-        )
+        parser.add_argument(flag.name, dest=flag.dest, action=action, required=flag.needed, **value)
 
 
 def _split_at_script(verb: Verb, arguments: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -39,7 +37,10 @@ def exit_status(command: str, body: Callable[[], int]) -> int:
     """
     usual, warnings.formatwarning = warnings.formatwarning, partial(_warned, command)
     try:
-        _require_working_directory()
+        try:
+            os.getcwd()  # from which paths are found
+        except OSError:
+            raise UsageError("the working directory was deleted: cd to one that is there") from None
         return body()
     except (UsageError, TrainingError, KeyboardInterrupt) as error:
         joined = sys.modules.get("rrfp_jax.runtime.run.join")  # importing it would import JAX
@@ -50,23 +51,6 @@ def exit_status(command: str, body: Callable[[], int]) -> int:
         return {UsageError: REFUSED, KeyboardInterrupt: INTERRUPTED}.get(type(error), FAILED)
     finally:
         warnings.formatwarning = usual
-
-
-def _require_working_directory() -> None:
-    """Refuse what no path can be found from."""
-    try:
-        os.getcwd()
-    except OSError:
-        raise UsageError("the working directory was deleted: cd to one that is there") from None
-
-
-@contextmanager
-def ending_at_once(command: str) -> Iterator[None]:
-    """Inside, Ctrl-C ends the command at once, until it listens itself."""
-    from rrfp_jax.runtime.run.signals import ends_at_once, heard_signals  # which --help does without
-
-    with heard_signals(signal.SIGINT, answer=ends_at_once(command)):
-        yield
 
 
 def leave(status: int) -> None:

@@ -58,12 +58,6 @@ class Flag(NamedTuple):
         """How the names of the files end that it takes; a folder's has no end."""
         return [Path(kind).suffix for kind in self.metavar.split("|")]
 
-    def help_text(self) -> str:
-        """Of its line, with the words that it may be and its default."""
-        words = f": {', '.join(self.choices)}" if self.choices else ""
-        default = "" if self.default is None else f" (default: {self.default})"
-        return f"{self.help}{words}{default}".replace("%", "%%")
-
     def value(self, text: str) -> Any:
         """The value that a text stands for.
 
