@@ -40,10 +40,12 @@ def listed(config: Any) -> str:
     Those that a class adds stand together under its name, the config's own class first, with what is nested
     there, such as a model, last. Nobody inherits from what is nested, so that stays with its field.
     """
-    owners = _owners(type(config))
+    # The class that added a field stands last: another value given to it later makes no owner.
+    bases = [base for base in type(config).__mro__ if dataclasses.is_dataclass(base)]
+    owners = {item.name: base for base in bases for item in dataclasses.fields(base)}
     fields, parts = list(_fields(config)), []
     fields.sort(key=lambda field: "." in field[0] and owners[field[0].partition(".")[0]] is type(config))
-    kinds = [kind for kind in type(config).__mro__ if kind in owners.values()]
+    kinds = [kind for kind in bases if kind in owners.values()]
     for kind in kinds:
         lines = [_heading(kind)] if len(kinds) > 1 else []
         for name, value, sentence in fields:
@@ -53,16 +55,6 @@ def listed(config: Any) -> str:
         parts.append("\n".join(lines))
     every = all(sentence for _, _, sentence in fields)
     return "\n\n".join(parts if every else [*parts, NO_SENTENCE])
-
-
-def _owners(kind: type) -> dict[str, type]:
-    """By the name of a field, the class that added it; another value given to it later makes no owner."""
-    found: dict[str, type] = {}
-    for base in reversed(kind.__mro__):
-        if dataclasses.is_dataclass(base):
-            for item in dataclasses.fields(base):
-                found.setdefault(item.name, base)
-    return found
 
 
 def _heading(kind: type) -> str:
