@@ -6,7 +6,7 @@ import argparse
 import importlib.util
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -161,15 +161,10 @@ def _command(script: Sequence[str]) -> tuple[list[str], str]:
         raise UsageError(f"no script given: {LAUNCH.command} -n 4 train.py (see --help)")
     if not path_of("script", script[0]).is_file():
         raise UsageError(f"{script[0]}: no such file; give a Python script, or -m and a module")
-    if _is_config(Path(script[0])):
-        raise UsageError(f"{script[0]}: has get_config() and nothing that runs; write {FLAG}={script[0]}")
+    with suppress(OSError):  # Python will say it
+        text = read_whole(script[0], LARGEST_SCRIPT)
+        if (
+            b"\ndef get_config(" in text and b"__main__" not in text
+        ):  # it would end at once, with nothing done
+            raise UsageError(f"{script[0]}: has get_config() and nothing that runs; write {FLAG}={script[0]}")
     return list(script), Path(script[0]).stem
-
-
-def _is_config(script: Path) -> bool:
-    """Whether a file describes a run, so that as a script it would end at once and have done nothing."""
-    try:
-        text = read_whole(script, LARGEST_SCRIPT)
-    except OSError:  # Python will say it
-        return False
-    return b"\ndef get_config(" in text and b"__main__" not in text
