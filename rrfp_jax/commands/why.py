@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from rrfp_jax.commands.command_line import print_whole
@@ -32,7 +33,10 @@ def main(options: argparse.Namespace) -> int:
         raise UsageError(f"{run}: the run is another user's; ask as that user") from None
     except (OSError, ValueError) as error:
         raise UsageError(f"{run}: its ranks cannot be looked at: {error}") from None
-    report = judge(seen, absent=_absent_ranks(folder))
+    # Ranks that the launcher has started and that have no flight recorder yet.
+    started = (path.stem.removeprefix("rank-") for path in folder.glob("rank-*.log"))
+    numbers = sorted(int(number) for number in started if number.isdecimal())
+    report = judge(seen, absent=[rank for rank in numbers if not recorder_in(folder, rank).exists()])
     print_whole(render_report(report))
     return DONE if report.moves else FAILED
 
@@ -47,24 +51,13 @@ def _living(run: Path) -> tuple[Path, Sequence[int]]:
         return folder, sorted(found)
     begins = [place for place in staged(run) if not recorded(place)]
     if found and not begins:
-        raise UsageError(f"{run}: no rank of this run lives{_its_end(folder)}")
+        said, file = "", folder / "diagnosis.txt"
+        with suppress(OSError):
+            text = read_whole(file, LONGEST_DIAGNOSIS).decode("utf-8", "replace")
+            said = f"; it ended so: {text.partition(chr(10))[0]} (see {file})"
+        raise UsageError(f"{run}: no rank of this run lives any more{said}")
     if begins or any(run.glob("flight-*")):
         raise UsageError(f"{run}: no rank has begun to join the run yet; ask again in a moment")
     if not run.is_dir():
         raise UsageError(f"{run}: there is no such folder; give the run's, such as runs/quickstart")
     raise UsageError(f"{run}: has no flight recorders, which only rrfp launch keeps, or no rank has begun")
-
-
-def _absent_ranks(folder: Path) -> Sequence[int]:
-    """Ranks that the launcher has started and that have no flight recorder yet."""
-    started = (path.stem.removeprefix("rank-") for path in folder.glob("rank-*.log"))
-    return sorted(int(n) for n in started if n.isdecimal() and not recorder_in(folder, int(n)).exists())
-
-
-def _its_end(folder: Path) -> str:
-    """What is known of how a run ended."""
-    try:
-        text = read_whole(folder / "diagnosis.txt", LONGEST_DIAGNOSIS).decode("utf-8", "replace")
-    except OSError:
-        return " any more"
-    return f" any more; it ended so: {text.partition(chr(10))[0]} (see {folder / 'diagnosis.txt'})"
