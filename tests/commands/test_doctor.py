@@ -56,13 +56,13 @@ TABLE = {  # check: what it finds, the level, what it says, what its fix says
             "ntasks=1",
         ),
     ],
-    checks.check_other_launchers: [
+    checks.check_launcher: [
         ({"environment": {"WORLD_SIZE": "1"}}, None, "", ""),
         ({"environment": {"WORLD_SIZE": "4"}, "place": PLACE}, None, "", ""),
         ({"environment": {"OMPI_COMM_WORLD_SIZE": "4"}}, "FAIL", "mpirun", "RRFP_RANK=$OMPI_COMM_WORLD_RANK"),
         ({"environment": {"WORLD_SIZE": "4"}}, "FAIL", "torchrun", "RRFP_PROCESSES=$WORLD_SIZE"),
     ],
-    checks.check_others: [
+    checks.check_nodes: [
         ({"meeting": MET}, None, "", ""),
         ({"meeting": LOST}, None, "", ""),
         ({"place": PLACE, "meeting": ALIKE}, "ok", "the same packages and modules", ""),
@@ -117,7 +117,7 @@ TABLE = {  # check: what it finds, the level, what it says, what its fix says
         ({**GPUS, "probe_error": "libcudnn"}, "FAIL", "libcudnn", "LD_LIBRARY_PATH"),
         ({**GPUS}, "FAIL", "finds no device", "LD_LIBRARY_PATH"),
     ],
-    checks.check_shares: [
+    checks.check_memory: [
         ({}, None, "", ""),
         ({**SEEN, **in_step(CUDA_VISIBLE_DEVICES="1", SLURM_GPUS_ON_NODE="2")}, None, "", ""),
         ({**SEEN, **in_step(CUDA_VISIBLE_DEVICES="0")}, "warn", "2 ranks share 1", "--gpus-per-task=1"),
@@ -204,7 +204,7 @@ TABLE = {  # check: what it finds, the level, what it says, what its fix says
         ({"meeting": dataclasses.replace(MET, ahead=2.5, ahead_error=2)}, "ok", "within 4.500 s", ""),
         ({"meeting": dataclasses.replace(MET, ahead=-2.5, ahead_error=1)}, "warn", "-2.5 s", "chronyc"),
     ],
-    checks.check_open_files: [
+    checks.check_files: [
         ({"open_files": (1024, 1024)}, "ok", "1024", ""),
         ({"open_files": (-1, -1)}, "ok", "", ""),
         ({"open_files": (256, 4096)}, "FAIL", "1 ranks may need 264", "ulimit -n 264"),

@@ -1,4 +1,4 @@
-"""What `rrfp doctor` checks: a table of functions of what was found, each with its subject."""
+"""What `rrfp doctor` checks: functions of what was found, each named by its subject."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def check_place(found: Surroundings) -> Answer:
     return f"alone on {found.host}: all stages in one process"
 
 
-def check_other_launchers(found: Surroundings) -> Answer:
+def check_launcher(found: Surroundings) -> Answer:
     """Whether a launcher that a run knows nothing of has started several processes."""
     for size, (launcher, rank) in OTHER_LAUNCHERS.items():
         if found.place is None and found.environment.get(size, "1") != "1":
@@ -86,24 +86,6 @@ def check_other_launchers(found: Surroundings) -> Answer:
             place = f"RRFP_COORDINATOR=host0:9876 RRFP_PROCESSES=${size} RRFP_RANK=${rank}"
             return "FAIL", said, f"export {place} RRFP_TOKEN_FILE=run.token"
     return None
-
-
-def check_groups(found: Surroundings) -> Answer:
-    """Whether every tensor-parallel group, `tp` ranks in a row, is on one node."""
-    hosts, tp = found.meeting.hosts if found.meeting else (), found.tp
-    if tp == 1 or not hosts:
-        return None
-    if len(hosts) % tp:
-        said = f"{len(hosts)} ranks are not whole groups of --tp={tp}"
-        return "FAIL", said, f"make --ntasks a multiple of {tp}"
-    for first in range(0, len(hosts), tp):
-        if len(own := {*hosts[first : first + tp]}) > 1:
-            said = (
-                f"ranks {first} to {first + tp - 1}, a group, are on {', '.join(sorted(own))}: "
-                f"its collectives would cross the network"
-            )
-            return "FAIL", said, f"--distribution=block --ntasks-per-node=N, N a multiple of {tp}"
-    return f"each group of {tp} ranks is on one node"
 
 
 def check_versions(found: Surroundings) -> Answer:
@@ -121,6 +103,23 @@ def check_versions(found: Surroundings) -> Answer:
 
 def _release(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split(".")[:3] if part.isdecimal())
+
+
+def check_nodes(found: Surroundings) -> Answer:
+    """Whether all ranks have the same packages, and the same modules below the present folder."""
+    meeting = found.meeting
+    if meeting is None or not meeting.versions or (found.place is not None and found.place.rank):
+        return None  # rank 0 tells it for all
+    other = differing_versions(meeting.versions, meeting.hosts)
+    said, refused = "; ".join(other.values()), not {*COMPILING}.isdisjoint(other)
+    if said:
+        return "FAIL" if refused else "warn", said, "install the same versions on every node"
+    ranks = by_value(meeting.code)
+    if len(ranks) > 1:
+        groups = " and ".join(who(own, meeting.hosts) for own in ranks.values())
+        fix = "git status; git rev-parse HEAD on each node: a run whose layers differ is refused"
+        return "warn", f"modules of rrfp_jax or below the present folder differ between {groups}", fix
+    return "all ranks have the same packages and modules"
 
 
 def check_gpus(found: Surroundings) -> Answer:
@@ -159,7 +158,7 @@ def _what_hides_them(found: Surroundings) -> tuple[Level, str, str]:
     return "FAIL", found.probe_error or "the plugin finds no device", fix
 
 
-def check_shares(found: Surroundings) -> Answer:
+def check_memory(found: Surroundings) -> Answer:
     """Whether the ranks of this node have a GPU and its memory each."""
     environment, gpus = found.environment, gpus_of_step(found.environment)
     ranks = found.step.tasks_here if found.step else 1
@@ -240,16 +239,6 @@ def check_exposure(found: Surroundings) -> Answer:
     return "no other machine reaches the ranks and their coordinator"
 
 
-def check_peers(found: Surroundings) -> Answer:
-    """Whether the ranks have met and reach each other."""
-    if found.meeting is None:
-        return None
-    if found.meeting.error:
-        fix = "firewall between nodes? RRFP_BIND for the right network; all tasks started? srun rrfp doctor"
-        return "FAIL", found.meeting.error, fix
-    return f"connected to all of {len(found.meeting.hosts)} ranks"
-
-
 def check_proxy(found: Surroundings) -> Answer:
     """Whether a proxy stands between a rank and the coordinator."""
     host = "" if found.place is None else found.place.coordinator.host
@@ -263,6 +252,16 @@ def check_proxy(found: Surroundings) -> Answer:
     return "warn", said, f"export no_proxy=$no_proxy,{host}"
 
 
+def check_peers(found: Surroundings) -> Answer:
+    """Whether the ranks have met and reach each other."""
+    if found.meeting is None:
+        return None
+    if found.meeting.error:
+        fix = "firewall between nodes? RRFP_BIND for the right network; all tasks started? srun rrfp doctor"
+        return "FAIL", found.meeting.error, fix
+    return f"connected to all of {len(found.meeting.hosts)} ranks"
+
+
 def check_clock(found: Surroundings) -> Answer:
     """Whether this node's clock agrees with rank 0's."""
     meeting = found.meeting
@@ -274,13 +273,31 @@ def check_clock(found: Surroundings) -> Answer:
     return "warn", said, "chronyc tracking, or timedatectl: is this node's time synchronised?"
 
 
+def check_groups(found: Surroundings) -> Answer:
+    """Whether every tensor-parallel group, `tp` ranks in a row, is on one node."""
+    hosts, tp = found.meeting.hosts if found.meeting else (), found.tp
+    if tp == 1 or not hosts:
+        return None
+    if len(hosts) % tp:
+        said = f"{len(hosts)} ranks are not whole groups of --tp={tp}"
+        return "FAIL", said, f"make --ntasks a multiple of {tp}"
+    for first in range(0, len(hosts), tp):
+        if len(own := {*hosts[first : first + tp]}) > 1:
+            said = (
+                f"ranks {first} to {first + tp - 1}, a group, are on {', '.join(sorted(own))}: "
+                f"its collectives would cross the network"
+            )
+            return "FAIL", said, f"--distribution=block --ntasks-per-node=N, N a multiple of {tp}"
+    return f"each group of {tp} ranks is on one node"
+
+
 def _nodes(found: Surroundings) -> int:
     if found.meeting is not None and found.meeting.hosts:
         return len({*found.meeting.hosts})
     return 1 if found.step is None else len(found.step.tasks_per_node)
 
 
-def check_open_files(found: Surroundings) -> Answer:
+def check_files(found: Surroundings) -> Answer:
     """Whether a socket to every rank, and all else, can be open at once."""
     soft, hard = found.open_files
     ranks = 1 if found.place is None else found.place.processes
@@ -341,45 +358,10 @@ def check_token(found: Surroundings) -> Answer:
     return "FAIL", f"~/.rrfp, in which rank 0 writes it, is not seen on {found.host}", f"before srun: {HOW}"
 
 
-def check_others(found: Surroundings) -> Answer:
-    """Whether all ranks have the same packages, and the same modules below the present folder."""
-    meeting = found.meeting
-    if meeting is None or not meeting.versions or (found.place is not None and found.place.rank):
-        return None  # rank 0 tells it for all
-    other = differing_versions(meeting.versions, meeting.hosts)
-    said, refused = "; ".join(other.values()), not {*COMPILING}.isdisjoint(other)
-    if said:
-        return "FAIL" if refused else "warn", said, "install the same versions on every node"
-    ranks = by_value(meeting.code)
-    if len(ranks) > 1:
-        groups = " and ".join(who(own, meeting.hosts) for own in ranks.values())
-        fix = "git status; git rev-parse HEAD on each node: a run whose layers differ is refused"
-        return "warn", f"modules of rrfp_jax or below the present folder differ between {groups}", fix
-    return "all ranks have the same packages and modules"
-
-
 CHECKS: Mapping[str, Callable[[Surroundings], Answer]] = {
-    "place": check_place,
-    "launcher": check_other_launchers,
-    "versions": check_versions,
-    "nodes": check_others,
-    "gpus": check_gpus,
-    "memory": check_shares,
-    "binding": check_binding,
-    "address": check_address,
-    "port": check_port,
-    "exposure": check_exposure,
-    "proxy": check_proxy,
-    "peers": check_peers,
-    "clock": check_clock,
-    "groups": check_groups,
-    "files": check_open_files,
-    "shm": check_shm,
-    "nixl": check_nixl,
-    "folder": check_folder,
-    "token": check_token,
+    name.removeprefix("check_"): check for name, check in globals().items() if name.startswith("check_")
 }
-"""By subject, in the order in which they are told."""
+"""By subject, as their names end, in the order in which they are told: that in which they stand above."""
 
 
 def examine(found: Surroundings) -> list[CheckResult]:
