@@ -259,7 +259,7 @@ def test_an_override_is_read_by_what_the_field_may_be_and_not_by_what_it_is(own,
 
 @dataclass(frozen=True)
 class Declared:
-    """Fields of types that ml_collections does not know, or knows less of."""
+    """Fields of types that texts are read by."""
 
     sizes: tuple[int, ...] | None = None
     widths: int | tuple[int, ...] | None = None
@@ -338,7 +338,7 @@ def test_a_field_that_is_a_list_or_a_dict_stays_as_the_file_has_it(given, said):
     with pytest.raises(UsageError, match=f"^{re.escape(said)}$"):
         override(Tagged(), [f"--config.{given}"])
     with pytest.raises(
-        UsageError, match=r"'dict'> of field config\.tags is not .* overriding: set it in the file$"
+        UsageError, match=r"^--config\.tags: no text can be read as dict or None: set it in the file$"
     ):
         override(Declared(), ["--config.tags=y"])
     assert "  tags={'team': 'x'} (in the file only)\n" in listed(Tagged())
