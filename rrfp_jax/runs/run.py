@@ -247,8 +247,9 @@ class _Run:
                 self._display.say(files.trouble)
             return self._stopping.say_end(last.report.step, saver.saved)
         steps, lost, culprit = last.report.step + 1, "", world.rank
-        if config.checkpoint.wanted and not saver.saved:
-            culprit, why = trainer._saving_trouble
+        latest = trainer._stepper.saves.latest
+        if latest is not None and not saver.saved:
+            culprit, why = latest.trouble
             lost = f"the checkpoint {folder / str(steps)} could not be written by {why}"
         if troubles := "; ".join(filter(None, [lost, files.trouble])):
             raise caused_by(culprit, world.rank, f"all {steps} steps were trained, but {troubles}")

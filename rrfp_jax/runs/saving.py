@@ -69,7 +69,7 @@ class Saver:
         """
         self._config = config
         if self._settings.wanted:
-            self._trainer._require_shared(self._folder)
+            self._trainer._stepper.saves.require_shared(self._folder)
         resumes = self._is_held or self._wants_stored
         found = self._trainer._check_resume(self._source) if resumes else None
         if found is None:

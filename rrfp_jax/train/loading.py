@@ -9,20 +9,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
 from rrfp_jax.core.step_rules import Bucket
-from rrfp_jax.data.contract import (
-    Arrays,
-    Data,
-    Microbatch,
-    buckets_of,
-    load_checked,
-    plan_hash,
-    plan_step,
-)
+from rrfp_jax.data.contract import Arrays, Data, Microbatch, buckets_of, load_checked, plan_hash, plan_step
 from rrfp_jax.errors import TrainingError
 from rrfp_jax.runtime._jax import adopt, settings_here
 from rrfp_jax.runtime.run.stacks import LOADER
@@ -30,9 +22,12 @@ from rrfp_jax.runtime.run.waits import LONGEST_SLEEP_SECONDS, ForData
 from rrfp_jax.runtime.run.world import World
 
 
-def summary_of(plan: Sequence[Microbatch]) -> tuple[str, list[Bucket]]:
-    """What follows from a plan alone: its hash, and the buckets of its microbatches."""
-    return plan_hash(plan), buckets_of(plan)
+class Plan(NamedTuple):
+    """The checked plan of a step, and what follows from it alone."""
+
+    microbatches: Sequence[Microbatch]
+    buckets: list[Bucket]
+    hash: str
 
 
 class Loader:
@@ -48,8 +43,8 @@ class Loader:
         self._thread: threading.Thread | None = None  # from the first step that is loaded ahead
         self._todo: SimpleQueue[_Ahead | None] = SimpleQueue()  # of that thread
 
-    def plan(self, data: Data, step: int) -> Sequence[Microbatch]:
-        """The checked plan of a step; raises as `plan_step` and `settle` do."""
+    def plan(self, data: Data, step: int) -> Plan:
+        """The plan of a step; raises as `plan_step` and `settle` do."""
         with self._world.waits_for(self._request.awaited):
             if (ahead := self._ahead) is not None:
                 self.settle()
@@ -57,15 +52,7 @@ class Loader:
                     return ahead.plan
             return self._request.plan(data, step)
 
-    def summary(self, plan: Sequence[Microbatch]) -> tuple[str, list[Bucket]]:
-        """The same as `summary_of`, of a plan that `plan` gave."""
-        ahead = self._ahead
-        known = ahead.summary if ahead is not None and ahead.plan is plan else None
-        return known or summary_of(plan)
-
-    def load(
-        self, data: Data, step: int, plan: Sequence[Microbatch], fields: Sequence[Set[str]]
-    ) -> Sequence[Arrays]:
+    def load(self, data: Data, step: int, plan: Plan, fields: Sequence[Set[str]]) -> Sequence[Arrays]:
         """These fields of each microbatch of a step; raises as `load_checked` and `settle` do."""
         with self._world.waits_for(self._request.awaited):
             if (ahead := self._ahead) is not None:
@@ -75,16 +62,17 @@ class Loader:
             for j, names in enumerate(fields):
                 arrays = known.get(j, {})
                 if not arrays.keys() >= names:
-                    arrays = self._request.load(data, step, j, plan[j], names)
+                    arrays = self._request.load(data, step, j, plan.microbatches[j], names)
                 found.append(arrays)
             return found
 
     @property
-    def loaded(self) -> Sequence[Microbatch] | None:
+    def loaded(self) -> Plan | None:
         """The plan of the step whose data is there, loaded ahead."""
         ahead = self._ahead
-        whole = ahead is not None and ahead.ended.is_set() and len(ahead.arrays) == len(ahead.plan or ())
-        return ahead.plan if ahead is not None and whole else None
+        if ahead is None or ahead.plan is None or not ahead.ended.is_set():
+            return None
+        return ahead.plan if len(ahead.arrays) == len(ahead.plan.buckets) else None
 
     def begin(self, data: Data, step: int, settings: Any = None) -> None:
         """Begin with a step that will come next, under JAX's settings here, or those. Raises as `settle`."""
@@ -120,10 +108,11 @@ class _Request:
     def __init__(self) -> None:
         self._what, self.since = ForData(), perf_counter()
 
-    def plan(self, data: Data, step: int) -> Sequence[Microbatch]:
+    def plan(self, data: Data, step: int) -> Plan:
         """See `plan_step`."""
         self._what, self.since = ForData(call="plan", step=step), perf_counter()
-        return plan_step(data, step)
+        found = plan_step(data, step)
+        return Plan(found, buckets_of(found), plan_hash(found))
 
     def load(self, data: Data, step: int, j: int, planned: Microbatch, names: Set[str]) -> Arrays:
         """See `load_checked`; nothing is asked for if no field is wanted."""
@@ -146,8 +135,7 @@ class _Ahead:
     reads: Callable[[Bucket, int], Set[str]]
     request: _Request
     settings: Any  # of JAX
-    plan: Sequence[Microbatch] | None = None
-    summary: tuple[str, list[Bucket]] | None = None
+    plan: Plan | None = None
     arrays: dict[int, Arrays] = field(default_factory=dict)
     ended: threading.Event = field(default_factory=threading.Event)
 
@@ -156,9 +144,8 @@ class _Ahead:
         try:
             before = adopt(self.settings)  # for data that is computed with JAX
             with suppress(BaseException):
-                plan = self.request.plan(self.data, self.step)
-                self.summary, self.plan = (summary := summary_of(plan)), plan
-                for j, (planned, bucket) in enumerate(zip(plan, summary[1], strict=True)):
+                self.plan = plan = self.request.plan(self.data, self.step)
+                for j, (planned, bucket) in enumerate(zip(plan.microbatches, plan.buckets, strict=True)):
                     names = self.reads(bucket, j)
                     self.arrays[j] = self.request.load(self.data, self.step, j, planned, names)
             adopt(before)

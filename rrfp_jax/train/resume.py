@@ -103,11 +103,13 @@ def _other_seed(run: RunState, seed: int) -> str:
 class CheckpointWriter:
     """The checkpoints that a Trainer writes and reads; all processes call every method at the same point."""
 
-    def __init__(
-        self, engine: Callable[[], Engine], world: World, seed: int, base: FrozenBase | None = None
-    ) -> None:
-        self._engine, self._world, self._seed = engine, world, seed
-        self._base, self._told = base, False
+    def __init__(self, engine: Callable[[], Engine], seed: int) -> None:
+        self._engine, self._world, self._seed = engine, engine().world, seed
+        init = engine().spec.init
+        self._base = init if isinstance(init, FrozenBase) else None
+        if self._base is not None:  # an engine that layers have moved from is not kept
+            self._base.roles = lambda: engine().library.roles
+        self._told = False  # what checkpoints leave out
         self._shared = set[Path]()  # folders that all processes have seen
         self._tidy = set[Path]()  # where nothing is left of saves that were broken off
         self.latest: Checkpoints | None = None  # the folder that was last written to
@@ -174,6 +176,17 @@ class CheckpointWriter:
             return False
         self.latest.advance(to_the_end=True)
         return self.latest.complete is not None
+
+    def check_resume(self, folder: Path, step: int | None) -> Found | None:
+        """The checkpoint that would be restored, as rank 0 sees it; None without one.
+
+        Nothing is compiled. Small files are read, not leaves: a damaged checkpoint may yet be passed over.
+        The engine has examined a bucket.
+        """
+        self.finish()  # else it would be taken for one that was broken off
+        find = partial(_seen, self._engine(), self._seed, CheckpointFolder(folder), step)
+        found = self._world.decide("the checkpoint to go on from", find, START_SECONDS)
+        return None if found is None else Found(*found)
 
     def restore(self, folder: Path, step: int | None) -> tuple[RunState, TrainingState] | None:
         """Put back the latest intact checkpoint, or that of a step; None if there is none."""
@@ -277,18 +290,6 @@ class Found(NamedTuple):
     config: Any = None
     refusal: str = ""
     steps: int = 0
-
-
-def check_resume(engine: Engine, seed: int, folder: Path, step: int | None) -> Found | None:
-    """The checkpoint that would be restored, as rank 0 sees it; None without one. All processes together.
-
-    Nothing is compiled. Small files are read, not leaves: a damaged checkpoint may yet be passed over. The
-    engine has examined a bucket.
-    """
-
-    what, find = "the checkpoint to go on from", partial(_seen, engine, seed, CheckpointFolder(folder), step)
-    found = engine.world.decide(what, find, START_SECONDS)
-    return None if found is None else Found(*found)
 
 
 def _seen(engine: Engine, seed: int, folder: CheckpointFolder, step: int | None) -> Found | None:

@@ -7,22 +7,15 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import cache, partial
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 from rrfp_jax.checkpoint.format import RunState
 from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.core.step_rules import Bucket, StepRules, bucket_name
-from rrfp_jax.data.contract import (
-    Data,
-    Microbatch,
-    buckets_of,
-    check_dtypes,
-    declared_buckets,
-    plan_hash,
-)
+from rrfp_jax.data.contract import Data, Microbatch, buckets_of, check_dtypes, declared_buckets
 from rrfp_jax.errors import TrainingError, UsageError, refusing
 from rrfp_jax.forecast.costs import layer_work
 from rrfp_jax.loss_scale import loss_scale_of
@@ -44,41 +37,25 @@ from rrfp_jax.trace.costs import CostTable, WorkloadCosts, measured
 from rrfp_jax.trace.layers import Work
 from rrfp_jax.trace.records import RecordedStep
 from rrfp_jax.train.alike import as_text, traced_programs
-from rrfp_jax.train.base import FrozenBase
 from rrfp_jax.train.checks import examined, loss_trouble
-from rrfp_jax.train.loading import Loader
+from rrfp_jax.train.loading import Loader, Plan
 from rrfp_jax.train.report import Report
 from rrfp_jax.train.resume import CheckpointWriter, TrainingState, stored_layers
-from rrfp_jax.train.tuning import HintExchange, Rebalancing
+from rrfp_jax.train.tuning import HintExchange, rebalancing
 
 
-@dataclass(frozen=True)
-class PlannedStep:
-    """A step whose order has been found.
+class StepOutcome(NamedTuple):
+    """A step whose tasks have all run; `planning` is what reports say of how its order was planned."""
 
-    Attributes:
-        rules: of the step, with the order.
-        predicted_seconds: how long the step takes if costs are as they are known.
-        planning_seconds: that finding the order took.
-    """
-
-    rules: StepRules
-    predicted_seconds: float
-    planning_seconds: float
-
-
-@dataclass(frozen=True)
-class StepOutcome:
-    """A step whose tasks have all run, with the hash of its plan; `ahead` if its order was planned."""
-
-    plan: Sequence[Microbatch]
-    plan_hash: str
+    plan: Plan
     sums: Sums
-    ahead: PlannedStep | None
+    planning: Mapping[str, float]
 
 
-NOTHING_AHEAD: tuple[Sequence[Microbatch], LoadedStep | None] = ((), None)
+NOTHING_AHEAD: tuple[Plan | None, LoadedStep | None] = (None, None)
 """Of the next step, by its plan: it is not on the devices yet."""
+
+NOT_PLANNED: Mapping[str, float] = {}
 
 
 def check_whole(engine: Engine) -> None:
@@ -93,27 +70,13 @@ MOST_IN_VAIN = 20
 """So many steps may be left out in a row without a loss scale that could still be lowered."""
 
 
-def _not_finite(sums: Sums, where: Callable[[], str]) -> str:
-    if trouble := loss_trouble(sums.totals, "; the step is not applied"):
-        return trouble
-    if not math.isfinite(sums.weight):
-        return f"the summed loss weight is {sums.weight}; the step is not applied. Look at the step's data"
-    return (
-        f"the gradient of {where()} is not finite although every loss is; the step is not applied. Look for "
-        f"a division by zero or a root at zero in the model's backward, lower the learning rate, or for "
-        f"float16 set loss_scale='dynamic'"
-    )
-
-
 class Stepper:
     """The steps of a Trainer, whose all processes call every method at the same point.
 
     Attributes:
-        engine: as given.
-        seed: of initial values and random keys.
+        engine, settings: as given.
         saves: that steps go on beside.
         standing: how training stands.
-        refuses_nonfinite: whether an evaluation's loss that is not finite ends the training.
         steps_done: how many, steps that were left out among them; the number of the next one.
         last_plan: hash of the latest step's plan; empty before the first.
         recorded: the latest steps.
@@ -125,11 +88,9 @@ class Stepper:
         engine: Engine,
         settings: Settings,
         schedule: Schedule | Planned,
-        exchange: HintExchange | None = None,
-        rebalancing: Rebalancing | None = None,
+        exchange: HintExchange | None,
     ) -> None:
-        self.engine, self._settings = engine, settings
-        self.seed = settings.seed
+        self.engine, self.settings = engine, settings
         myself = weakref.ref(self)  # what devices hold goes with a Trainer, not when garbage is collected
 
         def present() -> Engine:
@@ -137,21 +98,17 @@ class Stepper:
             assert own is not None, "it is asked by its own methods alone"
             return own.engine
 
-        init = engine.spec.init
-        base = init if isinstance(init, FrozenBase) else None
-        if base is not None:  # an engine that layers have moved from is not kept
-            base.roles = lambda: present().library.roles
-        self.saves = CheckpointWriter(present, engine.world, self.seed, base)
-        self.schedule, self.exchange, self._rebalancing = schedule, exchange, rebalancing
+        self.saves = CheckpointWriter(present, settings.seed)
+        self.schedule, self.exchange = schedule, exchange
+        self._rebalancing = rebalancing(settings.rebalance, engine.layout.widths)
         self.standing = TrainingState(loss_scale=loss_scale_of(settings.loss_scale))
-        self.refuses_nonfinite = settings.on_nonfinite == "stop"
         self.steps_done = 0
         self.last_plan = ""
         self.recorded: deque[RecordedStep] = deque(maxlen=TRACED_STEPS)
         self.loader = Loader(lambda bucket, j: present().reads(bucket, j), engine.world)
         self._known_buckets: Mapping[Phase, dict[Bucket, None]] = {"train": {}, "evaluate": {}}
         self._rules: dict[Phase, StepRules] = {}  # of the latest steps; training first
-        self._latest_plan: Sequence[Microbatch] = ()
+        self._latest: Sequence[Bucket] = ()  # of the latest step's microbatches
         self._ahead = NOTHING_AHEAD
         self._work = self._work_of(engine.split)
 
@@ -163,7 +120,7 @@ class Stepper:
         if isinstance(self.schedule, Planned) and isinstance(self.schedule.costs, CostTable):
             with refusing("planned orders: "):  # a bucket is lacking, or the number of stages is another
                 WorkloadCosts(self.schedule.costs.workload([*map(bucket_name, every)]), rules.placement)
-        agreed = self._settings.as_text() | {"rules": str(rules), "schedule": str(self.schedule)}
+        agreed = self.settings.as_text() | {"rules": str(rules), "schedule": str(self.schedule)}
         agreed |= {"loss_scale": repr(self.standing.loss_scale)} | as_text(engine)
         engine.world.agree("what is to be run", agreed)
         if engine.world.size > 1:
@@ -171,7 +128,7 @@ class Stepper:
         engine.start(every, rules)
         engine.memory.of_step(rules, buckets)  # so that a budget that is too small is refused now
         if evaluate is not None:
-            self._meet("evaluate", 0, buckets_of(self.loader.plan(evaluate, 0)), evaluate)
+            self._meet("evaluate", 0, self.loader.plan(evaluate, 0).buckets, evaluate)
         # So that the first step waits for nobody's start.
         executables = engine.executables
         mine = executables.compiles, executables.loads
@@ -211,10 +168,8 @@ class Stepper:
         self.recorded.append(recorded)
         return Report.of(
             sums,
-            schedule="planned" if ran.ahead else recorded.rules.name,
+            schedule="planned" if ran.planning else recorded.rules.name,
             wall_seconds=perf_counter() - began,
-            planning_seconds=ran.ahead and ran.ahead.planning_seconds,
-            predicted_seconds=ran.ahead and ran.ahead.predicted_seconds,
             gradient_norm=norm,
             loss_scale=scale,
             ranks=self.engine.layout.groups,
@@ -222,6 +177,7 @@ class Stepper:
             skipped=self.standing.skipped,
             plan=self.last_plan,
             compiled=self.engine.executables.compiles - compiled,
+            **ran.planning,
         )
 
     def run(self, phase: Phase, data: Data, step: int, more: bool = False) -> StepOutcome:
@@ -232,15 +188,13 @@ class Stepper:
         began = perf_counter()
         plan = self.loader.plan(data, step)  # which waits until the step's data has been loaded ahead
         waited = perf_counter() - began
-        planned, buckets = self.loader.summary(plan)
-        engine.world.agree(f"the plan of {phase} step {step}", planned)
-        if not self._known_buckets[phase].keys() >= set(buckets):
-            self._meet(phase, step, buckets, data)
-        rules, ahead = self.rules(len(plan), phase), None
+        engine.world.agree(f"the plan of {phase} step {step}", plan.hash)
+        if not self._known_buckets[phase].keys() >= set(plan.buckets):
+            self._meet(phase, step, plan.buckets, data)
+        rules, planning = self.rules(len(plan.buckets), phase), NOT_PLANNED
         if trains and isinstance(self.schedule, Planned):
-            ahead = self._plan_ahead(self.schedule, step, rules, buckets)
-            rules = rules if ahead is None else self._known(phase, ahead.rules)
-        known = engine.programs_of(rules, buckets)
+            rules, planning = self._plan_ahead(self.schedule, step, rules, plan.buckets)
+        known = engine.programs_of(rules, plan.buckets)
         (of, loaded), self._ahead = self._ahead, NOTHING_AHEAD
         if loaded is not None and of is plan and loaded.known.reads == known.reads:
             loaded = replace(loaded, known=known)
@@ -254,20 +208,20 @@ class Stepper:
                 f"step {step}: the summed loss weight is {sums.weight}, so there is nothing to divide by; "
                 f"is every token masked, or does the loss function leave out Loss(..., weight=...)?"
             )
-        return StepOutcome(plan, planned, sums, ahead)
+        return StepOutcome(plan, sums, planning)
 
     def _put_ahead(self, data: Data, step: int, like: StepPrograms) -> None:
         """Put a step's data on the devices, if it has been loaded and is like the present step's."""
         plan = self.loader.loaded
-        if plan is not None and self.loader.summary(plan)[1] == like.buckets:
+        if plan is not None and plan.buckets == like.buckets:
             with suppress(Exception):  # what fails is left to that step
                 load = partial(self.loader.load, data, step, plan)
                 self._ahead = plan, replace(self.engine.load(step, like, load), seconds=0.0)
 
     def _plan_ahead(
         self, planned: Planned, step: int, rules: StepRules, buckets: Sequence[Bucket]
-    ) -> PlannedStep | None:
-        """The order for a step; None if there are no costs yet for one of its buckets.
+    ) -> tuple[StepRules, Mapping[str, float]]:
+        """The rules of a step with its order; as they are if there are no costs yet for one of its buckets.
 
         Nothing here depends on the process: records of earlier steps were gathered by all of them. They
         compare what they find.
@@ -279,7 +233,7 @@ class Stepper:
             assert table is None, "files have been read"
             table = measured(self.recorded)
             if table is None or not table.buckets.keys() >= set(names):
-                return None
+                return rules, NOT_PLANNED
         engine.prepare(buckets, rules)  # the budgets follow from the programs
         budgets = engine.memory.of_step(replace(rules, schedule=planned.hint), buckets).budgets
         with refusing("planned orders: "):
@@ -287,7 +241,8 @@ class Stepper:
             found = planned.plan(rules, costs, budgets)
         order = replace(rules, schedule=found.order)
         engine.world.agree(f"the planned order of step {step}", str(order.schedule))
-        return PlannedStep(order, found.makespan, perf_counter() - began)
+        planning = {"planning_seconds": perf_counter() - began, "predicted_seconds": found.makespan}
+        return self._known("train", order), planning
 
     def _meet(self, phase: Phase, step: int, buckets: Sequence[Bucket], data: Data) -> None:
         """Take in shapes that were not there before; refuses what the model does not take."""
@@ -305,11 +260,11 @@ class Stepper:
 
         A report that is kept keeps neither the Trainer nor its arrays: once they are gone, None is given.
         """
-        remat, myself = self._settings.remat, weakref.ref(self)
+        remat, myself = self.settings.remat, weakref.ref(self)
 
         def work() -> Work | None:
             own = myself()
-            return None if own is None else layer_work(own.engine, split, buckets_of(own._latest_plan), remat)
+            return None if own is None else layer_work(own.engine, split, own._latest, remat)
 
         return cache(work)
 
@@ -349,11 +304,10 @@ class Stepper:
             self._take_engine(new)
             return
         self._move(ready or compiled_for_split(engine, split, rules))
-        if self._latest_plan:
+        if self._latest:
             try:
                 # Not by an order that was planned for other stages.
-                known = self.rules(len(self._latest_plan), "train")
-                self.engine.memory.of_step(known, buckets_of(self._latest_plan))
+                self.engine.memory.of_step(self.rules(len(self._latest), "train"), self._latest)
             except UsageError:  # bytes do not suffice, which only the programs there can tell
                 self._move(compiled_for_split(self.engine, engine.split, rules))
                 raise
@@ -373,8 +327,8 @@ class Stepper:
             rules = [*self._rules.values()]
             self._rebalancing.before_step(step, count, self.engine, rules, self.recorded, self.recut)
         if self.exchange is not None and self.recorded and self.exchange.due():
-            known, buckets = self.rules(len(self._latest_plan), "train"), buckets_of(self._latest_plan)
-            self.schedule = self.exchange.chosen(step, known, buckets, self.recorded, self.engine)
+            known = self.rules(len(self._latest), "train")
+            self.schedule = self.exchange.chosen(step, known, self._latest, self.recorded, self.engine)
 
     def rules(self, microbatches: int, phase: Phase) -> StepRules:
         """The rules of a step by the present schedule, or by its base if orders are planned."""
@@ -387,7 +341,7 @@ class Stepper:
                 f"a planned order with dp={layout.replicas}: replicas have other microbatches, "
                 f"and one order is planned for all; take a hint such as bfw"
             )
-        rules = self._settings.rules(self.engine.placement, share, base, forward_only=phase == "evaluate")
+        rules = self.settings.rules(self.engine.placement, share, base, forward_only=phase == "evaluate")
         return self._known(phase, rules)
 
     def _known(self, phase: Phase, rules: StepRules) -> StepRules:
@@ -402,7 +356,7 @@ class Stepper:
         return RunState(
             step=self.steps_done,
             data=self.steps_done,
-            seed=self.seed,
+            seed=self.settings.seed,
             standing=asdict(self.standing),
             config=config,
             plan_hash=self.last_plan,
@@ -419,24 +373,33 @@ class Stepper:
 
     def is_data_of_last_step(self, data: Data) -> bool:
         """Whether the step before the next one had this data, as far as it is known."""
-        return not self.last_plan or plan_hash(self.loader.plan(data, self.steps_done - 1)) == self.last_plan
+        return not self.last_plan or self.loader.plan(data, self.steps_done - 1).hash == self.last_plan
 
     def _skip_or_stop(self, step: int, sums: Sums) -> TrainingState:
         """How training stands after a step that cannot be applied."""
-        after, policy = self.standing.after(finite=False), self._settings.on_nonfinite
+        after, policy = self.standing.after(finite=False), self.settings.on_nonfinite
         if after.in_vain == 0 or (policy == "skip" and after.in_vain < MOST_IN_VAIN):
             return after
+        why = loss_trouble(sums.totals, "; the step is not applied")
+        if why is None and not math.isfinite(sums.weight):
+            why = f"the summed loss weight is {sums.weight}; the step is not applied. Look at the step's data"
+        elif why is None:
+            why = (
+                f"the gradient of {not_finite(self.engine.stages, self.engine.layout)} is not finite "
+                f"although every loss is; the step is not applied. Look for a division by zero or a root at "
+                f"zero in the model's backward, lower the learning rate, or for float16 set "
+                f"loss_scale='dynamic'"
+            )
         many = "" if policy == "stop" else f" It is the {after.in_vain}th step in a row that is left out."
-        where = partial(not_finite, self.engine.stages, self.engine.layout)
-        raise TrainingError(f"step {step}: {_not_finite(sums, where)}{many}")
+        raise TrainingError(f"step {step}: {why}{many}")
 
     def _count(self, ran: StepOutcome) -> None:
         self.steps_done += 1
-        self._latest_plan, self.last_plan = ran.plan, ran.plan_hash
+        self._latest, self.last_plan = ran.plan.buckets, ran.plan.hash
 
     def _update(self, norm: float, unit: float, ran: StepOutcome) -> None:
         """Apply the gradient, whose norm is known; the sums over `unit` are the gradient."""
-        clip = self._settings.clip_norm
+        clip = self.settings.clip_norm
         shrink = 1.0 if clip is None else min(1.0, clip / max(norm, 1e-30))
         if self.saves.latest is not None:
             self.saves.latest.copied()  # what is being saved, as this donates it

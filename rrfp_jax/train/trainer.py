@@ -58,14 +58,13 @@ from rrfp_jax.train.reference import CheckReport, PlainStep, compare
 from rrfp_jax.train.report import Evaluation, Report
 from rrfp_jax.train.resume import (
     Found,
-    check_resume,
     given_hyperparameters,
     no_params,
     say_none,
     say_restored_hyperparameters,
 )
 from rrfp_jax.train.stepping import Stepper
-from rrfp_jax.train.tuning import HintExchange, predicted, rebalancing
+from rrfp_jax.train.tuning import HintExchange, predicted
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -140,14 +139,13 @@ class Trainer:
             activation_budget=activation_budget,
             executables=executables,
         )
-        first = read_schedule(schedule)
         wrapped = None if data is None else as_data(data)
         run = RunSpec(
             pipe=pipe,
             optimizer=optimizer,
             data=wrapped,
             mesh=mesh,
-            schedule=first,
+            schedule=read_schedule(schedule),
             split=split,
             settings=settings,
         )
@@ -332,7 +330,7 @@ class Trainer:
         with during(self._progress, "comparing with plain JAX"):
             loss, gradient = self.value_and_grad(microbatches)
             params = whole_params(self._engine) if self._world.size > 1 else self.stage_params
-            ids = self._stepper.seed, self.steps_done
+            ids = self._stepper.settings.seed, self.steps_done
             with jax.transfer_guard("allow"):
                 plain = PlainStep(self._engine.pipe, params, microbatches, ids)
                 report = compare(plain, loss, gradient, table)
@@ -427,7 +425,6 @@ class Trainer:
                 step.
             TrainingError: all checkpoints are damaged, or that of the step is.
         """
-        data = self._own_data("restore")
         path = folder_of("Trainer.restore", folder)
         if step is not None:
             check_count("restore", "step", step, 0)
@@ -440,7 +437,7 @@ class Trainer:
         if params_only:
             if found is None:
                 raise no_params(path)
-            self._start(data)
+            self._start(self._own_data("restore"))
             with during(self._progress, "restoring", str(path)), interrupts_held():
                 self._stepper.saves.restore_params(path, step)
             return True
@@ -465,7 +462,7 @@ class Trainer:
                 self._progress(Doing("validating", step, count, f"{step / count:.0%}"))
                 with self._alone("evaluate"):
                     sums = self._stepper.run("evaluate", data, step).sums
-                if self._stepper.refuses_nonfinite:
+                if self._stepper.settings.on_nonfinite == "stop":
                     check_losses(sums.totals, f"step {step} of an evaluation", "")
                 yield sums
         finally:
@@ -476,21 +473,10 @@ class Trainer:
         """Write a checkpoint to a folder in the host's memory; see `CheckpointWriter.hold`."""
         return self._stepper.saves.hold(folder, self._stepper.state(config))
 
-    @one_thread("save")
-    def _require_shared(self, folder: Path) -> None:
-        """Refuse a folder of checkpoints that not all processes see; see `CheckpointWriter`."""
-        self._stepper.saves.require_shared(folder)
-
-    @property
-    def _saving_trouble(self) -> tuple[int, str]:
-        """The rank that could not write the latest checkpoint, and its name with the reason."""
-        latest = self._stepper.saves.latest
-        return latest.trouble if latest is not None else (0, "")
-
     @one_thread("restore")
-    def _resume(self, folder: str | Path, step: int | None = None) -> bool:
+    def _resume(self, path: Path, step: int | None = None) -> bool:
         """Restore what `_check_resume` did not refuse; False, without a word, if there is no checkpoint."""
-        data, path = self._own_data("restore"), folder_of("Trainer.restore", folder)
+        data = self._own_data("restore")
         self._start(data)
         asked = given_hyperparameters(self._engine)
         with during(self._progress, "restoring", str(path)), interrupts_held():  # all of it, or none
@@ -503,14 +489,10 @@ class Trainer:
         return True
 
     @one_thread("restore")
-    def _check_resume(self, folder: str | Path, step: int | None = None) -> Found | None:
-        """What `restore` would find there: the config kept with it, and why this Trainer could not go on.
-
-        Nothing is compiled. All processes together.
-        """
+    def _check_resume(self, path: Path, step: int | None = None) -> Found | None:
+        """What `restore` would find there; see `CheckpointWriter.check_resume`."""
         self._own_data("restore")
-        self._stepper.saves.finish()  # else it would be taken for one that was broken off
-        return check_resume(self._engine, self._stepper.seed, folder_of("Trainer.restore", folder), step)
+        return self._stepper.saves.check_resume(path, step)
 
     @property
     def _progress(self) -> Progress:
@@ -595,6 +577,5 @@ def _stepper(run: RunSpec, init: InitFunction | None) -> Stepper:
     run = predicted(run, layout)
     engine = run.engine(layout, None if init is None else FrozenBase(init))
     settings = run.settings if engine.memory.limited else run.settings.limited(run.mesh.pp)
-    moves = rebalancing(settings.rebalance, layout.widths)
     assert not isinstance(run.schedule, Auto), "it has been chosen"
-    return Stepper(engine, settings, run.schedule, exchange, moves)
+    return Stepper(engine, settings, run.schedule, exchange)

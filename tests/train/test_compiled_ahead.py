@@ -29,7 +29,7 @@ MESHES = {
 
 
 def compiled(mesh, schedule, pipe, folder, stages=None, memory=None, here=False, **more):
-    settings = made(pipe, OPTIMIZER, mesh=mesh, schedule=schedule, **more)._stepper._settings
+    settings = made(pipe, OPTIMIZER, mesh=mesh, schedule=schedule, **more)._stepper.settings
     run = RunSpec(
         pipe=pipe,
         optimizer=OPTIMIZER,

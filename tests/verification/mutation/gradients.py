@@ -26,7 +26,7 @@ def a_new_length_wipes_gradients(original: Any) -> Any:
 
 @changes("train.stepping:Stepper._update")
 def summed_and_not_averaged(original: Any) -> Any:
-    return lambda self, norm, unit, ran: original(self, norm, unit / max(len(ran.plan), 1), ran)
+    return lambda self, norm, unit, ran: original(self, norm, unit / max(len(ran.plan.buckets), 1), ran)
 
 
 @changes("train.stepping:Stepper._update")
