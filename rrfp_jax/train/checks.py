@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields as fields_of
 from typing import Any
 
@@ -26,7 +26,7 @@ from rrfp_jax.runtime.mesh.topology import Mesh
 from rrfp_jax.runtime.model.gradient_flow import refuse_untrained, told_lost
 from rrfp_jax.runtime.model.layers import MicrobatchView, zeros
 from rrfp_jax.runtime.model.metrics import kinds_of
-from rrfp_jax.runtime.model.pipeline import IDS, LayerShapes, Pipeline, Specs
+from rrfp_jax.runtime.model.pipeline import IDS, Pipeline
 from rrfp_jax.runtime.model.roles import covering, leaf_paths
 from rrfp_jax.runtime.model.user_errors import instead_of_layers, kind_of
 from rrfp_jax.runtime.programs.compiler import Compiled, Compiler
@@ -136,7 +136,14 @@ def examined(engine: Engine, step: int, bucket: Bucket, buckets: Sequence[Bucket
     try:
         shapes = library.examine(bucket, training)
         with library.tracing():
-            check_metrics(engine.pipe, shapes, specs_of(bucket), training)
+            view = MicrobatchView(specs_of(bucket), IDS, len(engine.pipe), training)
+            loss = jax.eval_shape(engine.pipe.apply_loss, shapes[-1].carry_out, view)  # called so before
+        # No two reductions for one name, and no figure that reports have themselves.
+        kinds = kinds_of([*(own.metrics for own in shapes), loss.metrics])
+        if taken := [name for name in kinds if name in REPORTED or name.startswith(VALIDATION)]:
+            raise UsageError(
+                f"the loss: Loss metric {taken[0]!r}: reports use that name themselves; give it another one"
+            )
     except UsageError as error:
         if not is_odd:
             raise
@@ -152,17 +159,6 @@ def warn_of_lost(engine: Engine) -> None:
         warn(
             f"warning: {told_lost(lost)}. They learn nothing: let the loss follow from them by functions "
             f"with a derivative, or say that it is meant: Pipeline(..., frozen={covering(lost, others)})"
-        )
-
-
-def check_metrics(pipe: Pipeline, shapes: Sequence[LayerShapes], fields: Specs, training: bool) -> None:
-    """Refuse a metric with the name of a figure that reports have themselves, or with two reductions."""
-    view = MicrobatchView(fields, IDS, len(pipe), training)
-    loss = jax.eval_shape(pipe.apply_loss, shapes[-1].carry_out, view)  # which has been called so before
-    kinds = kinds_of([*(own.metrics for own in shapes), loss.metrics])
-    if taken := [name for name in kinds if name in REPORTED or name.startswith(VALIDATION)]:
-        raise UsageError(
-            f"the loss: Loss metric {taken[0]!r}: reports use that name themselves; give it another one"
         )
 
 
@@ -183,16 +179,13 @@ def check_losses(totals: Sequence[float], where: str, consequence: str) -> None:
         raise TrainingError(f"{where}: {trouble}")
 
 
-def check_loss_is_a_sum(
-    pipe: Pipeline, carry: Any, fields: Mapping[str, np.ndarray[Any, Any]], compiler: Compiler
-) -> None:
+def check_loss_is_a_sum(pipe: Pipeline, carry: Any, fields: Mapping[str, Any], compiler: Compiler) -> None:
     """Refuse a loss that is a mean: the loss of two rows together must be the sum of the two apart.
 
     Not done where two rows take more than `LARGEST_LOSS_CHECK` bytes, where a row cannot be taken by itself,
     nor for `Pipeline(additive=False)`.
     """
-    program = rows_program(pipe, carry, fields, compiler)
-    if program is None:
+    if (program := rows_program(pipe, carry, fields, compiler)) is None:
         return
     losses, pair = program
     numbers = [i for i, spec in enumerate(jax.tree.leaves(carry)) if not spec.shape]
@@ -226,30 +219,19 @@ def _coupling(values: np.ndarray[Any, Any]) -> str:
 def rows_program(
     pipe: Pipeline, carry: Any, fields: Mapping[str, Any], compiler: Compiler
 ) -> tuple[Compiled, Sequence[Any]] | None:
-    """The program that `check_loss_is_a_sum` runs, and what it takes; None if that runs nothing."""
-    leaves = [leaf for leaf in jax.tree.leaves((carry, dict(fields))) if math.prod(leaf.shape) and leaf.shape]
-    if not pipe.additive or not leaves:
-        return None
-    rows = Counter(leaf.shape[0] for leaf in leaves).most_common(1)[0][0]  # of the first, if none prevails
-    if sum(2 * nbytes(leaf) // leaf.shape[0] for leaf in leaves) > LARGEST_LOSS_CHECK:
-        return None
-    losses, pair = _losses_of_rows(pipe, carry, fields, rows)
-    try:
-        with tracing_alone():
-            jax.eval_shape(losses, pair)
-    except (TypeError, ValueError):  # such as for a carry [rows * length, ...]; it took all rows together
-        return None
-    return compiler(losses, pair, effort="roughly"), pair
+    """The program that `check_loss_is_a_sum` runs, and what it takes; None if that runs nothing.
 
-
-def _losses_of_rows(
-    pipe: Pipeline, carry: Any, fields: Mapping[str, Any], rows: int
-) -> tuple[Callable[..., Any], Sequence[Any]]:
-    """Total and weight of a loss for row 0, row 1, and both, float32[3, 2]; and two rows, a flat list.
-
-    If there is but one row, its fields twice; with random values of the carry. Arrays without any element are
-    left as they are.
+    It gives total and weight of the loss for row 0, row 1, and both, float32[3, 2], and takes two rows, a
+    flat list: of the fields, one twice if there is but one, and random values of the carry. Arrays without
+    any element are left as they are.
     """
+    leaves, structure = jax.tree.flatten((carry, dict(fields)))
+    filled = [leaf for leaf in leaves if math.prod(leaf.shape) and leaf.shape]
+    if not pipe.additive or not filled:
+        return None
+    rows = Counter(leaf.shape[0] for leaf in filled).most_common(1)[0][0]  # of the first, if none prevails
+    if sum(2 * nbytes(leaf) // leaf.shape[0] for leaf in filled) > LARGEST_LOSS_CHECK:
+        return None
     random = np.random.default_rng(0)
     chosen = [0, min(1, rows - 1)]
 
@@ -259,10 +241,6 @@ def _losses_of_rows(
         two = [size * random.standard_normal(spec.shape[1:], np.float32) for size in (1, 2)]
         return np.stack(two).astype(spec.dtype)  # of unlike size, lest a mean be the same for both
 
-    def of_field(array: Any) -> Any:
-        return np.asarray(array)[chosen] if array.shape[:1] == (rows,) else array
-
-    leaves, structure = jax.tree.flatten((carry, dict(fields)))
     has_rows = [leaf.shape[:1] == (rows,) for leaf in leaves]
 
     def loss(pair: Sequence[Any], part: slice) -> list[Any]:
@@ -275,8 +253,14 @@ def _losses_of_rows(
     def losses(pair: Sequence[Any]) -> Any:
         return jnp.array([loss(pair, part) for part in (slice(0, 1), slice(1, 2), slice(0, 2))])
 
-    values = jax.tree.leaves((jax.tree.map(of_carry, carry), {k: of_field(v) for k, v in fields.items()}))
-    return losses, [as_sent(value) for value in values]
+    two = {k: np.asarray(v)[chosen] if v.shape[:1] == (rows,) else v for k, v in fields.items()}
+    pair = [as_sent(value) for value in jax.tree.leaves((jax.tree.map(of_carry, carry), two))]
+    try:
+        with tracing_alone():
+            jax.eval_shape(losses, pair)
+    except (TypeError, ValueError):  # such as for a carry [rows * length, ...]; it took all rows together
+        return None
+    return compiler(losses, pair, effort="roughly"), pair
 
 
 def check_jax_settings() -> None:
