@@ -41,7 +41,7 @@ from rrfp_jax.train.checks import examined, loss_trouble
 from rrfp_jax.train.loading import Loader, Plan
 from rrfp_jax.train.report import Report
 from rrfp_jax.train.resume import CheckpointWriter, TrainingState, stored_layers
-from rrfp_jax.train.tuning import HintExchange, rebalancing
+from rrfp_jax.train.tuning import HintExchange, Rebalancing
 
 
 class StepOutcome(NamedTuple):
@@ -100,7 +100,7 @@ class Stepper:
 
         self.saves = CheckpointWriter(present, settings.seed)
         self.schedule, self.exchange = schedule, exchange
-        self._rebalancing = rebalancing(settings.rebalance, engine.layout.widths)
+        self._rebalancing = Rebalancing(settings.rebalance, engine.layout.widths)
         self.standing = TrainingState(loss_scale=loss_scale_of(settings.loss_scale))
         self.steps_done = 0
         self.last_plan = ""
@@ -322,7 +322,7 @@ class Stepper:
 
     def _tune(self, step: int, left: int | None) -> None:
         """Go on with the split and the hint that measured costs choose, if it is time to look."""
-        if self._rebalancing is not None:
+        if self.settings.rebalance != "off":
             count = self.steps_done if left is None else left + 1  # as many again, if nobody says
             rules = [*self._rules.values()]
             self._rebalancing.before_step(step, count, self.engine, rules, self.recorded, self.recut)

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from time import perf_counter
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from rrfp_jax.core.schedules import Schedule
 from rrfp_jax.core.step_rules import Bucket, StepRules, bucket_name
@@ -28,7 +28,7 @@ from rrfp_jax.runtime.mesh.topology import Layout, Mesh
 from rrfp_jax.runtime.run.world import START_SECONDS
 from rrfp_jax.runtime.sizes import memory_limit
 from rrfp_jax.sim.choice import Auto, Candidate, choose
-from rrfp_jax.sim.splits import FIRST, MOST, Balance, Move, RebalanceDecision, Verdict
+from rrfp_jax.sim.splits import FIRST, MOST, Balance, Move, RebalanceDecision
 from rrfp_jax.trace.costs import WorkloadCosts, measured
 from rrfp_jax.trace.records import RecordedStep
 from rrfp_jax.train.beside import Compiling
@@ -161,18 +161,6 @@ class HintExchange:
         return found
 
 
-def rebalancing(mode: Rebalance, widths: Sequence[int]) -> Rebalancing | None:
-    """What a Trainer with this setting goes by, on stages of so many devices; None if it stays as it is."""
-    if mode == "off":
-        return None
-    if len(set(widths)) > 1:
-        raise UsageError(
-            f"rebalance={mode!r} with stages of {', '.join(map(str, widths))} devices: between steps layers "
-            f"move between stages with equally many; leave it off, or give equal ones"
-        )
-    return Rebalancing(mode)
-
-
 Recut: TypeAlias = Callable[[Sequence[int], Ready | None], None]
 """Goes on with a split, for which all may be ready; see `Stepper.recut`."""
 
@@ -180,13 +168,21 @@ Recut: TypeAlias = Callable[[Sequence[int], Ready | None], None]
 class Rebalancing:
     """When layers move, and what is said of it.
 
-    All processes have one and ask it before every step.
+    All processes have one, and ask it before every step unless the mode is "off".
+
+    Args:
+        widths: of how many devices stages are.
 
     Attributes:
         watched_seconds: what watching has taken in this process so far, but for the moves themselves (s).
     """
 
-    def __init__(self, mode: Rebalance) -> None:
+    def __init__(self, mode: Rebalance, widths: Sequence[int]) -> None:
+        if mode != "off" and len(set(widths)) > 1:
+            raise UsageError(
+                f"rebalance={mode!r} with stages of {', '.join(map(str, widths))} devices: between steps "
+                f"layers move between stages with equally many; leave it off, or give equal ones"
+            )
         self._mode = mode
         self._balance: Balance | None = None  # of rank 0
         self._split: list[int] = []
@@ -216,7 +212,11 @@ class Rebalancing:
             self._beside += 1
             self._slowed += recorded[-1].trace.makespan - self._move.seconds if self._move else 0.0
             mine = self._compiling.found
-            if self._all_ready(engine, mine) and isinstance(mine, Ready):
+            own = [isinstance(mine, Ready), mine if isinstance(mine, str) else ""]
+            told = engine.world.gather("whether all have compiled for another split", own)
+            if refusals := [refusal for _, refusal in told if refusal]:  # all stay as they are
+                self._stay(refusals[0])
+            elif isinstance(mine, Ready) and all(ready for ready, _ in told):
                 self._go(step, mine, recut)
                 return
         elif self._steps >= self._due and len(recorded) >= FIRST:  # fewer after a move that was taken back
@@ -238,7 +238,7 @@ class Rebalancing:
     ) -> Sequence[int] | None:
         """The split to compile for, as rank 0 finds and says it; all processes ask together."""
 
-        def find() -> tuple[int, Any]:
+        def find() -> tuple[int, Sequence[int] | None]:
             assert self._balance is not None, "this is rank 0"
             try:
                 look = self._balance.look(list(recorded), left)
@@ -248,20 +248,11 @@ class Rebalancing:
             else:
                 self._say(step, look)
             self._move = look.move if self._mode == "auto" else None
-            return look.again, self._move and list(self._move.split)
+            return look.again, None if self._move is None else list(self._move.split)
 
         again, split = engine.world.decide(f"the split from step {step} on", find)
         self._due = self._steps + again
-        found: Sequence[int] | None = split
-        return found
-
-    def _all_ready(self, engine: Engine, mine: Ready | str | None) -> bool:
-        """Whether all processes have compiled; if one cannot, all stay as they are."""
-        own = [isinstance(mine, Ready), mine if isinstance(mine, str) else ""]
-        told = engine.world.gather("whether all have compiled for another split", own)
-        if refusals := [refusal for _, refusal in told if refusal]:
-            self._stay(refusals[0])
-        return all(ready for ready, _ in told)
+        return split
 
     def _stay(self, refusal: str) -> None:
         """Do without the split that was compiled for."""
@@ -295,8 +286,13 @@ class Rebalancing:
 
     def _say(self, step: int, look: RebalanceDecision) -> None:
         """Print what a look says, and what it has not said yet."""
-        if look.verdict is not None:
-            _print(_of_verdict(look.verdict))
+        if (verdict := look.verdict) is not None:
+            less = f"{verdict.gain:.1%} less" if verdict.gain >= 0 else f"{-verdict.gain:.1%} more"
+            found = (
+                f"a step takes {verdict.seconds:.4g} s with {_text(verdict.move.split)}, {less} than before "
+                f"the move; {verdict.move.gain:.1%} less was expected"
+            )
+            _print(found if verdict.kept else f"{found}. From now on twice as much is asked of a move")
         if look.distrusted is not None and "distrusted" not in self._said:
             self._said.add("distrusted")
             _print(
@@ -321,15 +317,6 @@ def _of_move(move: Move, mode: Rebalance, step: int) -> str:
         f"{found}: set trainer.split = {list(move.split)}, resume from a checkpoint with "
         f"--config.split={sizes}, or have rebalance='auto' do it"
     )
-
-
-def _of_verdict(verdict: Verdict) -> str:
-    less = f"{verdict.gain:.1%} less" if verdict.gain >= 0 else f"{-verdict.gain:.1%} more"
-    found = (
-        f"a step takes {verdict.seconds:.4g} s with {_text(verdict.move.split)}, {less} than before the "
-        f"move; {verdict.move.gain:.1%} less was expected"
-    )
-    return found if verdict.kept else f"{found}. From now on twice as much is asked of a move"
 
 
 def _text(split: Sequence[int]) -> str:
