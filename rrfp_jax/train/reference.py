@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -94,7 +94,7 @@ class PlainStep:
     def _sums(self, compiled: Callable[[Any], Any] = lambda layer: layer) -> Callable[..., Any]:
         """(owned parameters, all parameters, fields, numbers) -> summed total and weight of a microbatch."""
         pipe, places, sources = self.pipe, self._places, self._sources
-        layers = [compiled(_layer(pipe, index)) for index in range(len(pipe))]
+        layers = [compiled(partial(_layer, pipe, index)) for index in range(len(pipe))]
 
         def sums(owned: Sequence[Any], leaves: Sequence[Any], fields: Any, ids: Any) -> tuple[Any, Any]:
             values = {**dict(enumerate(leaves)), **dict(zip(places.owned, owned, strict=True))}
@@ -126,11 +126,8 @@ class PlainStep:
         return mean, places.trained_tree([gradient[self._sources[place]] for place in places.trained])
 
 
-def _layer(pipe: Pipeline, index: int) -> Callable[..., Any]:
-    def layer(params: Params, carry: Any, fields: Any, ids: Any) -> Any:
-        return pipe.apply_layer(index, params, carry, MicrobatchView(fields, ids, index))
-
-    return layer
+def _layer(pipe: Pipeline, index: int, params: Params, carry: Any, fields: Any, ids: Any) -> Any:
+    return pipe.apply_layer(index, params, carry, MicrobatchView(fields, ids, index))
 
 
 def _pulled_back(sums: Callable[..., Any]) -> Callable[..., Any]:
