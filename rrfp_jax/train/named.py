@@ -61,7 +61,16 @@ def read_schedule(given: Schedule | Planned | Auto | str) -> Schedule | Planned 
 def schedule_of(given: Schedule | str, others: Sequence[str] = ()) -> Schedule:
     """The schedule that is meant; `csv:FILE` is an order in PyTorch's CSV form (`core/schedules.py`)."""
     if isinstance(given, str) and given.removeprefix(RANKED).startswith(CSV):
-        order = _order_in(given.removeprefix(RANKED))
+        source = given.removeprefix(RANKED)
+        file = path_of("schedule", source.removeprefix(CSV))
+        try:
+            order = read_csv(read_whole(file, LARGEST_ORDER).decode())
+            placement, microbatches = order.placement, order.microbatches
+            check_can_end(StepRules(placement=placement, microbatches=microbatches, schedule=order))
+        except OSError as error:
+            raise UsageError(f"{source}: cannot be read: {error.strerror}") from None
+        except ValueError as error:
+            raise UsageError(f"{source}: {printable(str(error))}") from None
         return Ranked(order) if given.startswith(RANKED) else order
     try:
         schedule = by_name(given) if isinstance(given, str) else given
@@ -71,16 +80,3 @@ def schedule_of(given: Schedule | str, others: Sequence[str] = ()) -> Schedule:
         wanted = ", or ".join(["give a name or an object of rrfp.schedules, such as BF()", *others])
         raise UsageError(f"schedule={given!r}: {wanted}")
     return schedule
-
-
-def _order_in(given: str) -> FixedOrder:
-    file = path_of("schedule", given.removeprefix(CSV))
-    try:
-        order = read_csv(read_whole(file, LARGEST_ORDER).decode())
-        rules = StepRules(placement=order.placement, microbatches=order.microbatches, schedule=order)
-        check_can_end(rules)
-    except OSError as error:
-        raise UsageError(f"{given}: cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise UsageError(f"{given}: {printable(str(error))}") from None
-    return order
