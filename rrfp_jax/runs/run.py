@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import platform
 import shlex
@@ -44,7 +43,7 @@ from rrfp_jax.runtime.run.world import World
 from rrfp_jax.runtime.stages.memory import StageLedger
 from rrfp_jax.train.compile_ahead import MadeFor, why_compiled
 from rrfp_jax.train.reference import stage_table
-from rrfp_jax.train.report import VALIDATION, Evaluation, Report
+from rrfp_jax.train.report import Evaluation, Report
 from rrfp_jax.train.trainer import Trainer
 from rrfp_jax.typed import NAME, typed_command, without_flag
 from rrfp_jax.user_code import called
@@ -147,14 +146,6 @@ class Followed:
     validation: Evaluation | None
     ends: bool
     stops: bool
-
-
-def _line_of(found: Evaluation | None) -> dict[str, float | None]:
-    """What a step's line of `metrics.jsonl` tells of the validation that followed it."""
-    if found is None:
-        return {}
-    figures = {"loss": found.loss, **found.metrics}
-    return {f"{VALIDATION}{name}": value if math.isfinite(value) else None for name, value in figures.items()}
 
 
 def _to_open_next(folder: Path) -> str:
@@ -281,7 +272,7 @@ class _Run:
                 found = self._validated(ends)
         finally:  # a step's line is written even if what follows it is broken off
             step = replace(report.recorded, ranks=report.ranks)
-            self._files.add(step, report.as_dict() | _line_of(found))
+            self._files.add(step, report.as_dict() | (found.as_dict() if found is not None else {}))
         self._display.show(report, found)
         if found is not None:
             ends |= self._wants_end("on_validation", report, found)

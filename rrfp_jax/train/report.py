@@ -190,6 +190,11 @@ class Evaluation:
         said = "  ".join(f"{name} {value:.4f}" for name, value in figures.items())
         return f"{said}  over a weight of {self.weight:,.0f}"
 
+    def as_dict(self) -> dict[str, Any]:
+        """What the line of the step before it has of it in `metrics.jsonl`."""
+        figures = {"loss": self.loss, **self.metrics}
+        return _finite({f"{VALIDATION}{name}": value for name, value in figures.items()})
+
     @classmethod
     def of(cls, found: Sequence[Sums]) -> Evaluation:
         """What the steps of a pass add up to.
