@@ -8,8 +8,7 @@ Both count alike: "step 0" is the first one, as in `metrics.jsonl`.
 from __future__ import annotations
 
 import sys
-from types import TracebackType
-from typing import Any, TextIO, cast
+from typing import TextIO, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -23,7 +22,7 @@ from rrfp_jax.train.report import Evaluation, Report
 
 
 class Display:
-    """Shows reports, and what lasts, as they come. As a context manager it leaves the terminal in order."""
+    """Shows reports, and what lasts, as they come, until it is closed."""
 
     def __init__(self, steps: int, silent: bool = False) -> None:
         self._live: Progress | None = None
@@ -41,14 +40,7 @@ class Display:
             )
             self._task = self._live.add_task(self._latest, total=steps)
             self._lasting = Lasting(self._describe, self._ended, LIVE_AFTER, LIVE_EVERY)
-
-    def __enter__(self) -> Display:
-        if self._live is not None:
             self._live.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: Any, trace: TracebackType | None) -> None:
-        self.close()
 
     def close(self) -> None:
         """Leave the terminal in order; from any thread, also twice."""

@@ -6,14 +6,14 @@ import os
 import platform
 import shlex
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -67,11 +67,6 @@ class Stopping:
         """The answer before the first step, when a rank has nothing to save."""
         return EndsAtOnce(self._say_start, self._end)
 
-    def in_steps(self, done: Callable[[], int]) -> StopsAfterStep:
-        """The answer from the first step to the end of the run."""
-        say = partial(self._say_answer, done)
-        return StopsAfterStep(self.world, save_seconds(ENVIRONMENT), say, leave=self.display.close)
-
     def say_end(self, step: int, saved: bool) -> int:
         """Say after which step the run has stopped, and how to go on; the exit status that goes with it."""
         why, latest = self.world.stop.agreed, self._latest()
@@ -94,13 +89,14 @@ class Stopping:
                 lost = "the launcher saves next what only the host's memory has"
         self._say(f"Ctrl-C while starting: ends; {lost}\n{self._how()}")
 
-    def _say_answer(self, done: Callable[[], int], why: StopReason, at_once: bool) -> None:
+    def say_answer(self, trainer: Trainer, why: StopReason, at_once: bool) -> None:
+        """Say what a signal does between the first step and the end of the run."""
         if at_once:
             latest = self._latest()
             lost = "nothing is saved" if latest is None else f"resumes from {latest}\n{self._how()}"
             return self._say(f"{why} again: ends at once; {lost}")
         what = "stops after this step and saves nothing, as no interval is set"
-        if done() >= self.config.steps:
+        if trainer.steps_done >= self.config.steps:
             what = "all steps have been trained: validates, saves and ends"
         elif self.config.checkpoint.wanted:
             what = "stops after this step and saves itself"
@@ -131,18 +127,15 @@ class Stopping:
         fail(self.world, KeyboardInterrupt())
 
 
-@dataclass(frozen=True, kw_only=True)
-class Followed:
-    """A step and what has followed it.
+class Followed(NamedTuple):
+    """What has followed a step.
 
     Attributes:
-        report: of the step.
         validation: after it, if there was one.
         ends: it was the run's last.
         stops: the run stops here, because a signal came or lost ranks are replaced, and can go on later.
     """
 
-    report: Report
     validation: Evaluation | None
     ends: bool
     stops: bool
@@ -182,7 +175,7 @@ def train(config: RunConfig, signals: StopSignals, source: Path | None = None) -
     world = join()
     check_place(config)
     world.stop.forget()  # an earlier run of this process
-    with Display(config.steps, silent=world.rank > 0) as display:
+    with closing(Display(config.steps, silent=world.rank > 0)) as display:
         stopping = Stopping(config, world, display)
         name = name_held(world, Path(config.directory) / config.name, display.say)
         with signals.answered_by(stopping.at_start()), name:
@@ -219,12 +212,16 @@ class _Run:
         writes = {STEPS: trace, "trace.json": trace, "costs.json": costs}
         hardware = self._found_hardware()
         self._files = files = RunFiles(config, world, writes, done, self._source, hardware, say)
-        answer = self._stopping.in_steps(lambda: trainer.steps_done)
+        say_answer = partial(self._stopping.say_answer, trainer)
+        answer = StopsAfterStep(world, save_seconds(ENVIRONMENT), say_answer, leave=self._display.close)
         with signals.answered_by(answer, signal.SIGTERM), files:
             files.write("memory.json", [row.plain() for row in table])
-            last = self._loop()
+            for report in trainer.steps(config.steps - done):  # one at least, the last of which ends
+                last = self._follow(report)
+                if last.ends or last.stops:
+                    break
             if world.stop.agreed is StopReason.ASKED:
-                self._display.say(f"ended after step {last.report.step}, as the config's own method asked")
+                self._display.say(f"ended after step {report.step}, as the config's own method asked")
             if last.validation is not None and last.ends:
                 self._say_validation(last.validation, validation)
         if hardware["shared"]:
@@ -236,8 +233,8 @@ class _Run:
         if last.stops:
             if files.trouble:
                 self._display.say(files.trouble)
-            return self._stopping.say_end(last.report.step, saver.saved)
-        steps, lost, culprit = last.report.step + 1, "", world.rank
+            return self._stopping.say_end(report.step, saver.saved)
+        steps, lost, culprit = report.step + 1, "", world.rank
         latest = trainer._stepper.saves.latest
         if latest is not None and not saver.saved:
             culprit, why = latest.trouble
@@ -256,19 +253,13 @@ class _Run:
         found = self._world.gather("the machines", here)
         return hardware_of([tuple(own) for own in found], on_cpu)
 
-    def _loop(self) -> Followed:
-        """Train until a step ends the run or it stops; that step. There must be one left."""
-        for report in self._trainer.steps(self._config.steps - self._trainer.steps_done):
-            followed = self._follow(report)
-            if followed.ends or followed.stops:
-                return followed
-        raise AssertionError("the last step ends the run")
-
     def _follow(self, report: Report) -> Followed:
         found = None
         try:
             ends = self._wants_end("on_step", report) or report.step == self._config.steps - 1
-            if self._is_due(report, ends):
+            every = self._config.validate_every
+            due = ends or (every > 0 and (report.step + 1) % every == 0)
+            if due and self._validation is not None and (ends or not self._is_pressed):
                 found = self._validated(ends)
         finally:  # a step's line is written even if what follows it is broken off
             step = replace(report.recorded, ranks=report.ranks)
@@ -279,28 +270,18 @@ class _Run:
         stops = self._world.stop.agreed > StopReason.ASKED and not ends
         hands_over = stops and self._world.stop.agreed is StopReason.HANDS_OVER
         self._saver.after_step(report, ends=ends or (stops and not hands_over))
-        if hands_over:
-            stops = self._hands_over()
+        if hands_over and (self._is_pressed or not self._saver.keeps) and not self._saver.rescue():
+            stops = self._is_pressed  # else there is nothing to go on from. A signal may have come, too
+        elif hands_over:
+            self._trainer.finish_saving()
         elif self._memory is not None and self._memory.is_asked_for:
             self._world.stop.request(StopReason.HANDS_OVER)  # which all know at the end of the next step
-        return Followed(report=report, validation=found, ends=ends, stops=stops)
-
-    def _hands_over(self) -> bool:
-        """Whether it stops here: its state must be somewhere to go on from. A signal may have come, too."""
-        if (self._is_pressed or not self._saver.keeps) and not self._saver.rescue():
-            return self._is_pressed
-        self._trainer.finish_saving()
-        return True
+        return Followed(found, ends, stops)
 
     @property
     def _is_pressed(self) -> bool:
         """Whether it stops because a signal came, and validates no more."""
         return self._world.stop.agreed > StopReason.HANDS_OVER
-
-    def _is_due(self, report: Report, ends: bool) -> bool:
-        every = self._config.validate_every
-        due = ends or (every > 0 and (report.step + 1) % every == 0)
-        return due and self._validation is not None and (ends or not self._is_pressed)
 
     def _validated(self, ends: bool) -> Evaluation | None:
         """The validation; None if the run stops during it. The one at the end is always finished."""

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Optional
@@ -361,7 +362,7 @@ def test_a_live_bar_on_a_terminal(monkeypatch):
         peak_bytes=[0],
         budget_bytes=[None],
     )
-    with Display(3) as display:
+    with closing(Display(3)) as display:
         display.show(report, None)
         display.say("a line [with brackets]")
     shown = terminal.getvalue()

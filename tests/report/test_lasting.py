@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+from contextlib import closing
 
 import pytest
 
@@ -66,7 +67,7 @@ def test_where_there_is_no_terminal_lines_are_plain(monkeypatch, capsys):
 
 
 def on_a_display(leave):
-    with Display(2) as display:
+    with closing(Display(2)) as display:
         leave()
         display.tell(Doing("saving", 0, 2))
         display.say("text")

@@ -1,6 +1,7 @@
 """What a run says of Ctrl-C before its first step."""
 
 import signal
+from contextlib import closing
 from types import SimpleNamespace
 
 import pytest
@@ -36,6 +37,6 @@ def test_another_rank_with_a_terminal_of_its_own_says_it_there(monkeypatch, tmp_
     monkeypatch.setattr("rrfp_jax.runs.run.fail", lambda world, error: None)
     monkeypatch.setattr("rrfp_jax.printing.is_terminal", lambda: True)
     world = SimpleNamespace(rank=1, size=2, folder=None)
-    with Display(9, silent=True) as display:
+    with closing(Display(9, silent=True)) as display:
         Stopping(ToyRun(name="toy", steps=9, directory=str(tmp_path)), world, display).at_start().heed(2)
     assert capsys.readouterr().out.startswith("Ctrl-C while starting: ends; nothing was trained yet\n")
