@@ -57,7 +57,8 @@ class Saver:
         self._memory, self.keeps, self.saved = memory, False, False
         held = CheckpointFolder(memory.states).steps() if memory is not None else []
         stored = CheckpointFolder(folder).steps() if settings.wanted else []
-        self._is_held = bool(held) and held[-1] >= max(stored, default=0)
+        is_latest = bool(held) and held[-1] >= max(stored, default=0)
+        self._held = memory.states if memory is not None and is_latest else None  # goes on from there
         self._wants_stored = settings.wanted and (settings.resume or self._began_before())
         self._config: Mapping[str, Any] = {}
         self._saved_at: float | None = None  # on rank 0's clock, as the trace has it
@@ -70,7 +71,7 @@ class Saver:
         self._config = config
         if self._settings.wanted:
             self._trainer._stepper.saves.require_shared(self._folder)
-        resumes = self._is_held or self._wants_stored
+        resumes = self._held is not None or self._wants_stored
         found = self._trainer._check_resume(self._source) if resumes else None
         if found is None:
             return 0
@@ -85,13 +86,18 @@ class Saver:
 
     def resume(self) -> int:
         """Go on from the host's memory, or from the latest checkpoint if that is wanted; the steps done."""
-        if self._is_held:
+        if self._held is not None:
             if self._world.rank == 0:  # whoever was killed was perhaps saving
                 for folder in (self._source, self._folder):
                     CheckpointFolder(folder).tidy()
             if self._went_on():
                 return self._trainer.steps_done
-            self._forget_held()
+            self._say(
+                "the host's memory has no intact state: resumes from the latest checkpoint instead, if any"
+            )
+            if self._world.rank == 0:
+                shutil.rmtree(self._held, ignore_errors=True)
+            self._held = None
         if self._wants_stored:
             self._went_on()
         elif self._settings.wanted:
@@ -103,22 +109,14 @@ class Saver:
         try:
             found = self._trainer._resume(self._source)
         except NoneIntact:
-            if not self._is_held:
+            if self._held is None:
                 raise
             found = False
         if found:
             done = self._trainer.steps_done
-            where = "the host's memory" if self._is_held else self._source / str(done)
+            where = self._folder / str(done) if self._held is None else "the host's memory"
             self._say(f"resumes after {done} steps, from {where}")
         return found
-
-    def _forget_held(self) -> None:
-        """No state in memory is intact, as all processes have found: go on without."""
-        assert self._memory is not None
-        self._is_held = False
-        self._say("the host's memory has no intact state: resumes from the latest checkpoint instead, if any")
-        if self._world.rank == 0:
-            shutil.rmtree(self._memory.states, ignore_errors=True)
 
     def _begin_anew(self) -> None:
         """Move earlier checkpoints away; once only, as those that follow are this run's own."""
@@ -150,7 +148,7 @@ class Saver:
     @property
     def _source(self) -> Path:
         """The folder that the run goes on from."""
-        return self._memory.states if self._memory is not None and self._is_held else self._folder
+        return self._held or self._folder
 
     def after_step(self, report: Report, *, ends: bool) -> None:
         """Keep the state in the host's memory if steps follow, and save if it is time."""
@@ -229,19 +227,14 @@ def save_latest(
     try:
         CheckpointFolder(checkpoints).import_checkpoint(CheckpointFolder(kept.states).final(steps[-1]))
     except OSError as error:
-        say(_remedy(error, kept, steps[-1], checkpoints))
+        paths = checkpoints, kept.folder, kept.states / str(steps[-1])
+        folder, left, state = (shlex.quote(str(path)) for path in paths)
+        place = error.filename2 or error.filename or checkpoints
+        say(
+            f"it cannot be saved: {place}: {error.strerror}; it stays in memory, in {kept.folder}, as long "
+            f"as this machine runs. To keep it, see to that, then: "
+            f"mkdir -p {folder} && cp -r {state} {folder}/ && rm -r {left}"
+        )
         return False
     shutil.rmtree(kept.folder, ignore_errors=True)
     return True
-
-
-def _remedy(error: OSError, memory: HostMemory, step: int, checkpoints: Path) -> str:
-    """What is said of a state that cannot be copied."""
-    paths = checkpoints, memory.folder, memory.states / str(step)
-    folder, left, state = (shlex.quote(str(path)) for path in paths)
-    place = error.filename2 or error.filename or checkpoints
-    return (
-        f"it cannot be saved: {place}: {error.strerror}; it stays in memory, in {memory.folder}, as long as "
-        f"this machine runs. To keep it, see to that, then: "
-        f"mkdir -p {folder} && cp -r {state} {folder}/ && rm -r {left}"
-    )
