@@ -133,15 +133,8 @@ def require_own(descriptor: int, refused: int) -> None:
         raise PermissionError(errno.EPERM, f"others may {may} it (mode {stat.S_IMODE(found.st_mode):o})")
 
 
-@contextmanager
-def opened(path: str | Path) -> Iterator[int]:
-    """A file, opened for reading, as a descriptor; raises as `open_regular` does."""
-    with opened_binary(path) as file:
-        yield file.fileno()
-
-
 def opened_binary(path: str | Path) -> BufferedReader:
-    """The same as a file object, which its user closes."""
+    """A file, opened for reading, which its user closes; raises as `open_regular` does."""
     return os.fdopen(open_regular(path), "rb")
 
 
@@ -164,10 +157,9 @@ def read_end(path: str | Path, most: int) -> tuple[bytes, bool]:
     Raises:
         OSError: it cannot be read, or is no file; `strerror` says why.
     """
-    with opened(path) as descriptor:
-        size = os.fstat(descriptor).st_size
-        begin = max(size - most, 0)
-        return os.pread(descriptor, most, begin), begin == 0
+    with opened_binary(path) as file:
+        begin = max(os.fstat(file.fileno()).st_size - most, 0)
+        return os.pread(file.fileno(), most, begin), begin == 0
 
 
 def sync(path: Path) -> None:
@@ -214,15 +206,13 @@ def is_seen(path: Path) -> bool:
             path.parent.mkdir()  # which asks the server, where a look would be answered from a cache
             path.parent.rmdir()
         except FileExistsError:
-            while not (there := _lists(path)) and monotonic() < deadline:
+            # NFS may answer either question from a cache of its own.
+            while not (path.exists() or path.name in os.listdir(path.parent)):
+                if monotonic() >= deadline:
+                    return False
                 sleep(LOOK_SECONDS)
-            return there
+            return True
     return False
-
-
-def _lists(path: Path) -> bool:
-    """Whether a file is there; NFS may answer either question from a cache of its own."""
-    return path.exists() or path.name in os.listdir(path.parent)
 
 
 def shown_path(path: Path) -> str:

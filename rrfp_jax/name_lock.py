@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rrfp_jax.errors import UsageError
-from rrfp_jax.files import opened
+from rrfp_jax.files import opened_binary
 from rrfp_jax.runtime.run.signals import children_giving_up
 
 LOCK_SECONDS, TRY_SECONDS = 10.0, 0.01
@@ -33,8 +33,8 @@ def hold_on(folder: Path) -> Hold | None:
     """Who has the name of this folder; None if nobody has."""
     lock = lock_of(folder)
     try:
-        with opened(lock) as descriptor:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        with opened_binary(lock) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return None
     except OSError as error:
         certain = isinstance(error, BlockingIOError)

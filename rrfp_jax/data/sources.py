@@ -27,7 +27,7 @@ from numpy.typing import DTypeLike, NDArray
 from rrfp_jax.data.images import IMAGE_SUFFIXES, BadDocument, Image
 from rrfp_jax.errors import UsageError, imported
 from rrfp_jax.fields import check_fields, expanded
-from rrfp_jax.files import opened, opened_binary, read_whole
+from rrfp_jax.files import opened_binary, read_whole
 
 Parts: TypeAlias = Sequence[Image | str]
 """A document from its beginning to its end: strings are text, anything else is an image."""
@@ -488,7 +488,7 @@ def offsets_path(tokens: Path) -> Path:
 
 def _mapped(path: Path, dtype: DTypeLike, what: str) -> NDArray[Any]:
     try:
-        with opened(path):  # nothing but a file can be mapped, and a pipe must not be waited for
+        with opened_binary(path):  # nothing but a file can be mapped, and a pipe must not be waited for
             array: NDArray[Any] = (
                 np.lib.format.open_memmap(path, mode="r")
                 if path.suffix == ".npy"
@@ -548,8 +548,8 @@ def find_files(path: str, suffixes: Collection[str] = TEXT_SUFFIXES) -> list[tup
 def size_of(file: Path) -> int:
     """Bytes of a file; -1 if it cannot be read."""
     try:
-        with opened(file) as descriptor:
-            return os.fstat(descriptor).st_size
+        with opened_binary(file) as opened:
+            return os.fstat(opened.fileno()).st_size
     except OSError:
         return -1
 

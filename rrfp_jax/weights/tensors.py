@@ -20,7 +20,7 @@ from safetensors.numpy import save_file
 
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.fields import path_of
-from rrfp_jax.files import move_away, opened, sync
+from rrfp_jax.files import move_away, opened_binary, sync
 from rrfp_jax.json_files import Unreadable, read_json, write_json
 from rrfp_jax.printing import say
 from rrfp_jax.runtime.programs.initial import InitFunction
@@ -244,7 +244,7 @@ def _in_folder(folder: Path) -> list[Path]:
 def _names(path: Path) -> list[str]:
     """Of a file's tensors."""
     try:
-        with opened(path), safe_open(path, "numpy") as file:
+        with opened_binary(path), safe_open(path, "numpy") as file:
             return list(file.keys())
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error

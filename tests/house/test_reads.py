@@ -19,7 +19,6 @@ READERS = {
         "open",
         "open_regular",
         "open_own",
-        "opened",
         "opened_binary",
         "read_whole",
         "read_end",
