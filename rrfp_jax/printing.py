@@ -34,13 +34,7 @@ def is_terminal() -> bool:
 
 def write_bytes(text: bytes) -> None:
     """Write to standard output as it is."""
-    try:
-        sys.stdout.buffer.write(text)
-        sys.stdout.buffer.flush()
-    except BrokenPipeError:
-        _let_go(sys.stdout)
-    except CANNOT_PRINT:  # such as a disk that is full for now
-        return
+    _write(getattr(sys.stdout, "buffer", None), text)
 
 
 def occupy_streams() -> None:
@@ -79,7 +73,7 @@ class Lenient:
         """Nothing: all is written at once."""
 
 
-def _write(stream: TextIO, text: str) -> None:
+def _write(stream: Any, text: Any) -> None:
     try:
         try:
             stream.write(text)
@@ -88,11 +82,11 @@ def _write(stream: TextIO, text: str) -> None:
         stream.flush()
     except BrokenPipeError:
         _let_go(stream)
-    except CANNOT_PRINT:
+    except CANNOT_PRINT:  # such as a disk that is full for now
         return
 
 
-def _let_go(stream: TextIO) -> None:
+def _let_go(stream: Any) -> None:
     """Have a stream lead nowhere from now on; what waits in it would fail again at Python's end."""
     with suppress(*CANNOT_PRINT), open(os.devnull, "wb") as nothing:
         os.dup2(nothing.fileno(), stream.fileno())
