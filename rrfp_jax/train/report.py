@@ -113,17 +113,13 @@ class Report:
 
         It simulates the step some twenty times, which takes up to some seconds.
         """
-        return explain([self.timed])
-
-    @property
-    def timed(self) -> TimedStep:
-        """The step, with what it took beside its tasks."""
-        return TimedStep(
+        timed = TimedStep(
             recorded=self.recorded,
             wall_seconds=max(self.wall_seconds, self.step_seconds),
             load_seconds=self.load_seconds,
             planning_seconds=self.planning_seconds or 0.0,
         )
+        return explain([timed])
 
     def as_dict(self) -> dict[str, Any]:
         """The step's line of `metrics.jsonl`; None for numbers that are not finite, which JSON lacks."""
