@@ -252,7 +252,7 @@ class Rebalancing:
 
         again, split = engine.world.decide(f"the split from step {step} on", find)
         self._due = self._steps + again
-        return split
+        return None if split is None else list(split)
 
     def _stay(self, refusal: str) -> None:
         """Do without the split that was compiled for."""
