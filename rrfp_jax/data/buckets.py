@@ -114,14 +114,11 @@ class Costs:
         return np.where(patches > 0, self.patches(patches), 0.0) + self.tokens(tokens)
 
 
-def rows_by_limits(
-    lengths: Sequence[int | Pair], limits: Sequence[int | None], without: int
-) -> tuple[int, ...]:
-    """How many rows of each bucket keep the limits of each length (None: `without`); at least one."""
-    each = np.reshape(lengths, (len(lengths), -1)).tolist()
+def rows_by_limits(lengths: Sequence[int | Pair], limits: Sequence[int | None], rows: int) -> tuple[int, ...]:
+    """How many rows of each bucket keep the limits of each length (None: `rows`); at least one."""
     return tuple(
-        max(1, min(most // length if most else without for most, length in zip(limits, own, strict=True)))
-        for own in each
+        max(1, min(most // length if most else rows for most, length in zip(limits, own, strict=True)))
+        for own in np.reshape(lengths, (len(lengths), -1)).tolist()
     )
 
 
@@ -151,10 +148,8 @@ def cheapest(rows: NDArray[np.int64], lengths: ArrayLike, cost: Cost) -> NDArray
 def check_lengths(given: Sequence[Any], count: int) -> tuple[Any, ...]:
     """Configured buckets of `count` lengths each, ascending; raises UsageError for odd ones, or one twice."""
     found = [tuple(own) if isinstance(own, (tuple, list)) else (own,) for own in given]
-    good = all(
-        len(own) == count and all(isinstance(n, Integral) and int(n) > 0 for n in own) for own in found
-    )
-    if not found or not good or len(set(found)) < len(found):
+    fit = all(len(own) == count and all(isinstance(n, Integral) and int(n) > 0 for n in own) for own in found)
+    if not found or not fit or len(set(found)) < len(found):
         kind = "bucket lengths of at least 1" if count == 1 else "pairs (patches, tokens) of at least 1 each"
         raise UsageError(f"lengths={tuple(given)}: give different {kind}")
     return tuple(sorted(own if count > 1 else own[0] for own in found))
@@ -241,9 +236,7 @@ def best_buckets(rows: NDArray[np.int64], multiple: int = 1) -> Iterator[tuple[t
     lengths, where = np.unique(rounded, return_inverse=True)
     L = [0, *lengths.tolist()]
     C = [0, *np.cumsum(np.bincount(where)).tolist()]
-    sums = np.zeros(len(lengths), np.int64)
-    np.add.at(sums, where, rows)
-    S = [0, *np.cumsum(sums).tolist()]
+    S = [0, *np.cumsum(np.bincount(where, rows)).astype(np.int64).tolist()]
     last = len(lengths)
     least: list[float] = [0, *[float("inf")] * last]
     choices: list[list[int]] = []
@@ -257,9 +250,7 @@ def best_buckets(rows: NDArray[np.int64], multiple: int = 1) -> Iterator[tuple[t
         yield tuple(sorted(found)), int(least[last])
 
 
-def _one_more(
-    least: Sequence[float], L: Sequence[int], C: Sequence[int], S: Sequence[int]
-) -> tuple[list[float], list[int]]:
+def _one_more(least: list[float], L: list[int], C: list[int], S: list[int]) -> tuple[list[float], list[int]]:
     """The least padding up to every length with one bucket more, and where the one before it ends."""
     better, chosen = [float("inf")] * len(L), [0] * len(L)
     lines: list[tuple[int, float, int]] = []  # slope, height at 0, i; only those that are lowest somewhere
@@ -377,10 +368,8 @@ class Rows:
 
 def unpack(rows: Rows, which: NDArray[np.bool_], sizes: NDArray[np.int64]) -> Rows:
     """Rows of which some are taken apart: each of their pieces gets a row of its own."""
-    own = np.split(rows.order, rows.start[1:-1])
-    return _rows(
-        [part for r, pieces in enumerate(own) for part in (pieces[:, None] if which[r] else [pieces])], sizes
-    )
+    each = zip(which, np.split(rows.order, rows.start[1:-1]), strict=True)
+    return _rows([part for apart, own in each for part in (own[:, None] if apart else [own])], sizes)
 
 
 def cut(predictions: NDArray[np.int64], longest: int) -> Pieces:
