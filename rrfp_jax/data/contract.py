@@ -31,6 +31,9 @@ from rrfp_jax.user_code import called
 
 Arrays: TypeAlias = Mapping[str, np.ndarray[Any, np.dtype[Any]]]
 
+Fields: TypeAlias = Mapping[str, jax.ShapeDtypeStruct]
+"""Of a microbatch, by name."""
+
 MOST_MICROBATCHES = 2**14
 """Of a step, where they are arrays at hand: tens are usual."""
 
@@ -49,7 +52,7 @@ class Microbatch:
     (tokens, say), else None.
     """
 
-    fields: Mapping[str, jax.ShapeDtypeStruct]
+    fields: Fields
     source: Any = None
     weight: float | None = None
 
@@ -117,12 +120,7 @@ class Stream:
             elements end before the step, or are no dicts of arrays.
     """
 
-    def __init__(
-        self,
-        elements: Iterable[Any],
-        microbatches: int,
-        buckets: Sequence[Mapping[str, jax.ShapeDtypeStruct]] = (),
-    ) -> None:
+    def __init__(self, elements: Iterable[Any], microbatches: int, buckets: Sequence[Fields] = ()) -> None:
         if isinstance(elements, Iterator) or not isinstance(elements, Iterable):
             raise UsageError(
                 f"elements of type {type(elements).__name__}: give something that can be iterated over again "
@@ -235,10 +233,6 @@ def plan_step(data: Data, step: int) -> Sequence[Microbatch]:
             f"that many steps, or begin anew in data({step})"
         )
     for j, mb in enumerate(plan):
-        if not isinstance(mb, Microbatch):
-            raise UsageError(
-                f"step {step}: microbatch {j} of the plan is of type {type(mb).__name__}, not rrfp.Microbatch"
-            )
         _check_rows(f"step {step}: microbatch {j}", mb)
     if declared := declared_buckets(data):
         check_buckets(step, plan, declared)
@@ -264,8 +258,10 @@ def check_dtypes(step: int, buckets: Sequence[Bucket], known: Sequence[Bucket], 
                 )
 
 
-def _check_rows(where: str, mb: Microbatch) -> None:
-    """Refuse fields without a dtype, and a microbatch without a row; some of its arrays may be empty."""
+def _check_rows(where: str, mb: Any) -> None:
+    """Refuse what is no microbatch, fields without a dtype, and no row; some arrays may be empty."""
+    if not isinstance(mb, Microbatch):
+        raise UsageError(f"{where} of the plan is of type {type(mb).__name__}, not rrfp.Microbatch")
     if not isinstance(mb.fields, Mapping):
         raise UsageError(f"{where}: its fields are {shown(mb.fields)}: give a dict of them, {_FIELDS}")
     if odd := [name for name, spec in mb.fields.items() if not hasattr(spec, "dtype")]:
@@ -327,7 +323,7 @@ def buckets_of(plan: Sequence[Microbatch]) -> list[Bucket]:
     return [bucket_of(mb.fields) for mb in plan]
 
 
-def bucket_of(fields: Mapping[str, jax.ShapeDtypeStruct]) -> Bucket:
+def bucket_of(fields: Fields) -> Bucket:
     """The bucket that these fields are, with the dtypes that JAX computes with."""
     return tuple(
         (name, tuple(spec.shape), jax.dtypes.canonicalize_dtype(spec.dtype).name)
@@ -418,7 +414,7 @@ def _arrays_of_all(what: str, given: Any, copied: bool = False) -> list[Arrays]:
     return found
 
 
-def _specs(arrays: Arrays) -> dict[str, jax.ShapeDtypeStruct]:
+def _specs(arrays: Arrays) -> Fields:
     return {name: jax.ShapeDtypeStruct(own.shape, own.dtype) for name, own in arrays.items()}
 
 
@@ -465,8 +461,5 @@ def _canonical(what: str, array: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[A
 
 
 def _digest(arrays: Arrays) -> str:
-    digest = hashlib.blake2b(digest_size=8)
-    for name in sorted(arrays):
-        digest.update(name.encode())
-        digest.update(arrays[name].tobytes())
-    return digest.hexdigest()
+    content = b"".join(name.encode() + arrays[name].tobytes() for name in sorted(arrays))
+    return hashlib.blake2b(content, digest_size=8).hexdigest()

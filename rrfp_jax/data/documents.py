@@ -28,19 +28,18 @@ from rrfp_jax.data.buckets import (
     rows_by_limits,
     unpack,
 )
-from rrfp_jax.data.contract import MOST_TOKENS, Arrays, Microbatch
+from rrfp_jax.data.contract import MOST_TOKENS, Arrays, Fields, Microbatch
 from rrfp_jax.data.corpus import TEXT, Corpus, TokenizedDocument, reject_or_warn
 from rrfp_jax.data.images import Patches
 from rrfp_jax.data.sampling import (
     EMPTY,
     BatchSampler,
     Draw,
-    Fields,
     Order,
     Split,
     check_counts,
     check_sampling,
-    documents_of,
+    mix,
     planned,
 )
 from rrfp_jax.errors import UsageError
@@ -146,8 +145,14 @@ class Documents:
         if (places := self.microbatches * each) > MOST_TOKENS:
             counted = " and ".join(self._counted)
             raise UsageError(f"{places} {counted} a step, padding included: give at most {MOST_TOKENS}")
-        if self._cut:
-            self._check_merged(self._cut.merge**2)
+        merged = self._cut.merge**2 if self._cut else 1
+        fit: Any = self.lengths
+        buckets = [fit.longest, fit.multiple] if isinstance(fit, Fit) else fit
+        if odd := [patches for patches in (np.ravel(own)[0] for own in buckets) if patches % merged]:
+            raise UsageError(
+                f"{odd[0]} patches: {merged} of them are merged to one; make a bucket's patches, or "
+                f"multiple=(patches, tokens) of a Fit, a multiple of {merged}"
+            )
 
     # What a Trainer asks for.
 
@@ -218,16 +223,26 @@ class Documents:
 
     @functools.cached_property
     def documents(self) -> NDArray[np.int64]:
-        """Indices of the split's documents; the other split has none of them, whatever its lengths."""
-        usable, source = self._usable, self.corpus.source
-        of_split = documents_of(self.split, self.corpus.good, self.validation_share, source)
-        held = np.intersect1d(of_split, usable, assume_unique=True)
-        if not len(held):
+        """Indices of the split's documents; the other split has none of them, whatever its lengths.
+
+        Validation has those good ones whose index hashes lowest; training must have one.
+        """
+        usable, good, source = self._usable, self.corpus.good, shown(self.corpus.source)
+        held = max(1, round(self.validation_share * len(good)))
+        if held >= len(good):
             raise UsageError(
-                f"{shown(source)}: none of {len(of_split)} documents of the {self.split} split fits a "
-                f"bucket: give longer buckets"
+                f"{source}: {len(good)} usable documents cannot be split at "
+                f"validation_share={self.validation_share}; give more of them"
             )
-        return held
+        lowest = good[np.argsort(mix(good.astype(np.uint64)), kind="stable")]
+        of_split = lowest[held:] if self.split == "train" else lowest[:held]
+        fitting = np.intersect1d(of_split, usable, assume_unique=True)
+        if not len(fitting):
+            raise UsageError(
+                f"{source}: none of {len(of_split)} documents of the {self.split} split fits a bucket: give "
+                f"longer buckets"
+            )
+        return fitting
 
     @functools.cached_property
     def pieces(self) -> Pieces:
@@ -274,10 +289,8 @@ class Documents:
         every: list[Fields] = []
         for taken, lengths in zip(self._taken, self.bucket_lengths, strict=True):
             *patches, tokens = np.ravel(lengths).tolist()
-            shapes = {
-                name: (taken, *(patches if name in PATCH_FIELDS else [tokens]), *inner.get(name, ()))
-                for name in self._dtypes
-            }
+            size = {name: patches if name in PATCH_FIELDS else [tokens] for name in self._dtypes}
+            shapes = {name: (taken, *own, *inner.get(name, ())) for name, own in size.items()}
             every.append({n: jax.ShapeDtypeStruct(shapes[n], dtype) for n, dtype in self._dtypes.items()})
         return every
 
@@ -347,25 +360,14 @@ class Documents:
         """The most that rows are packed to."""
         return self._longest if self._cut else (self.bucket_lengths[-1],)
 
-    def _check_merged(self, merged: int) -> None:
-        fit: Any = self.lengths
-        given = [fit.longest, fit.multiple] if isinstance(fit, Fit) else fit
-        if odd := [patches for patches in (np.ravel(own)[0] for own in given) if patches % merged]:
-            raise UsageError(
-                f"{odd[0]} patches: {merged} of them are merged to one; make a bucket's patches, or "
-                f"multiple=(patches, tokens) of a Fit, a multiple of {merged}"
-            )
-
 
 # Rows filled with documents.
 
 
-def empty(fields: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, NDArray[Any]]:
+def empty(fields: Fields) -> dict[str, NDArray[Any]]:
     """Arrays of these fields in which there is nothing yet."""
-    return {
-        name: np.full(spec.shape, TEXT if name == "patch_of_token" else 0, spec.dtype)
-        for name, spec in fields.items()
-    }
+    nothing = {"patch_of_token": TEXT}
+    return {name: np.full(own.shape, nothing.get(name, 0), own.dtype) for name, own in fields.items()}
 
 
 def _places(document: Any) -> NDArray[np.int32]:

@@ -14,25 +14,20 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
-import jax
 import numpy as np
 from numpy.typing import NDArray
 
 from rrfp_jax.data.contract import Microbatch
 from rrfp_jax.errors import UsageError
-from rrfp_jax.fields import shown
 
 Split: TypeAlias = Literal["train", "validation"]
 
 Order: TypeAlias = Literal["drawn", "longest", "shortest", "zigzag"]
 """As drawn, by falling or rising cost, or the dearest and the cheapest of those left in turn."""
-
-Fields: TypeAlias = Mapping[str, jax.ShapeDtypeStruct]
-"""Of a microbatch, by name."""
 
 Drawn: TypeAlias = tuple[int, NDArray[np.int64]]
 """A microbatch: its bucket, and positions among the bucket's rows or `EMPTY`."""
@@ -187,20 +182,6 @@ def check_counts(nothing: str, **counts: int | None) -> None:
     for name, count in counts.items():
         if count is not None and count < 1:
             raise UsageError(f"{name}={count}: a step would hold {nothing}; give {name} >= 1")
-
-
-def documents_of(
-    split: Split, good: NDArray[np.int64], validation_share: float, source: object
-) -> NDArray[np.int64]:
-    """Good documents of a split: validation has those whose index hashes lowest, training must have one."""
-    held = max(1, round(validation_share * len(good)))
-    if held >= len(good):
-        raise UsageError(
-            f"{shown(source)}: {len(good)} usable documents cannot be split at "
-            f"validation_share={validation_share}; give more of them"
-        )
-    lowest = good[np.argsort(mix(good.astype(np.uint64)), kind="stable")]
-    return np.sort(lowest[held:] if split == "train" else lowest[:held])
 
 
 # Balance.
