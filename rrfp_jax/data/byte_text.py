@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from rrfp_jax.data.contract import MOST_TOKENS, Arrays, Microbatch
 from rrfp_jax.data.documents import TEXT_FIELDS
-from rrfp_jax.data.images import BadDocument
+from rrfp_jax.data.images import CHANGED, BadDocument
 from rrfp_jax.data.sampling import Split, check_counts, check_sampling, planned, shuffled
 from rrfp_jax.data.sources import TEXT_SUFFIXES, FileSpans, Span, find_files, size_of
 from rrfp_jax.errors import UsageError
@@ -89,10 +89,7 @@ class ByteText(FileSpans):
             try:
                 data[filled : filled + span.size] = np.frombuffer(self._bytes(number), np.uint8)
             except BadDocument as error:
-                raise UsageError(
-                    f"{span.path}: {error}; the data was changed during the run: leave it alone and "
-                    f"start again"
-                ) from error
+                raise UsageError(f"{span.path}: {error}; {CHANGED}") from error
             filled += span.size
         data.flags.writeable = False
         return data

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rrfp_jax.data.buckets import Pieces, cut
-from rrfp_jax.data.images import BadDocument, Image, Patches
-from rrfp_jax.data.sources import Raw, Source, decoded, offsets_path
-from rrfp_jax.data.tokenizers import Bytes, Tokenizer, check_vocabulary
+from rrfp_jax.data.images import CHANGED, BadDocument, Image, Patches
+from rrfp_jax.data.sources import Parts, Raw, Source, decoded, offsets_path
+from rrfp_jax.data.tokenizers import Bytes, Tokenizer
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import check_fields, check_not_read, path_of, printable, says_its_arguments, shown
 from rrfp_jax.files import reserve, written_whole
@@ -129,7 +129,13 @@ class Corpus:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_vocabulary(self.tokenizer, self.vocabulary, self.end)
+        if self.tokenizer is not None and self.tokenizer.size > self.vocabulary:
+            raise UsageError(
+                f"{self.tokenizer} has {self.tokenizer.size} tokens, the model's vocabulary only "
+                f"{self.vocabulary}: give the model at least as many, or another tokenizer"
+            )
+        if self.end is not None and not 0 <= self.end < self.vocabulary:
+            raise UsageError(f"end={self.end}: not in the model's vocabulary of {self.vocabulary}")
         if self.bad not in ("refuse", "skip"):
             raise UsageError(f"bad={self.bad!r}: bad documents are 'refuse'd or 'skip'ped")
         if self.text_alone and self.patches is None:
@@ -182,10 +188,9 @@ class Corpus:
         if self.patches:
             return self.document(document)
         begin, size = int(pieces.begin[number]), int(pieces.size[number])
-        read = "tokens" in fields or "labels" in fields
-        return TokenizedDocument(
-            self.tokens(document, begin, begin + size + 1) if read else np.zeros(size + 1, np.int64)
-        )
+        if "tokens" in fields or "labels" in fields:
+            return TokenizedDocument(self.tokens(document, begin, begin + size + 1))
+        return TokenizedDocument(np.zeros(size + 1, np.int64))
 
     def document(self, document: int) -> TokenizedDocument:
         """A whole document; `UsageError` if it has changed since the start."""
@@ -267,15 +272,12 @@ class Corpus:
     @contextmanager
     def _as_before(self, document: int) -> Iterator[None]:
         """Inside, a good document is read once more; `UsageError` if it is bad by now."""
-        known = self.patches is None or self.patches.strict
         try:
             yield
         except BadDocument as error:
-            why = (
-                "the data was changed during the run: leave it alone and start again"
-                if known
-                else "it is broken, or was changed during the run: Patches(strict=True) finds broken ones"
-            )
+            why = CHANGED
+            if self.patches and not self.patches.strict:
+                why = "it is broken, or was changed during the run: Patches(strict=True) finds broken ones"
             raise UsageError(f"{self.source.names[document]}: {printable(str(error))}; {why}") from error
 
     def _encoded(self, raw: Raw) -> NDArray[Any]:
@@ -301,7 +303,7 @@ class Corpus:
         if self.patches:
             plain = decoded(raw) if isinstance(raw, bytes) else raw
             parts = plain if isinstance(plain, (list, tuple)) else [plain]
-            found = self._with_images(document, parts, self.patches, known)
+            found = self._of_parts(document, parts, self.patches, known)
         elif isinstance(raw, (list, tuple)) and not all(isinstance(part, Integral) for part in raw):
             raise UsageError(f"patches=None: {shown(self.source)} holds images; give Patches()")
         else:
@@ -316,9 +318,7 @@ class Corpus:
             raise BadDocument(f"with tokens beyond the vocabulary of {self.vocabulary} ({remedy})")
         return found
 
-    def _with_images(
-        self, document: int, parts: Sequence[Any], cut: Patches, known: Grids | None
-    ) -> TokenizedDocument:
+    def _of_parts(self, document: int, parts: Parts, cut: Patches, known: Grids | None) -> TokenizedDocument:
         images = [part for part in parts if not isinstance(part, str)]
         if not images and not self.text_alone:
             raise BadDocument("without an image")
@@ -358,7 +358,6 @@ class Corpus:
     @_kept
     def _cut(self, document: int) -> NDArray[np.uint8]:
         found = self._again(document)
-        assert found.cut
         cut = [found.cut.patches_of(*own) for own in zip(found.images, found.grids, strict=True)]
         return np.concatenate([np.zeros((0, found.cut.values), np.uint8), *cut])
 

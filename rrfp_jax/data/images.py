@@ -42,6 +42,10 @@ _TURNS = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
 """By its value, what turns the picture back: Pillow's `Transpose`."""
 
 
+CHANGED = "the data was changed during the run: leave it alone and start again"
+"""What is told of a document that was good at the start."""
+
+
 class BadDocument(ValueError):
     """A document that cannot be used; the first argument says why, in a word or two, and a second one names
     the part of it that is at fault."""

@@ -123,14 +123,3 @@ class SentencePiece(ModelFile):
             return package.SentencePieceProcessor(model_file=self.path)
         except (OSError, RuntimeError) as error:
             raise UsageError(f"{self.path}: not a sentencepiece model ({error})") from error
-
-
-def check_vocabulary(tokenizer: Tokenizer | None, vocabulary: int, end: int | None) -> None:
-    """Refuse a tokenizer, or a token for ends of documents, beyond a model's vocabulary (`UsageError`)."""
-    if tokenizer is not None and tokenizer.size > vocabulary:
-        raise UsageError(
-            f"{tokenizer} has {tokenizer.size} tokens, the model's vocabulary only {vocabulary}: give the "
-            f"model at least as many, or another tokenizer"
-        )
-    if end is not None and not 0 <= end < vocabulary:
-        raise UsageError(f"end={end}: not in the model's vocabulary of {vocabulary}")
