@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any, TextIO, cast
+from typing import Any, TextIO, TypeAlias, cast
 
 from rich.console import Console
 from rich.status import Status
@@ -20,6 +20,8 @@ from rrfp_jax import printing
 from rrfp_jax.environment import ENVIRONMENT
 from rrfp_jax.printing import Lenient, is_terminal
 from rrfp_jax.progress import LIVE, MARK, Doing, Progress
+
+Say: TypeAlias = Callable[[str], None]
 
 
 @dataclass
@@ -40,14 +42,12 @@ class Lasting:
 
     Args:
         show: is given a text, such as "compiling 17/56, bucket 2 of 3".
-        end: is given the last text of what was shown, and how long that took (s).
+        end: is given the last text of what was shown, with how long that took.
         after: how long something must last to be shown (s).
         every: the least time between two texts about the same (s).
     """
 
-    def __init__(
-        self, show: Callable[[str], None], end: Callable[[str, float], None], after: float, every: float
-    ) -> None:
+    def __init__(self, show: Say, end: Say, after: float, every: float) -> None:
         self._show, self._end, self._after, self._every = show, end, after, every
         self._begun: dict[str, _Begun] = {}
         self._lock = threading.RLock()
@@ -66,7 +66,7 @@ class Lasting:
                 begun.timer.cancel()
                 del self._begun[doing.what]
                 if begun.shown_at is not None:
-                    self._end(text_of(doing), monotonic() - begun.since)
+                    self._end(f"{text_of(doing)}: done after {now - begun.since:.1f} s")
             elif now - begun.since >= self._after:
                 self._show_if_due(doing.what)
 
@@ -102,25 +102,22 @@ LIVE_AFTER, LIVE_EVERY = 0.5, 0.1
 
 def shown_progress() -> Progress:
     """A listener that shows what lasts where this process prints."""
-    if (cell := _display_of_cell()) is not None:
-        return _in_cell(cell)
+    ipython = sys.modules.get("IPython")
+    if ipython is not None and hasattr(ipython.get_ipython(), "kernel"):
+        return _in_cell()
     return _on_terminal() if is_terminal() else printed_lines(printing.say)
 
 
-def printed_lines(say: Callable[[str], None]) -> Lasting:
+def printed_lines(say: Say) -> Lasting:
     """Lines by `say`: plain ones, or a live one if a launcher shows such."""
     if not ENVIRONMENT.get(LIVE):
-        return Lasting(say, lambda text, seconds: say(_done(text, seconds)), LINE_AFTER, LINE_EVERY)
+        return Lasting(say, say, LINE_AFTER, LINE_EVERY)
 
-    def end(text: str, seconds: float) -> None:
+    def end(text: str) -> None:
         say(MARK)
-        say(_done(text, seconds))
+        say(text)
 
     return Lasting(lambda text: say(f"{MARK}{text}"), end, LIVE_AFTER, LIVE_EVERY)
-
-
-def _done(text: str, seconds: float) -> str:
-    return f"{text}: done after {seconds:.1f} s"
 
 
 def _on_terminal() -> Lasting:
@@ -133,16 +130,18 @@ def _on_terminal() -> Lasting:
             live[0].start()
         live[0].update(text)
 
-    def end(text: str, seconds: float) -> None:
+    def end(text: str) -> None:
         while live:
             live.pop().stop()
-        printing.say(_done(text, seconds))
+        printing.say(text)
 
     return Lasting(show, end, LIVE_AFTER, LIVE_EVERY)
 
 
-def _in_cell(display: Any) -> Lasting:
-    """A line below the cell that is written over."""
+def _in_cell() -> Lasting:
+    """A line below a notebook's cell that is written over."""
+    from IPython.display import display
+
     live: list[Any] = []  # one, or none
 
     def show(text: str) -> None:
@@ -152,18 +151,8 @@ def _in_cell(display: Any) -> Lasting:
         else:
             live.append(display(content, raw=True, display_id=True))
 
-    def end(text: str, seconds: float) -> None:
-        show(_done(text, seconds))
+    def end(text: str) -> None:
+        show(text)
         live.clear()
 
     return Lasting(show, end, LIVE_AFTER, LIVE_EVERY)
-
-
-def _display_of_cell() -> Any:
-    """IPython's `display` if this runs in a notebook's kernel; None elsewhere."""
-    ipython = sys.modules.get("IPython")
-    if ipython is None or not hasattr(ipython.get_ipython(), "kernel"):
-        return None
-    from IPython.display import display
-
-    return display

@@ -79,5 +79,5 @@ class Display:
         if self._live is not None:
             self._live.update(self._task, description=text)
 
-    def _ended(self, text: str, seconds: float) -> None:
+    def _ended(self, text: str) -> None:
         self._describe(self._latest)

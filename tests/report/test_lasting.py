@@ -18,7 +18,7 @@ def shown_of(told, after, every, monkeypatch):
     """What is shown of (time, doing) pairs."""
     shown, clock = [], [0.0]
     monkeypatch.setattr(progress_line, "monotonic", lambda: clock[0])
-    listener = Lasting(shown.append, lambda text, seconds: shown.append((text, seconds)), after, every)
+    listener = Lasting(shown.append, shown.append, after, every)
     for clock[0], doing in told:
         listener(doing)
     listener.close()
@@ -38,18 +38,21 @@ def test_not_more_often_than_is_useful(monkeypatch):
         "compiling 2/25",
         "compiling 12/25",
         "compiling 22/25",
-        ("compiling 25/25", 25.0),
+        "compiling 25/25: done after 25.0 s",
     ]
 
 
 def test_two_things_at_once_are_told_apart(monkeypatch):
     told = [(0, Doing("a", 0, 2)), (1, Doing("b", 0, 2)), (3, Doing("a", 1, 2)), (4, Doing("b", 2, 2))]
-    assert shown_of([*told, (5, Doing("a", 2, 2))], 2.5, 1.0, monkeypatch) == ["a 1/2", ("a 2/2", 5)]
+    assert shown_of([*told, (5, Doing("a", 2, 2))], 2.5, 1.0, monkeypatch) == [
+        "a 1/2",
+        "a 2/2: done after 5.0 s",
+    ]
 
 
 def test_what_tells_nothing_meanwhile_is_shown_by_a_timer():
     shown = []
-    listener = Lasting(shown.append, lambda text, seconds: shown.append("end"), 0.01, 1.0)
+    listener = Lasting(shown.append, lambda text: shown.append("end"), 0.01, 1.0)
     with during(listener, "restoring", "runs/a"):
         deadline = time.monotonic() + 10
         while not shown and time.monotonic() < deadline:
