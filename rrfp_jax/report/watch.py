@@ -132,23 +132,8 @@ def _mean(sizes: Iterable[float | None]) -> float | None:
     return fmean(known) if known else None
 
 
-class Slowest(NamedTuple):
-    """The stage replica that was busy longest in some steps, and how many times as long as others.
-
-    `beside` is against the same stage in other replicas, None if there are none.
-    """
-
-    stage: int
-    replica: int
-    replicas: int
-    ranks: Sequence[int]
-    steps: int
-    ratio: float
-    beside: float | None
-
-
-def slowest_of(latest: LatestStep, busy: Sequence[Sequence[Sequence[float]]]) -> Slowest | None:
-    """The stage replica that was busy longest; None if it is alone, or no more than a little slower.
+def slowest_of(latest: LatestStep, busy: Sequence[Sequence[Sequence[float]]]) -> str:
+    """The stage replica that was busy longest, in words; "" if it is alone, or no more than a little slower.
 
     Args:
         latest: the latest step.
@@ -160,12 +145,17 @@ def slowest_of(latest: LatestStep, busy: Sequence[Sequence[Sequence[float]]]) ->
     at = flat.index(max(flat))
     others = flat[:at] + flat[at + 1 :]
     if not others or not median(others) or flat[at] < SLOWER * median(others):
-        return None
+        return ""
     replica, stage = divmod(at, stages)
+    where = f"stage {stage}" + (f" of replica {replica}" if replicas > 1 else "")
+    ranks = latest.ranks[at]
+    who = f"{_ranks(ranks)} ({where}) {'are' if len(ranks) > 1 else 'is'}"
+    steps = "" if len(like) == 1 else f" in {len(like)} steps"
     alike = [seconds for n, seconds in enumerate(flat) if n % stages == stage and n != at]
-    beside = flat[at] / median(alike) if alike and median(alike) else None
-    ratio = flat[at] / median(others)
-    return Slowest(stage, replica, replicas, latest.ranks[at], len(like), ratio, beside)
+    beside = ""
+    if alike and median(alike):
+        beside = f", {flat[at] / median(alike):.2f} times as long as its like elsewhere"
+    return f"slowest: {who} busy {flat[at] / median(others):.2f} times as long as others{steps}{beside}"
 
 
 def stage_table(rows: Sequence[StageRow], step: int, width: int, glyphs: BarCells) -> list[Text]:
@@ -192,8 +182,6 @@ def stage_table(rows: Sequence[StageRow], step: int, width: int, glyphs: BarCell
             bar, rest = glyphs.full * full, glyphs.empty * (MEMORY_CELLS - full)
             line.append(GAP).append(bar, "magenta").append(rest, "dim")
             line.append(f" {size_text(row.peak, row.budget)}")
-        elif has_memory:
-            line.append(GAP)
         lines.append(line)
     return lines
 
@@ -343,9 +331,7 @@ def _phases(seen: Seen) -> list[str]:
 def _step(seen: Seen, latest: LatestStep, screen: Window, used: int) -> list[Text]:
     """Who is slowest, stages as bars, edges; `used` lines are above."""
     rows, edges = rows_of(latest, seen.last), latest.edges
-    slowest = slowest_of(latest, seen.busy)
-    said = "" if slowest is None else _sentence(slowest)
-    above = [Text(line, "bold") for line in wrap(said, screen.width)]
+    above = [Text(line, "bold") for line in wrap(slowest_of(latest, seen.busy), screen.width)]
     if (count := len(latest.trace.busy_seconds)) > 1:
         above.append(Text(f"bars: replica {latest.trace.replica}, which ended last of {count}"))
     explained = legend(rows, screen.glyphs, screen.width)
@@ -354,15 +340,6 @@ def _step(seen: Seen, latest: LatestStep, screen: Window, used: int) -> list[Tex
         rows = summarised(rows, max(screen.height - used - len(above) - len(below) - 2, FEWEST_ROWS))
     table = stage_table(rows, latest.trace.step, screen.width, screen.glyphs)
     return [*above, Text(), *table, *below]
-
-
-def _sentence(slowest: Slowest) -> str:
-    """Who is busy longest, in words."""
-    stage = f"stage {slowest.stage}" + (f" of replica {slowest.replica}" if slowest.replicas > 1 else "")
-    beside = "" if slowest.beside is None else f", {slowest.beside:.2f} times as long as its like elsewhere"
-    who = f"{_ranks(slowest.ranks)} ({stage}) {'are' if len(slowest.ranks) > 1 else 'is'}"
-    steps = "" if slowest.steps == 1 else f" in {slowest.steps} steps"
-    return f"slowest: {who} busy {slowest.ratio:.2f} times as long as others{steps}{beside}"
 
 
 def _edges(edges: Sequence[Edge], screen: Window) -> list[Text]:

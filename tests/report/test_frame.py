@@ -97,9 +97,6 @@ def test_what_does_not_fit_is_summarised_and_the_slowest_are_shown(tmp_path):
 
 def test_the_slowest_is_named_with_its_replica_and_ranks(tmp_path):
     report = told(spoilt("stage")[0], replicas=2, wide=2)
-    found = slowest_of(latest(tmp_path, report), [report.trace.busy_seconds])
-    assert (found.stage, found.replica, found.ranks) == (2, 1, [12, 13])
-    assert found.beside == pytest.approx(1.1)
     text = text_of(frame(seen(latest(tmp_path, report)), Window(80, 24, BLOCKS)))
     assert "slowest: ranks 12-13 (stage 2 of replica 1) are busy 1.6" in text
     assert ", 1.10 times as long as its like elsewhere" in text.replace("\n", " ")
@@ -111,17 +108,17 @@ def test_who_is_slow_in_a_single_step_is_not_the_slowest(tmp_path):
     own = report.trace.busy_seconds[0]
     busy = [[[*own[:3], 1.04 * own[3]]]] * 3 + [[[2.0 * own[0], *own[1:]]]] + [[[1.0] * 5]]
     found = latest(tmp_path, report)
-    assert slowest_of(found, busy[3:4]).stage == 0 and slowest_of(found, busy[:1]) is None
-    assert slowest_of(found, busy)._replace(ratio=0) == (0, 0, 1, [0], 4, 0, None)
+    assert "(stage 0)" in slowest_of(found, busy[3:4]) and slowest_of(found, busy[:1]) == ""
+    said = slowest_of(found, busy)
+    assert said.startswith("slowest: rank 0 (stage 0) is busy ") and said.endswith(" as others in 4 steps")
     busy = [[[*own[:3], 1.4 * own[3]]]] * 9 + [[[2.0 * own[0], *own[1:]]]]
-    assert slowest_of(found, busy).stage == 3
     text = text_of(frame(seen(found, busy=busy), Window(80, 24, BLOCKS)))
     assert "slowest: rank 3 (stage 3) is busy 1.36 times as long as others in 10 steps" in text
 
 
 def test_nobody_is_slowest_where_all_are_alike(tmp_path):
     report = told(spoilt("link")[0])
-    assert slowest_of(latest(tmp_path, report), [report.trace.busy_seconds]) is None
+    assert slowest_of(latest(tmp_path, report), [report.trace.busy_seconds]) == ""
     text = text_of(frame(seen(latest(tmp_path, report)), Window(80, 24, BLOCKS)))
     assert "slowest" not in text and "\n1>2 40.0 ms, 40.0 ms" in text
 
