@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -11,7 +10,7 @@ from typing import NamedTuple
 from rrfp_jax.report.legend import SHARES
 from rrfp_jax.report.what_if import Link
 from rrfp_jax.sim.splits import Layers, Recut
-from rrfp_jax.trace.records import RecordedStep
+from rrfp_jax.trace.records import RecordedStep, link_seconds
 
 OUTSIDE = {
     "data": "Steps wait for their data: {:.0%} of the time.",
@@ -20,11 +19,7 @@ OUTSIDE = {
 }
 """Shares of the time outside the tasks that are causes themselves, and what is said of them."""
 
-WHOLES: Mapping[str, tuple[str, Hashable]] = {
-    "stage": ("stages", None),
-    "link": ("links", 0.5),
-    "jitter": ("jitter", None),
-}
+WHOLES: Mapping[str, object] = {"stage": ("stages", None), "link": ("links", 0.5), "jitter": ("jitter", None)}
 """For what one stage or link may cause: the kind and subject of the change that undoes it on all of them."""
 
 MOSTLY = 0.7
@@ -177,7 +172,9 @@ def _in_words(kind: str, subject: Hashable, steps: Sequence[RecordedStep], layer
         return f"Stage {subject} computes {ratio:.2f} times as long as the others"
     if kind == "link":
         ways = ways_of(subject)
-        own, others = _link_seconds(steps, ways)
+        usual = {way: median(took) for way, took in link_seconds(step.trace for step in steps).items()}
+        own = median(usual[way] for way in ways)
+        others = median(seconds for way, seconds in usual.items() if way not in ways)
         first, second = ways[0]
         name = f"between stages {first} and {second}" if len(ways) > 1 else f"from stage {first} to {second}"
         return f"The link {name} is slow ({own * 1e3:.1f} ms a message, the others {others * 1e3:.1f} ms)"
@@ -209,13 +206,3 @@ def ways_of(subject: Hashable) -> Sequence[Link]:
     """The subject of a change of the kind "link" as links: one, or there and back."""
     assert isinstance(subject, tuple)
     return subject if isinstance(subject[0], tuple) else (subject,)
-
-
-def _link_seconds(steps: Sequence[RecordedStep], ways: Sequence[Link]) -> tuple[float, float]:
-    """Median seconds of a message on one of these links, and on the others."""
-    found: dict[Link, list[float]] = defaultdict(list)
-    for step in steps:
-        for message in step.trace.transfers():
-            found[message.sender.stage, message.receiver.stage].append(message.seconds)
-    medians = {of: median(seconds) for of, seconds in found.items()}
-    return median(medians[way] for way in ways), median(s for of, s in medians.items() if of not in ways)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from rrfp_jax.report.run_folder import shared_by
 from rrfp_jax.report.store import LATEST, METRICS, StepLine, read_lines, read_steps
 from rrfp_jax.runtime.run.recorder import ENDED, Recording, latest_recorded
 from rrfp_jax.trace.idleness import StageTimes, stage_times
-from rrfp_jax.trace.records import RecordedStep
+from rrfp_jax.trace.records import RecordedStep, link_seconds
 
 LATEST_BYTES = 2**18
 """Of `metrics.jsonl` that are read, from its end: hundreds of steps of a few stages, ten of 512."""
@@ -53,10 +53,8 @@ class LatestStep(RecordedStep):
     @cached_property
     def edges(self) -> Sequence[Edge]:
         """Edges between stages, those first whose messages take longest in the median."""
-        found: dict[tuple[int, int], list[float]] = defaultdict(list)
-        for message in self.trace.transfers():
-            found[message.sender.stage, message.receiver.stage].append(message.seconds)
-        edges = [Edge(*between, median(own), max(own)) for between, own in found.items()]
+        found = link_seconds([self.trace]).items()
+        edges = [Edge(*between, median(own), max(own)) for between, own in found]
         return sorted(edges, key=lambda edge: (-edge.median, edge.source, edge.target))
 
 

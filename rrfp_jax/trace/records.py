@@ -7,11 +7,11 @@ Times are seconds on one clock. A record's `ready` is when the scheduler learned
 from __future__ import annotations
 
 import struct
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, chain
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -215,6 +215,14 @@ class StepTrace:
         """Per stage, the share of the makespan in which it did not compute."""
         span = self.makespan
         return [1.0 - self.busy(stage) / span if span > 0 else 0.0 for stage in range(self.stages)]
+
+
+def link_seconds(traces: Iterable[StepTrace]) -> dict[tuple[int, int], list[float]]:
+    """What messages took (s), by the stages that sent and received them."""
+    found: dict[tuple[int, int], list[float]] = defaultdict(list)
+    for message in chain.from_iterable(trace.transfers() for trace in traces):
+        found[message.sender.stage, message.receiver.stage].append(message.seconds)
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
