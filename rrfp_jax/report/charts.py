@@ -23,7 +23,7 @@ from rrfp_jax.report.critical_path import critical_path
 from rrfp_jax.report.legend import CAUSES, DELAY, DRAWN, SHARES
 from rrfp_jax.report.store import StepLine
 from rrfp_jax.report.timeline import Panel, gaps_of, of_gap, of_task, unit_of
-from rrfp_jax.trace.idleness import Cause, Idle, stage_times
+from rrfp_jax.trace.idleness import Idle, stage_times
 from rrfp_jax.trace.records import RecordedStep, StepTrace, charged, peak_charge
 
 WIDTH = 1000
@@ -75,14 +75,13 @@ def coloured(colours: Mapping[str, str]) -> alt.Scale:
 
 
 def _by_stage(name: str, stages: int, width: Any) -> alt.Chart:
-    return alt.Chart(alt.NamedData(name), width=width, height=alt.Step(row_height(stages)))
+    y = alt.Y("s:O", title="stage", axis=thinned())
+    return alt.Chart(alt.NamedData(name), width=width, height=alt.Step(row_height(stages))).encode(y=y)
 
 
 def _tips(titles: Mapping[str, str]) -> list[alt.Tooltip]:
     return [alt.Tooltip(field, title=title) for field, title in titles.items()]
 
-
-STAGE = alt.Y("s:O", title="stage", axis=thinned())
 
 # A step, stage by time.
 
@@ -125,8 +124,7 @@ def picture(panels: Sequence[Panel]) -> Plot:
         layers, own = _step(panel, longest, range(panel.trace.stages), legend, str(number))
         causes = f"idle: {panel.causes}" if panel.causes else ""
         title = alt.TitleParams(panel.heading, subtitle=causes, anchor="start")
-        chart = alt.layer(*layers)
-        charts.append(chart.properties(title=title, width=WIDTH, height=alt.Step(PICTURE_ROW)))
+        charts.append(alt.layer(*layers, title=title, width=WIDTH, height=alt.Step(PICTURE_ROW)))
         rows |= own
     return Plot(alt.vconcat(*charts).resolve_scale(color="shared").configure_view(stroke=None), rows)
 
@@ -244,17 +242,14 @@ def stages(step: RecordedStep) -> Plot:
     ]
     legend = alt.Legend(title=None, orient="bottom", columns=3, labelLimit=320)
     seen = {row["n"] for row in rows}
-    known = [SHARES[name] for name in ("compute", "delayed", *Cause)]
-    scale = coloured({share.words: share.colour for share in known if share.words in seen})
-    bars = _by_stage("stages", step.trace.stages, WIDTH).mark_bar()
-    chart = bars.encode(
-        y=STAGE,
+    scale = coloured({share.words: share.colour for share in SHARES.values() if share.words in seen})
+    chart = _by_stage("stages", step.trace.stages, WIDTH).encode(
         x=alt.X("ms:Q", title="ms", scale=alt.Scale(domain=[0, milliseconds(span)])),
         color=alt.Color("n:N", scale=scale, legend=legend),
         order="o:Q",
         tooltip=_tips({"s:O": "stage", "n:N": "what", "ms:Q": "ms", "x:Q": "share"}),
     )
-    return Plot(chart, {"stages": rows})
+    return Plot(chart.mark_bar(), {"stages": rows})
 
 
 class Cell(NamedTuple):
@@ -290,14 +285,12 @@ def heatmap(traces: Sequence[StepTrace]) -> Plot:
     most = max(0.1, *(abs(cell.slowdown - 1) for cell in cells))  # small differences stay pale
     scale = alt.Scale(scheme="redblue", reverse=True, domain=[1 - min(most, 1), 1 + most], domainMid=1)
     width = alt.Step(min(40, (WIDTH - 160) / columns))
-    chart = _by_stage("heatmap", traces[-1].stages, width).mark_rect()
-    chart = chart.encode(
+    chart = _by_stage("heatmap", traces[-1].stages, width).encode(
         x=alt.X("c:O", title=what, axis=thinned()),
-        y=STAGE,
         color=alt.Color("x:Q", title="times the mean", scale=scale),
         tooltip=_tips({"s:O": "stage", "c:O": what, "x:Q": "times the mean", "ms:Q": "ms busy"}),
     )
-    return Plot(chart, {"heatmap": rows})
+    return Plot(chart.mark_rect(), {"heatmap": rows})
 
 
 def slowest(traces: Sequence[StepTrace]) -> str:
@@ -354,15 +347,13 @@ def memory(step: RecordedStep) -> Plot:
     rows = [row for own in stages for row in _held_rows(step, own, most, times)]
     title = "of its limit" if stages[0].limit is not None else "of the most"
     scale = alt.Scale(scheme="yelloworangered", domain=[0, 1])
-    chart = _by_stage("memory", len(stages), WIDTH - 120).mark_rect()
-    chart = chart.encode(
+    chart = _by_stage("memory", len(stages), WIDTH - 120).encode(
         x=alt.X("a:Q", title="ms", scale=alt.Scale(domain=[0, milliseconds(step.trace.makespan)])),
         x2="b:Q",
-        y=STAGE,
         color=alt.Color("x:Q", title=title, scale=scale, legend=alt.Legend(format="%")),
         tooltip=_tips({"s:O": "stage", "t:N": "at most", "a:Q": "from ms", "b:Q": "to ms"}),
     )
-    return Plot(chart, {"memory": rows})
+    return Plot(chart.mark_rect(), {"memory": rows})
 
 
 def fullest(stages: Sequence[Held]) -> Held:
