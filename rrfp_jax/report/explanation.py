@@ -141,30 +141,28 @@ def explain(steps: Sequence[TimedStep]) -> Explanation:
     recorded = [step.recorded for step in steps]
     layers = Layers.of(recorded)
     placement = None if layers is None else layers.placement
+    latest = recorded[::-1]  # as many as are simulated in some seconds, at least one
+    counts = accumulate(len(step.trace.records) for step in latest)
     replays = [
         what_ifs(step, layers=layers if step.rules.placement == placement else None)
-        for step in _replayed(recorded)
+        for step in latest[: max(1, sum(count <= MOST_REPLAYED for count in counts))]
     ]
     error = fmean(replay.error for replay in replays)
     tasks = 1.0 - found["data"] - found["planning"] - found["between"]
     savings = _savings(replays, tasks) if error <= TRUSTED_ERROR else []
+    finding = main_cause(recorded, found, savings, layers)
+    # The largest of all may undo no cause, or several.
+    if savings and savings[0].share >= max(NOTEWORTHY, finding.share + SAME):
+        more = f"Of all changes tried, the largest saving is {savings[0].share:.0%}: {savings[0].change}."
+        finding = replace(finding, sentence=f"{finding.sentence} {more}")
     return Explanation(
-        finding=_beside_the_largest(main_cause(recorded, found, savings, layers), savings),
+        finding=finding,
         steps=len(steps),
         seconds=fmean(step.wall_seconds for step in steps),
         shares=found,
         savings=[saving for saving in savings[:MOST_SAVINGS] if saving.share >= 0.005],
         error=error,
     )
-
-
-def _beside_the_largest(finding: Finding, savings: Sequence[Saving]) -> Finding:
-    """A finding that also names the change that saves most, if that undoes no cause, or several."""
-    largest = next(iter(savings), None)
-    if largest is None or largest.share < max(NOTEWORTHY, finding.share + SAME):
-        return finding
-    more = f"Of all changes tried, the largest saving is {largest.share:.0%}: {largest.change}."
-    return replace(finding, sentence=f"{finding.sentence} {more}")
 
 
 def _time_shares(steps: Sequence[TimedStep]) -> dict[str, float]:
@@ -184,13 +182,6 @@ def _time_shares(steps: Sequence[TimedStep]) -> dict[str, float]:
     return {name: seconds[name] / whole if whole else 0.0 for name in SHARES}
 
 
-def _replayed(steps: Sequence[RecordedStep]) -> Sequence[RecordedStep]:
-    """The latest steps, as many as are simulated in some seconds, at least one; the latest first."""
-    latest = steps[::-1]
-    tasks = accumulate(len(step.trace.records) for step in latest)
-    return latest[: max(1, sum(count <= MOST_REPLAYED for count in tasks))]
-
-
 def _savings(replays: Sequence[WhatIfs], tasks: float) -> list[Saving]:
     """Of all replayed steps, whose tasks have this share; a change that a step lacks saves nothing there."""
     whole = sum(replay.replayed for replay in replays)
@@ -202,8 +193,6 @@ def _savings(replays: Sequence[WhatIfs], tasks: float) -> list[Saving]:
             key = change.kind, change.subject, "" if change.kind == "schedule" else change.change
             saved[key] += replay.replayed - change.seconds
             words[key] = change.change
-    found = [
-        Saving(*key[:2], words[key], tasks * seconds / whole if whole else 0.0)
-        for key, seconds in saved.items()
-    ]
+    parts = {key: tasks * seconds / whole if whole else 0.0 for key, seconds in saved.items()}
+    found = [Saving(*key[:2], words[key], share) for key, share in parts.items()]
     return sorted(found, key=lambda saving: -saving.share)
