@@ -133,10 +133,8 @@ def _measured(run: Run) -> str:
     line = run.history[-1] if run.history else None
     if line is None or not line.peak_bytes:
         return ""
-    limits = dict(enumerate(line.budget_bytes))
-    own = charts.fullest(
-        [Held(stage, [(0.0, peak)], limits.get(stage), True) for stage, peak in enumerate(line.peak_bytes)]
-    )
+    limits, peaks = dict(enumerate(line.budget_bytes)), enumerate(line.peak_bytes)
+    own = charts.fullest([Held(stage, [(0.0, peak)], limits.get(stage), True) for stage, peak in peaks])
     most = f"{'was closest to its budget' if own.limit else 'held most'}, {charts.of_limit(own)}"
     return (
         f"With messages, and what programs need while they run, stage {own.stage} {most} (peak_bytes of the "

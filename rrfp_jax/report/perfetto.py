@@ -36,8 +36,7 @@ def write_trace(
         events += [event | {"pid": pid} for event in _group(name, traces)]
         precision = max([precision, *(part.precision for trace in traces for part in trace.parts)])
     about = {"clock": clock, "clock_precision_us": _microseconds(precision)}
-    trace = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
-    write_json(path, trace)
+    write_json(path, {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about})
 
 
 def _group(name: str, steps: Sequence[StepTrace]) -> list[dict[str, Any]]:

@@ -229,11 +229,9 @@ def read_steps(path: Path) -> dict[str, list[RecordedStep]]:
     except OSError as error:
         raise Unreadable(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, OverflowError, RecursionError) as error:
-        said = printable(str(error))
         if b'"traceEvents"' in content[:100]:
             raise Unreadable(f"{path} is {A_TRACE}") from None
-        if content.lstrip()[:1] in (b"{", b"["):
-            said = "it is JSON"
+        said = "it is JSON" if content.lstrip()[:1] in (b"{", b"[") else printable(str(error))
         raise Unreadable(f"{path} has no steps of this version of rrfp_jax: {said}") from None
 
 
@@ -247,9 +245,7 @@ def _read(step: StoredStep) -> RecordedStep:
     if step.budgets is not None:
         shapes = [[*map(len, own.costs)] for own in step.budgets if own is not None]
         if len(step.budgets) != stages or any(own != [microbatches] * chunks for own in shapes):
-            raise ValueError(
-                f"budgets not of {stages} stages, {chunks} chunks and {microbatches} microbatches"
-            )
+            raise ValueError(f"budgets not of {stages} stages, {chunks} chunks, {microbatches} microbatches")
         budgets = [None if b is None else Budget(b.costs, b.limit, b.most) for b in step.budgets]
     work = None
     if step.layers is not None:

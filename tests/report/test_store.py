@@ -180,7 +180,7 @@ def last(records, wrong, rest=b"\0"):
         ({"ranks": [[0]]}, "ranks of 1 stages for 1 replicas"),
         ({"stages": 0}, "stages=0"),
         ({"buckets": ["a"]}, "1 buckets for 12 microbatches"),
-        ({"budgets": [None]}, "budgets not of 4 stages, 1 chunks and 12 microbatches"),
+        ({"budgets": [None]}, "budgets not of 4 stages, 1 chunks, 12 microbatches"),
         ({"layers": [["a", 1.0, 1, 0]], "split": [2]}, "1 layers do not split into [2]"),
         ({"schedule": "no-such"}, "no-such"),
     ],
