@@ -13,7 +13,7 @@ from bisect import bisect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +34,7 @@ from rrfp_jax.runtime.autodiff.traced import (
 )
 
 Flat: TypeAlias = Sequence[Any]
+Places: TypeAlias = Sequence[int]
 
 StageFunction: TypeAlias = Callable[[Flat, Flat, Flat], tuple[Flat, Any, Any]]
 """(parameters, carry, inputs) -> (carry, scalar loss or None, statistics or None), in flat lists."""
@@ -108,8 +109,8 @@ def differentiate(
     carry: Specs,
     inputs: Specs,
     trainable: Sequence[bool] | None = None,
-    carry_gradients: Sequence[int] | None = None,
-    cotangents: Sequence[int] | None = None,
+    carry_gradients: Places | None = None,
+    cotangents: Places | None = None,
 ) -> Differentiated:
     """Trace a stage and cut it into prepare, forward and backward.
 
@@ -125,7 +126,8 @@ def differentiate(
     """
     flow_in = moving(carry) if carry_gradients is None else tuple(carry_gradients)
     own = tuple(range(len(params))) if trainable is None else tuple(i for i, t in enumerate(trainable) if t)
-    whole, facts = _trace_with_residuals(stage, params, carry, inputs, own, flow_in, cotangents)
+    chosen = [*own, *(len(params) + i for i in flow_in)]
+    whole, facts = _trace_with_residuals(stage, params, carry, inputs, chosen, cotangents)
     kept = facts.out + facts.has_statistics
     whole = inline(whole)  # a call's cheap results are computed again like any others
     prepared, saved = plan_residuals(whole, len(params), kept)
@@ -140,8 +142,8 @@ def differentiate(
         found = rebuilt(*(args[i] for i in rebuilt.reads))
         vjp = jax.tree.unflatten(facts.structure, map(as_key, facts.residuals, found))
         scale = None if facts.loss is None else args[-1].astype(facts.loss)
-        gradients, carry_gradients = vjp((list(args[first:-1]), scale))
-        return [*carry_gradients, *gradients]
+        (gradients,) = vjp((list(args[first:-1]), scale))
+        return [*gradients[len(own) :], *gradients[: len(own)]]
 
     traced = reduce(jax.make_jaxpr(backward)(*before, *given, *arriving, SCALE))
     fixed = len(params) + len(prepared)
@@ -150,32 +152,20 @@ def differentiate(
     if early is not None:
         prepare, more = prepared_too(prepare, early, params), len(early.closed.jaxpr.outvars)
         forward = Program(forward.closed, tuple(i + more * (i >= fixed) for i in forward.reads))
-    made = Differentiated(
-        prepare=prepare,
-        forward=forward,
-        backward=rest,
+    # Not what is prepared only to make other values of it.
+    read = {*forward.reads, *rest.reads}
+    unread = [i for i in range(len(params), fixed + more) if i not in read]
+    places = {i: i - bisect(unread, i) for i in read}
+    return Differentiated(
+        prepare=without_outputs(prepare, [i - len(params) for i in unread]),
+        forward=forward.at(places),
+        backward=rest.at(places),
         out=facts.out,
         moving_in=flow_in,
         moving_out=facts.moving_out,
         has_statistics=facts.has_statistics,
-        fixed=fixed + more,
-        cotangents=first + more,
-    )
-    return _without_unread(made, len(params))
-
-
-def _without_unread(made: Differentiated, first: int) -> Differentiated:
-    """Without the values that `prepare` gives, from place `first` on, only to make others of them."""
-    read = {*made.forward.reads, *made.backward.reads}
-    unread = [i for i in range(first, made.fixed) if i not in read]
-    moved, less = {i: i - bisect(unread, i) for i in read}, len(unread)
-    return replace(
-        made,
-        prepare=without_outputs(made.prepare, [i - first for i in unread]),
-        forward=made.forward.at(moved),
-        backward=made.backward.at(moved),
-        fixed=made.fixed - less,
-        cotangents=made.cotangents - less,
+        fixed=fixed + more - len(unread),
+        cotangents=first + more - len(unread),
     )
 
 
@@ -201,8 +191,7 @@ def join(apart: Differentiated) -> Differentiated:
     return replace(apart, forward=nothing, backward=program, cotangents=before, joined=True)
 
 
-@dataclass(frozen=True)
-class _Facts:
+class _Facts(NamedTuple):
     """What tracing a stage tells besides its program: `loss` is its dtype, `residuals` are specs."""
 
     out: int
@@ -214,38 +203,30 @@ class _Facts:
 
 
 def _trace_with_residuals(
-    stage: StageFunction,
-    params: Specs,
-    carry: Specs,
-    inputs: Specs,
-    own: Sequence[int],
-    flow_in: Sequence[int],
-    arriving: Sequence[int] | None,
+    stage: StageFunction, params: Specs, carry: Specs, inputs: Specs, chosen: Places, arriving: Places | None
 ) -> tuple[ClosedJaxpr, _Facts]:
     """The program parameters, carry, inputs -> out, statistics, residuals.
 
-    Parameters `own` and leaves `flow_in` of the carry get a gradient; cotangents come for leaves `arriving`.
+    Gradients are of the `chosen` parameters and leaves of the carry; cotangents come for leaves `arriving`.
     """
     n, m = len(params), len(params) + len(carry)
     facts: Any = None
 
     def traced(*args: Any) -> list[Any]:
         nonlocal facts
-        weights, arrived = list(args[:n]), list(args[n:m])
+        values = list(args)
 
-        def objective(chosen: Flat, flowing: Flat) -> tuple[Any, Any]:
-            for i, leaf in zip(own, chosen, strict=True):
-                weights[i] = leaf
-            for i, leaf in zip(flow_in, flowing, strict=True):
-                arrived[i] = leaf
-            out, loss, statistics = stage(weights, arrived, args[m:])
+        def objective(varied: Flat) -> tuple[Any, Any]:
+            for i, leaf in zip(chosen, varied, strict=True):
+                values[i] = leaf
+            out, loss, statistics = stage(values[:n], values[n:m], values[m:])
             flow_out = moving(out) if arriving is None else tuple(arriving)
-            flow_out = flow_out if own or flow_in else ()  # else nobody sends a cotangent
+            flow_out = flow_out if chosen else ()  # else nobody sends a cotangent
             still = {i: leaf for i, leaf in enumerate(out) if i not in flow_out}
             return ([out[i] for i in flow_out], loss), (still, flow_out, statistics)
 
-        chosen, flowing = [weights[i] for i in own], [arrived[i] for i in flow_in]
-        (moved, loss), vjp, (still, flow_out, statistics) = jax.vjp(objective, chosen, flowing, has_aux=True)
+        varied = [args[i] for i in chosen]
+        (moved, loss), vjp, (still, flow_out, statistics) = jax.vjp(objective, varied, has_aux=True)
         residuals, structure = jax.tree.flatten(vjp)
         out = still | dict(zip(flow_out, moved, strict=True))
         specs = [jax.typeof(leaf) for leaf in residuals]
