@@ -44,6 +44,7 @@ from rrfp_jax.runtime.autodiff.traced import (
     is_exact,
     is_repeatable,
     jumps,
+    made_of,
     reduce,
     runs_once,
     with_given,
@@ -100,20 +101,16 @@ def _available(jaxpr: Any, masks: Mapping[Var, int], given: Set[Any], tables: bo
 
     If there are to be `tables`, what is made from nothing, and not cheaply, is left out.
     """
-    available, exact = {*given}, {*given}
-    for equation in jaxpr.eqns:
+    exact = made_of(given, filter(is_exact, jaxpr.eqns))
+
+    def again(equation: JaxprEqn) -> bool:
         read = [v for v in equation.invars if not isinstance(v, Literal)]
-        if not available.issuperset(read):
-            continue
+        if equation.primitive.name in CHEAP and (exact.issuperset(read) or not jumps(equation)):
+            return True
         alone = not any(masks[v] for v in read) and not runs_once(equation)
-        as_it_was = exact.issuperset(read)
-        if (alone and (is_repeatable(equation) or not tables)) or (
-            equation.primitive.name in CHEAP and (as_it_was or not jumps(equation))
-        ):
-            available.update(equation.outvars)
-        if as_it_was and is_exact(equation):
-            exact.update(equation.outvars)
-    return available
+        return alone and (is_repeatable(equation) or not tables)
+
+    return made_of(given, filter(again, jaxpr.eqns))
 
 
 def _fewest_bytes(
@@ -168,23 +165,17 @@ def hoist(backward: Program, fixed: int) -> tuple[Program, Program | None]:
 
 def _costly(bare: ClosedJaxpr, weights: list[Var]) -> list[Var]:
     """The values made from weights, not cheaply, that something else is made from."""
-    constant: set[Any] = set(bare.jaxpr.constvars)
-    known: set[Any] = set(weights)
+    jaxpr = bare.jaxpr
+    pure = [equation for equation in jaxpr.eqns if not runs_once(equation)]
+    known = made_of([*jaxpr.constvars, *weights], pure) - made_of(jaxpr.constvars, pure)
     costly: dict[Any, None] = {}
-    read_by_others = {v for v in bare.jaxpr.outvars if not isinstance(v, Literal)}
-    for equation in bare.jaxpr.eqns:
-        read = [v for v in equation.invars if not isinstance(v, Literal)]
-        if runs_once(equation) or not all(v in known or v in constant for v in read):
-            read_by_others.update(read)
-        elif not any(v in known for v in read):
-            constant.update(equation.outvars)
-        elif is_repeatable(equation):
-            known.update(equation.outvars)
-            read_by_others.update(read)
+    read_by_others = {v for v in jaxpr.outvars if not isinstance(v, Literal)}
+    for equation in jaxpr.eqns:
+        if known.isdisjoint(equation.outvars) or is_repeatable(equation):
+            read_by_others.update(v for v in equation.invars if not isinstance(v, Literal))
         else:
-            known.update(equation.outvars)
             costly.update(dict.fromkeys(equation.outvars))
-    costly.update(dict.fromkeys(_compared(bare.jaxpr, weights, known)))
+    costly.update(dict.fromkeys(_compared(jaxpr, weights, known)))
     return [v for v in costly if v in read_by_others]
 
 
@@ -193,10 +184,7 @@ def _compared(jaxpr: Any, weights: Collection[Var], of_weights: set[Any]) -> lis
 
     Not what has the same bits in all.
     """
-    exact, found = {*jaxpr.constvars, *weights}, set[Any]()
-    for equation in jaxpr.eqns:
-        if is_exact(equation) and exact.issuperset(v for v in equation.invars if not isinstance(v, Literal)):
-            exact.update(equation.outvars)
+    exact, found = made_of([*jaxpr.constvars, *weights], filter(is_exact, jaxpr.eqns)), set[Any]()
     for equation in reversed(jaxpr.eqns):
         if jumps(equation) or (is_exact(equation) and not found.isdisjoint(equation.outvars)):
             own = equation.outvars if of_weights.issuperset(equation.outvars) else equation.invars

@@ -39,6 +39,7 @@ from rrfp_jax.runtime.autodiff.traced import (
     is_exact,
     is_repeatable,
     jumps,
+    made_of,
     reduce,
 )
 from rrfp_jax.runtime.sizes import nbytes
@@ -200,7 +201,9 @@ class _Plan:
         self.outputs = [atom for atom, chosen in zip(jaxpr.outvars, wanted, strict=True) if not chosen]
         self.alias: dict[Var, Any] = {}
         self.following = _following(jaxpr.eqns, [v for v, s in self.sources.items() if s.from_cotangent])
-        self.free = _free(jaxpr.eqns, [v for v, s in self.sources.items() if not s.held])
+        # What can be computed cheaply from what costs nothing to hold.
+        cheap = [e for e in jaxpr.eqns if e.primitive.name in REPEATABLE | {BARRIER}]
+        self.free = made_of([v for v, s in self.sources.items() if not s.held], cheap)
         self.needed = {v for v, chosen in zip(jaxpr.outvars, wanted, strict=True) if chosen and _is_var(v)}
         self.equations = self._deal(jaxpr.eqns)
         self.once = self._compared()
@@ -356,15 +359,6 @@ def _following(equations: Sequence[JaxprEqn], cotangents: Sequence[Var]) -> set[
     return following
 
 
-def _free(equations: Sequence[JaxprEqn], free: Sequence[Var]) -> set[Var]:
-    """The values that can be computed cheaply from what costs nothing to hold."""
-    known, cheap = set(free), REPEATABLE | {BARRIER}
-    for equation in equations:
-        if equation.primitive.name in cheap and all(v in known for v in equation.invars if _is_var(v)):
-            known.update(equation.outvars)
-    return known
-
-
 Pairs: TypeAlias = Sequence[tuple[Var, Any]]
 """Inputs of a loop's body with the operands that they stand for."""
 
@@ -387,7 +381,9 @@ def _split_scan(
         made[k]: equation.outvars[i] for k, i in enumerate(theirs) if i >= m and isinstance(made[k], Var)
     }
     new = [var for var in crossing if var not in stacks]
-    stacks.update((var, _stacked(var, equation.params["length"])) for var in new)
+    for var in new:
+        one: Any = var.aval
+        stacks[var] = Var(one.update(shape=(equation.params["length"], *one.shape), weak_type=False))
     body = ClosedJaxpr(first.jaxpr.replace(outvars=[*made[: len(theirs)], *new]), first.consts)
     outputs = [*(equation.outvars[i] for i in theirs), *(stacks[var] for var in new)]
     kept = [pair for pair, flag in zip(carried, early, strict=False) if flag]
@@ -444,8 +440,3 @@ def _loop(
     closed = every.jaxpr.replace(invars=[inner for part in kept for inner, _ in part])
     operands = [[outer for _, outer in part] for part in kept]
     return scan_like(equation, ClosedJaxpr(closed, body.consts), operands, outputs)
-
-
-def _stacked(var: Var, length: int) -> Var:
-    one: Any = var.aval
-    return Var(one.update(shape=(length, *one.shape), weak_type=False))

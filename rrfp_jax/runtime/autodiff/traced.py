@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import chain
 from operator import or_
@@ -70,6 +70,15 @@ def is_repeatable(equation: JaxprEqn) -> bool:
     """Whether several programs may compute an equation; typed keys are always made again from numbers."""
     makes_keys = all(is_key(var.aval) for var in equation.outvars) and not calls_programs(equation)
     return (equation.primitive.name in REPEATABLE and not jumps(equation)) or makes_keys
+
+
+def made_of(given: Iterable[Any], equations: Iterable[JaxprEqn]) -> set[Any]:
+    """The variables given, and those that these equations make of nothing else."""
+    found = set(given)
+    for equation in equations:
+        if found.issuperset(v for v in equation.invars if not isinstance(v, Literal)):
+            found.update(equation.outvars)
+    return found
 
 
 SCALE = jax.ShapeDtypeStruct((), np.float32)
@@ -338,8 +347,7 @@ def check_pure(closed: ClosedJaxpr) -> None:
                 "make them part of the data, draw random numbers from mb.key, or take jax.pure_callback for "
                 "a function whose results follow from its arguments"
             )
-        atoms = (*equation.invars, *equation.outvars)
-        if any(type(atom.aval).__name__ == "AbstractRef" for atom in atoms):
+        if any(type(atom.aval).__name__ == "AbstractRef" for atom in (*equation.invars, *equation.outvars)):
             raise UsageError(
                 "reads or writes a mutable reference (jax.new_ref), which a backward cannot repeat; compute "
                 "with plain arrays, array.at[index].set(value), and pass on in the carry what later layers "
