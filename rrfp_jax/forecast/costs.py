@@ -181,7 +181,7 @@ class ModelCosts:
             params = {str(i): layer.params for i, layer in enumerate(next(iter(shapes.values())))}
             roles = Roles.of(params, pipe.frozen, pipe.tied, pipe.constants(params))
             own, leaves = roles.leaves(params), jax.tree.leaves(params)
-            updated = own.owned_tree([leaves[place] for place in own.owned])
+            updated = own.tree(own.owned, [leaves[place] for place in own.owned])
             whole = None if optimizer is None else WholeOptimizer.trace(optimizer, updated)
             flows = {b: gradient_flow(pipe, own, specs_of(b), roles) for b, own in shapes.items()}
             if optimizer is not None:

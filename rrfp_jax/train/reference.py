@@ -123,7 +123,7 @@ class PlainStep:
         mean, places = total / weight, self._places
         pairs = zip(places.owned, of_total, of_weight, strict=True)
         gradient = {place: jnp.asarray((a - mean * b) / weight) for place, a, b in pairs}
-        return mean, places.trained_tree([gradient[self._sources[place]] for place in places.trained])
+        return mean, places.tree(places.trained, [gradient[self._sources[i]] for i in places.trained])
 
 
 def _layer(pipe: Pipeline, index: int, params: Params, carry: Any, fields: Any, ids: Any) -> Any:

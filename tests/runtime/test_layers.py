@@ -164,8 +164,8 @@ def test_an_auxiliary_term_counts_in_loss_gradient_and_metrics(auxiliary, extra)
 def test_an_ordered_dict_without_some_of_its_leaves_keeps_its_order(settings):
     params = {str(i): OrderedDict(w=np.ones(2), v=np.ones(2), a=np.ones(2)) for i in range(2)}
     roles, paths = Roles.of(params, **settings).leaves(params), leaf_paths(params)
-    assert leaf_paths(roles.owned_tree(roles.owned)) == [paths[place] for place in roles.owned]
-    assert jax.tree.leaves(roles.owned_tree(roles.owned)) == [*roles.owned]
+    assert leaf_paths(roles.tree(roles.owned, roles.owned)) == [paths[place] for place in roles.owned]
+    assert jax.tree.leaves(roles.tree(roles.owned, roles.owned)) == [*roles.owned]
 
 
 @pytest.mark.parametrize("stages", [1, 3])

@@ -95,20 +95,11 @@ class LeafRoles:
         """The index of each trained leaf, given by place, among the trained ones."""
         return {place: i for i, place in enumerate(self.trained)}
 
-    def trained_tree(self, leaves: Sequence[Any]) -> Params:
-        """The trained leaves as a tree."""
-        return _partial_tree(self.structure, self.trained, leaves)
-
-    def owned_tree(self, leaves: Sequence[Any]) -> Params:
-        """The owned leaves as a tree, as an optimizer sees it."""
-        return _partial_tree(self.structure, self.owned, leaves)
-
-
-def _partial_tree(structure: Any, places: Sequence[int], leaves: Sequence[Any]) -> Params:
-    """A tree with the leaves at some places only: plain dicts lose the other keys, others have None."""
-    own = dict(zip(places, leaves, strict=True))
-    tree = jax.tree.unflatten(structure, [own.get(place) for place in range(structure.num_leaves)])
-    return tree if len(own) == structure.num_leaves else _without_gaps(tree) or {}
+    def tree(self, places: Sequence[int], leaves: Sequence[Any]) -> Params:
+        """A tree with leaves at some places only: plain dicts lose the other keys, others have None."""
+        own, count = dict(zip(places, leaves, strict=True)), self.structure.num_leaves
+        tree = jax.tree.unflatten(self.structure, [own.get(place) for place in range(count)])
+        return tree if len(own) == count else _without_gaps(tree) or {}
 
 
 def _without_gaps(tree: Any) -> Any:

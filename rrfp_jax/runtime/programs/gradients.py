@@ -51,7 +51,7 @@ class SumPrograms:
     def compile(cls, chunks: Sequence[Params], roles: Sequence[LeafRoles], compiler: Compiler) -> SumPrograms:
         """Trace and compile for the parameters of each chunk, given by specs with their shardings."""
         parts = [(leaves, list(map(wide, leaves)), of) for leaves, of in leaves_of(chunks, roles)]
-        trees = [of.trained_tree([sums[i] for i in of.trained]) for _, sums, of in parts]
+        trees = [of.tree(of.trained, [sums[i] for i in of.trained]) for _, sums, of in parts]
         trained = [owned_layers([tree]) for tree in trees]
         zeros_of = cache(lambda own: _zeros_program(compiler, [*own]))
         add = cache(lambda own: compiler(_accumulate, [*own], [*own], out=where([*own]), donate=(0,)))
@@ -181,7 +181,7 @@ def leaves_of(chunks: Sequence[Params], roles: Sequence[LeafRoles]) -> list[tupl
 
 def owned_trees(chunks: Sequence[Params], roles: Sequence[LeafRoles]) -> list[Params]:
     """By chunk, the tree of the parameters that it owns."""
-    return [of.owned_tree([own[i] for i in of.owned]) for own, of in leaves_of(chunks, roles)]
+    return [of.tree(of.owned, [own[i] for i in of.owned]) for own, of in leaves_of(chunks, roles)]
 
 
 def owned_layers(trees: Sequence[Params]) -> list[list[Any]]:
@@ -274,9 +274,8 @@ class Reduction:
     def __call__(self, sums: Sequence[Sequence[jax.Array]]) -> list[Sequence[jax.Array]]:
         """The totals for each of this process's replicas, from its sums, which are donated."""
         lifted = [lift(list(own)) for lift, own in zip(self._lifts, sums, strict=True)]
-        return apart(
-            self._home, self._meshes, self._add(together(self._home, self._meshes, lifted, self._beside))
-        )
+        totals = self._add(together(self._home, self._meshes, lifted, self._beside))
+        return apart(self._home, self._meshes, totals)
 
 
 def _lift(sums: list[Any]) -> list[Any]:
@@ -305,9 +304,8 @@ def apart(
 ) -> list[Sequence[jax.Array]]:
     """What each of this process's replicas has of arrays over all of them that are alike on each."""
     partition = [array.sharding.spec for array in arrays]  # type: ignore[attr-defined]
-    each, found = iter(home.shards(arrays)), list[Sequence[jax.Array]]()
-    shards = [[list(islice(each, len(stage_mesh.own))) for stage_mesh in meshes] for _ in arrays]
-    for k, stage_mesh in enumerate(meshes):
-        own = [shard for of_replicas in shards for shard in of_replicas[k]]
+    shards, found = [iter(home.shards([array])) for array in arrays], list[Sequence[jax.Array]]()
+    for stage_mesh in meshes:
+        own = [shard for each in shards for shard in islice(each, len(stage_mesh.own))]
         found.append(stage_mesh.joined(own, stage_mesh.spread(arrays, partition)))
     return found

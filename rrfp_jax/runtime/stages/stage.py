@@ -72,7 +72,7 @@ class Stage:
     @property
     def gradients(self) -> Params:
         """The sums of the gradients added since the last update or reset; frozen leaves are left out."""
-        return merged([roles.trained_tree(own) for roles, own in zip(self._roles, self._sums, strict=True)])
+        return merged([of.tree(of.trained, own) for of, own in zip(self._roles, self._sums, strict=True)])
 
     @property
     def sums(self) -> list[jax.Array]:
