@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import pairwise
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -239,8 +239,7 @@ class OnDevices:
         ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class SegmentSpecs:
+class SegmentSpecs(NamedTuple):
     """Of the values that its programs take and give, with where they lie; see `Differentiated`."""
 
     params: Specs
@@ -251,10 +250,10 @@ class SegmentSpecs:
     outputs: Specs  # of the forward, with what is passed on
     cotangents: Specs
     scale: Specs
-    made: Specs  # by B or I: gradients of the carry, statistics if it is joined, and I's for W
+    made: Specs  # by B or I, besides sums
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Segment:
     """The programs of a segment. What its forward would only pass on, it does not give: see `passed`."""
 
@@ -289,62 +288,28 @@ class Segment:
         count = len(traced.forward.closed.jaxpr.outvars)
         outputs = [specs[passed[i]] if i in passed else next(results) for i in range(count)]
         cotangents = [sent[i] for i in traced.moving_out]
-        sums = [wide(spec) for spec, own in zip(params, shape.trained, strict=True) if own]
         specs += [*outputs, *cotangents, *scale]
-        made = _lower_backwards(traced, kinds, by, specs, carry, sums, lowered)
-        return cls(
-            traced=traced,
-            forward=forward,
-            passed=passed,
-            metrics=list(shape.metrics),
-            prepare=prepare,
-            lowered=lowered,
-            specs=SegmentSpecs(
-                params=params,
-                layers=[(own.structure.num_leaves, len(own.trained)) for own in shape.leaves],
-                prepared=prepared,
-                carry=carry,
-                inputs=inputs,
-                outputs=outputs,
-                cotangents=cotangents,
-                scale=scale,
-                made=made,
-            ),
-        )
+        # What B or I gives besides sums: gradients of the carry, statistics if it is joined, and I's for W.
+        vector = traced.backward.outputs[len(traced.moving_in) :][: traced.gives_statistics(-1)]
+        made = [*(carry[i] for i in traced.moving_in), *by.spread(vector, [WHOLE] * len(vector))]
+        both, first = len(made), where(made[:])
+        sums = [wide(spec) for spec, own in zip(params, shape.trained, strict=True) if own]
+        for kind in sorted({*kinds, *lowered} - {FORWARD}):  # W takes what I gives
+            program, row = program_of(traced, kind), KINDS[kind]
+            if kind not in lowered:
+                at_hand = [*specs, *made]
+                given = [at_hand[i] for i in program.reads]
+                added = sums if row.charge < 0 else ()
+                lowered[kind] = by.lower(program, given, first if row.flow else (), added)
+            if row.holds is not None:
+                made[both:] = by.outputs(program, lowered[kind])[both:]
+        layers = [(own.structure.num_leaves, len(own.trained)) for own in shape.leaves]
+        of = SegmentSpecs(params, layers, prepared, carry, inputs, outputs, cotangents, scale, made)
+        return cls(traced, forward, passed, list(shape.metrics), prepare, lowered, of)
 
     def program(self, kind: Kind) -> Program:
         """What is lowered for a kind of task."""
         return self.forward if KINDS[kind].flow > 0 else program_of(self.traced, kind)
-
-
-def _lower_backwards(
-    traced: Differentiated,
-    kinds: Collection[Kind],
-    by: Lowering,
-    specs: Sequence[Any],
-    carry: Specs,
-    sums: Specs,
-    lowered: dict[Kind, Any],
-) -> Specs:
-    """Add to `lowered` what is not there; specs of what B or I gives besides sums.
-
-    `specs` are of the whole argument list, `carry` of what arrives from the segment before.
-    """
-    moving = len(traced.moving_in)
-    vector = traced.backward.outputs[moving : moving + traced.gives_statistics(-1)]
-    made = [*(carry[i] for i in traced.moving_in), *by.spread(vector, [WHOLE] * len(vector))]
-    both, first = len(made), where(made[:])
-    for kind in sorted({*kinds, *lowered} - {FORWARD}):  # W takes what I gives
-        program, row = program_of(traced, kind), KINDS[kind]
-        if kind not in lowered:
-            at_hand = [*specs, *made]
-            given = [at_hand[i] for i in program.reads]
-            lowered[kind] = by.lower(
-                program, given, first if row.flow else (), sums if row.charge < 0 else ()
-            )
-        if row.holds is not None:
-            made[both:] = by.outputs(program, lowered[kind])[both:]
-    return made
 
 
 def program_of(traced: Differentiated, kind: Kind) -> Program:
