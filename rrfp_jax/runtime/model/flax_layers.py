@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from threading import RLock
@@ -328,43 +328,38 @@ def _unboxed(tree: Any) -> Any:
         return meta.unbox(tree)
 
 
-def _with_streams(function: Callable[[Mapping[str, jax.Array]], Any], key: jax.Array, training: bool) -> Any:
-    """Call with a random key for every stream that modules ask for, also by `has_rng` in training."""
-    rngs = dict.fromkeys((_PARAMS, _DROPOUT) if training else (_PARAMS,), key)
-    while True:
-        with _streams_asked_for(training) as asked:
-            try:
-                out = function(rngs)
-            except InvalidRngError:
-                if asked <= rngs.keys():
-                    raise
-        if asked <= rngs.keys():
-            return out
-        for name in asked - rngs.keys():
-            own = zlib.crc32(name.encode())
-            rngs[name] = key if name == _DROPOUT else jax.random.fold_in(key, own)
-
-
 _LOCK = RLock()
 
 
-@contextmanager
-def _streams_asked_for(looking: bool) -> Iterator[set[str]]:
-    """Names of streams of which keys are made inside, or that are looked for; flax tells nobody."""
+def _with_streams(function: Callable[[Mapping[str, jax.Array]], Any], key: jax.Array, training: bool) -> Any:
+    """Call with a random key for every stream that modules ask for, also by `has_rng` in training.
+
+    Flax tells nobody which these are, so it is listened to: by one thread at a time.
+    """
+    rngs = dict.fromkeys((_PARAMS, _DROPOUT) if training else (_PARAMS,), key)
     asked = set[str]()
-    make_rng, has_rng = Scope.make_rng, Scope.has_rng
 
     def making(scope: Scope, name: str = _PARAMS) -> Any:
         asked.add(name)
         return make_rng(scope, name)
 
     def having(scope: Scope, name: str) -> bool:
-        asked.update([name] if looking else [])
+        asked.update([name] if training else [])
         return bool(has_rng(scope, name))
 
-    with _LOCK:
-        Scope.make_rng, Scope.has_rng = making, having  # type: ignore[method-assign]
-        try:
-            yield asked
-        finally:
-            Scope.make_rng, Scope.has_rng = make_rng, has_rng  # type: ignore[method-assign]
+    while True:
+        with _LOCK:
+            make_rng, has_rng = Scope.make_rng, Scope.has_rng
+            Scope.make_rng, Scope.has_rng = making, having  # type: ignore[method-assign]
+            try:
+                out = function(rngs)
+            except InvalidRngError:
+                if asked <= rngs.keys():
+                    raise
+            finally:
+                Scope.make_rng, Scope.has_rng = make_rng, has_rng  # type: ignore[method-assign]
+        if asked <= rngs.keys():
+            return out
+        for name in asked - rngs.keys():
+            own = zlib.crc32(name.encode())
+            rngs[name] = key if name == _DROPOUT else jax.random.fold_in(key, own)
