@@ -66,7 +66,8 @@ def sharding_of(
         names = [owner, *(alias for alias, own in roles.owners.items() if own == owner)]
         given = (spec for matched, spec in rules if not matched.isdisjoint(names))
         layer, _, own = owner.partition(".")
-        return next(given, _here(shapes[int(layer)].partition.get(own, WHOLE)))
+        said = shapes[int(layer)].partition.get(own, WHOLE)  # for any mesh: whole where it names other axes
+        return next(given, PartitionSpec(*(TP if TP in axes else None for axes in _axes(said))))
 
     found = {path: of(path) for path in specs if int(path.partition(".")[0]) in layers}
     for path, spec in found.items():
@@ -76,21 +77,16 @@ def sharding_of(
     return Sharding({path: spec for path, spec in found.items() if spec != WHOLE}, pipe.carry)
 
 
-def _here(spec: PartitionSpec) -> PartitionSpec:
-    """A spec for any mesh as one for a stage's: whole where it names other axes."""
-
-    def own(names: Any) -> Any:
-        return TP if TP in (names if isinstance(names, tuple) else (names,)) else None
-
-    return PartitionSpec(*map(own, spec))
+def _axes(spec: PartitionSpec) -> list[tuple[Any, ...]]:
+    """By dimension, the axes that it is spread over."""
+    return [names if isinstance(names, tuple) else (names,) for names in spec]
 
 
 def _check(what: str, shape: Sequence[int], spec: PartitionSpec, tp: int) -> None:
     """Refuse a spec that cannot be; of a shape without dimensions only its axes are looked at."""
     if shape and len(spec) > len(shape):
         raise UsageError(f"{what}: {spec} has more dimensions than it")
-    for i, names in enumerate(spec):
-        axes = names if isinstance(names, tuple) else (names,)
+    for i, axes in enumerate(_axes(spec)):
         if wrong := [name for name in axes if name not in (None, TP)]:
             raise UsageError(f"{what}: {spec} names the axis {wrong[0]!r}; stages have one, 'tp'")
         if TP in axes and shape and shape[i] % tp:
