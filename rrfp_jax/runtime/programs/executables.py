@@ -87,10 +87,9 @@ class SealedFiles:
                 with os.fdopen(made, "wb") as out:
                     out.write(seal + content)
                 os.replace(part, name, src_dir_fd=folder, dst_dir_fd=folder)
-            except BaseException:
-                with suppress(OSError):
+            finally:
+                with suppress(OSError):  # it is there no more, if all went well
                     os.unlink(part, dir_fd=folder)
-                raise
 
     def remove_unused(self, ending: str, oldest: float) -> None:
         """Remove what has not been used or written since a time (s), as far as that is allowed."""
@@ -293,9 +292,8 @@ def flags_for(platform: str, value: str | None) -> str | None:
 def _processor() -> str:
     """The instructions that this machine's processor has, as far as the system tells."""
     with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith(("flags", "Features")):
-                return line
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next((line for line in lines if line.startswith(("flags", "Features"))), "")
     return ""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from hashlib import blake2b
 from typing import Any
 
@@ -10,12 +9,11 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr
 
+from rrfp_jax.fields import without_addresses
 from rrfp_jax.random_keys import is_key
 from rrfp_jax.runtime.autodiff.traced import without_prints
 from rrfp_jax.runtime.model.pipeline import LayerShapes, Pipeline, Specs
 from rrfp_jax.runtime.programs.equality import LARGEST_BYTES
-
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 def fingerprint(*programs: ClosedJaxpr) -> str:
@@ -26,7 +24,7 @@ def fingerprint(*programs: ClosedJaxpr) -> str:
     found = blake2b(digest_size=8)
     with jax.transfer_guard_device_to_host("allow"):
         for closed in programs:
-            found.update(_ADDRESS.sub("", str(without_prints(closed).jaxpr)).encode())
+            found.update(without_addresses(str(without_prints(closed).jaxpr)).encode())
             for value in closed.consts:
                 if _is_small(value):
                     found.update(np.asarray(value).tobytes())
