@@ -27,13 +27,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import ClassVar
 
 from rrfp_jax.core.orders import FixedOrder, require_placement
-from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, KINDS, WEIGHT, Direction, Kind, Placement, Task
+from rrfp_jax.core.tasks import BACKWARD, INPUT, KINDS, WEIGHT, Direction, Kind, Placement, Task
 
 
 class VOrder(FixedOrder):
@@ -55,10 +55,22 @@ class VOrder(FixedOrder):
         """The order for at least twice as many microbatches as stages."""
 
 
-def _counting() -> Callable[[Kind, int], Task]:
-    """Names a stage's tasks: of each direction and chunk in microbatch order."""
+F0, F1, B0, B1, I0, I1, W0, W1 = ((kind, chunk) for kind in Kind for chunk in (0, 1))
+
+
+def _named(*stretches: tuple[int, Sequence[tuple[Kind, int]]]) -> Iterator[Task]:
+    """The tasks of stretches (kinds and chunks), each of which comes so many times.
+
+    On each chunk F's go by microbatch, and so do B's with I's; a W is that of its oldest I without one.
+    """
     counts: dict[tuple[Direction, int], Iterator[int]] = defaultdict(count)
-    return lambda kind, chunk: Task(kind, chunk, next(counts[KINDS[kind].direction, chunk]))
+    due: dict[int, deque[int]] = defaultdict(deque)
+    for times, stretch in stretches:
+        for kind, chunk in times * [*stretch]:
+            j = due[chunk].popleft() if kind is WEIGHT else next(counts[KINDS[kind].direction, chunk])
+            if kind is INPUT:
+                due[chunk].append(j)
+            yield Task(kind, chunk, j)
 
 
 @dataclass(frozen=True)
@@ -73,33 +85,18 @@ class ZBV(VOrder):
     name: ClassVar[str] = "ZB-V"
 
     def _tasks(self, stage: int, stages: int, microbatches: int) -> Iterator[Task]:
-        following = _counting()
-
-        def whole(chunk: int) -> tuple[Task, Task]:
-            return following(INPUT, chunk), following(WEIGHT, chunk)
-
-        for _ in range(2 * (stages - stage) - 1):
-            yield following(FORWARD, 0)
-        for _ in range(stage):
-            yield following(FORWARD, 1)
-            yield following(FORWARD, 0)
-        for _ in range(stages - stage):
-            yield following(FORWARD, 1)
-            yield from whole(1)
-        for second in range(stages, microbatches):  # which microbatch's F of the second chunk comes next
-            if second + stages - stage - 1 < microbatches:  # the same of the first chunk
-                yield following(FORWARD, 0)
-            yield from whole(0)
-            yield following(FORWARD, 1)
-            yield from whole(1)
-        for _ in range(stage):
-            yield following(INPUT, 0)
-            yield following(INPUT, 1)
-        for _ in range(stages - stage):
-            yield from whole(0)
-        for chunk in (1, 0):
-            for _ in range(stage):
-                yield following(WEIGHT, chunk)
+        rest = stages - stage
+        return _named(
+            (2 * rest - 1, [F0]),
+            (stage, [F1, F0]),
+            (rest, [F1, I1, W1]),
+            (microbatches - 2 * stages + stage + 1, [F0, I0, W0, F1, I1, W1]),
+            (rest - 1, [I0, W0, F1, I1, W1]),  # all F's of the first chunk have run
+            (stage, [I0, I1]),
+            (rest, [I0, W0]),
+            (stage, [W1]),
+            (stage, [W0]),
+        )
 
 
 @dataclass(frozen=True)
@@ -118,38 +115,21 @@ class DualPipeV(VOrder):
         return False  # of few microbatches, too
 
     def _tasks(self, stage: int, stages: int, microbatches: int) -> Iterator[Task]:
-        following = _counting()
         after = stages - stage - 1  # stages behind this one
-        for _ in range(2 * after):
-            yield following(FORWARD, 0)
-        for _ in range(stage + 1):
-            yield following(FORWARD, 0)
-            yield following(FORWARD, 1)
-        for _ in range(after):
-            yield following(INPUT, 1)
-            yield following(WEIGHT, 1)
-            yield following(FORWARD, 1)
-        for _ in range(microbatches - 2 * stages + stage + 1):
-            yield following(FORWARD, 0)
-            yield following(BACKWARD, 1)
-            yield following(FORWARD, 1)
-            yield following(BACKWARD, 0)
-        for _ in range(after):
-            yield following(BACKWARD, 1)
-            yield following(FORWARD, 1)
-            yield following(BACKWARD, 0)
-        due: deque[Task] = deque()
-        for number in range(2 * (stage + 1)):
-            split = number > stage
-            task = following(INPUT if split else BACKWARD, 1 - number % 2)
-            due += [task._replace(kind=WEIGHT)] if split else []
-            yield task
-        for _ in range(after):
-            yield due.popleft()
-            task = following(INPUT, 0)
-            due.append(task._replace(kind=WEIGHT))
-            yield task
-        yield from due
+        # The chunks of the last backwards, of which the second half are split.
+        ends = [1 - number % 2 for number in range(2 * stage + 2)]
+        late = [*((WEIGHT, chunk) for chunk in ends[stage + 1 :]), *[W0] * after]
+        return _named(
+            (2 * after, [F0]),
+            (stage + 1, [F0, F1]),
+            (after, [I1, W1, F1]),
+            (microbatches - 2 * stages + stage + 1, [F0, B1, F1, B0]),
+            (after, [B1, F1, B0]),
+            (1, [(BACKWARD, chunk) for chunk in ends[: stage + 1]]),
+            (1, [(INPUT, chunk) for chunk in ends[stage + 1 :]]),
+            *((1, [weight, I0]) for weight in late[:after]),
+            (1, late[after:]),
+        )
 
 
 PERIOD = 6
@@ -162,25 +142,21 @@ class _Block(VOrder):
     slopes: ClassVar[tuple[int, int]]
 
     def _tasks(self, stage: int, stages: int, microbatches: int) -> Iterator[Task]:
-        block = self._block(stage, stages).items()
-        timed = [(unit + PERIOD * j, Task(*which, j)) for which, unit in block for j in range(microbatches)]
-        return (task for _, task in sorted(timed))
-
-    def _block(self, stage: int, stages: int) -> dict[tuple[Kind, int], int]:
-        """When microbatch 0's tasks run on a stage, in units."""
         down, up = self.slopes
         turning, starting, returning = self._waits(stages)
-        last = stages - 1
-        up_at_0 = (down + up) * last + 1 + turning
+        there_and_back = (down + up) * (stages - 1)
+        up_at_0 = there_and_back + 1 + turning
         back_at_0 = up_at_0 + 1 + starting
-        end_at_0 = back_at_0 + (down + up) * last + 1 + returning
-        block = {
-            (FORWARD, 0): down * stage,
-            (FORWARD, 1): up_at_0 - up * stage,
-            (INPUT, 1): back_at_0 + down * stage,
-            (INPUT, 0): end_at_0 - up * stage,
+        end_at_0 = back_at_0 + there_and_back + 1 + returning
+        block = {  # when microbatch 0's tasks run here, in units
+            F0: down * stage,
+            F1: up_at_0 - up * stage,
+            I1: back_at_0 + down * stage,
+            I0: end_at_0 - up * stage,
         }
-        return block | _weights(block)
+        units = (block | _weights(block)).items()
+        timed = [(unit + PERIOD * j, Task(*which, j)) for which, unit in units for j in range(microbatches)]
+        return (task for _, task in sorted(timed))
 
     def _waits(self, stages: int) -> tuple[int, int, int]:
         """Units to wait before F1, I1 and I0; none where the slopes alone keep a stage's tasks apart."""
@@ -195,8 +171,7 @@ def _weights(block: dict[tuple[Kind, int], int]) -> dict[tuple[Kind, int], int]:
         [first + (unit - first) % PERIOD for first, unit in zip(after, units, strict=True)]
         for units in (free, free[::-1])
     ]
-    best = min(choices, key=sum)
-    return {(WEIGHT, chunk): best[chunk] for chunk in (0, 1)}
+    return dict(zip((W0, W1), min(choices, key=sum), strict=True))
 
 
 @dataclass(frozen=True)
