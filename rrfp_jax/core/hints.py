@@ -30,6 +30,7 @@ not finished it that microbatch is the lowest unfinished one.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, compress
@@ -183,7 +184,10 @@ class _Line:
         counted = [CHARGES[task.kind] != 0 for task in order]
         self.order = tuple(order)
         self.rank = {task: at for at, task in enumerate(order)}
-        self.ascending = _ascends(order)
+        places = defaultdict[tuple[Direction, int], list[int]](list)
+        for kind, chunk, microbatch in order:
+            places[KINDS[kind].direction, chunk].append(microbatch)
+        self.ascending = all(own == sorted(own) for own in places.values())
         self.charges = list(compress(order, counted))
         self.before = list(accumulate(counted, initial=0))  # by place, how many of the charges before it
         # The place of the first task that frees: the warm-up ends.
@@ -253,11 +257,3 @@ class Ranked(Hint):
                     continue
             return task, (at, line)
         return None
-
-
-def _ascends(order: Sequence[Task]) -> bool:
-    """Whether the tasks of every direction and chunk are in microbatch order."""
-    places: dict[tuple[Direction, int], list[int]] = {}
-    for kind, chunk, microbatch in order:
-        places.setdefault((KINDS[kind].direction, chunk), []).append(microbatch)
-    return all(own == sorted(own) for own in places.values())
