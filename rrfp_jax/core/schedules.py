@@ -129,8 +129,6 @@ def _parsed(at: str, cell: str) -> tuple[int, Kind, int]:
 
 def _misplaced(rows: Sequence[Sequence[tuple[str, int, Kind, int]]], placement: Placement) -> str | None:
     """A cell that is on another row than its virtual stage's; None if there is none."""
-    for number, row in enumerate(rows):
-        for at, v, kind, microbatch in row:
-            if placement.place(v)[0] != number:
-                return f"{at}: {v}{kind.letter}{microbatch}"
-    return None
+    cells = ((number, *cell) for number, row in enumerate(rows) for cell in row)
+    wrong = (f"{at}: {v}{kind.letter}{j}" for n, at, v, kind, j in cells if placement.place(v)[0] != n)
+    return next(wrong, None)
