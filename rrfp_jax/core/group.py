@@ -94,7 +94,7 @@ class Member:
         """Take an arrival in, or keep it."""
         if event in self._early:
             raise self.scheduler.illegal(event, ArrivalError.ONCE.value)
-        if self.scheduler.is_early(event.input):
+        if self.scheduler.refusal(event.input) == ArrivalError.EARLY.value:
             self._early.append(event)
         else:
             self.scheduler.handle(event)
@@ -145,17 +145,13 @@ class Leader(Member):
         if isinstance(event, ArrivalReport):
             if not 0 < event.rank < self.ranks:
                 raise self.scheduler.illegal(event, f"a report from ranks 1 to {self.ranks - 1}")
-            self._count(event.input)
-            return NOTHING
-        if isinstance(event, Arrived):
+        elif isinstance(event, Arrived):
             self.scheduler.handle(event)
-            self._count(event.input)
-            return NOTHING
-        raise self.scheduler.illegal(event, "arrivals, room and reports, on the leader")
-
-    def _count(self, arrived: Input) -> None:
-        if lacking := self._lacking.pop(arrived, self.ranks) - 1:
-            self._lacking[arrived] = lacking
+        else:
+            raise self.scheduler.illegal(event, "arrivals, room and reports, on the leader")
+        if lacking := self._lacking.pop(event.input, self.ranks) - 1:
+            self._lacking[event.input] = lacking
+        return NOTHING
 
     def _decide(self) -> Answer:
         late = frozenset(self.scheduler.task_for(*lacking) for lacking in self._lacking)
@@ -217,17 +213,28 @@ class Unanimous(Member):
         self._in_vain = False  # the latest round brought nothing, and nothing has arrived since
 
     def handle(self, event: Event | GroupMessage) -> Answer:
+        proposals = self._proposals[self._round]
+        is_pending = self.rank in proposals
         if isinstance(event, Room):
-            return self._propose()
+            choice = self.scheduler.choice()
+            if is_pending or (not proposals and (choice is None or self._in_vain)):
+                return NOTHING  # nobody needs to hear that there is nothing to run, or the same again
+            proposals[self.rank] = choice
+            return Answer(message=Proposal(self._round, self.rank, choice), dispatch=self._close())
         if isinstance(event, Proposal):
-            proposals = self._proposals[event.round]
-            if event.rank in proposals or event.rank == self.rank or not 0 <= event.rank < self.ranks:
+            theirs = self._proposals[event.round]
+            if event.rank in theirs or event.rank == self.rank or not 0 <= event.rank < self.ranks:
                 raise self.scheduler.illegal(event, "one proposal a round from each other rank")
-            proposals[event.rank] = event.task
+            theirs[event.rank] = event.task
             return Answer(self._close())
         if isinstance(event, Arrived):
-            if self._pending:
-                self._defer(event)
+            if is_pending:  # kept for the round's end, when what this rank proposes may have been dispatched
+                if event in self._later:
+                    raise self.scheduler.illegal(event, ArrivalError.ONCE.value)
+                expected = self.scheduler.refusal(event.input, proposals[self.rank])
+                if expected is not None:
+                    raise self.scheduler.illegal(event, expected)
+                self._later.append(event)
             else:
                 self.scheduler.handle(event)
                 self._in_vain = False
@@ -235,28 +242,10 @@ class Unanimous(Member):
         raise self.scheduler.illegal(event, "arrivals, room and proposals")
 
     def awaited(self, named: bool = True) -> Wait:
-        if not self._pending:
+        if self.rank not in (proposals := self._proposals[self._round]):
             return super().awaited(named)
-        silent = sorted(set(range(self.ranks)) - set(self._proposals[self._round]))
+        silent = sorted(set(range(self.ranks)) - set(proposals))
         return Wait(WaitCause.PROPOSALS, members=tuple(silent))
-
-    @property
-    def _pending(self) -> bool:
-        return self.rank in self._proposals[self._round]
-
-    def _defer(self, event: Arrived) -> None:
-        """Keep an arrival for the end of the round, when what this rank proposes may have been dispatched."""
-        if event in self._later:
-            raise self.scheduler.illegal(event, ArrivalError.ONCE.value)
-        self.scheduler.require_possible(event, self._proposals[self._round][self.rank])
-        self._later.append(event)
-
-    def _propose(self) -> Answer:
-        proposals, choice = self._proposals[self._round], self.scheduler.choice()
-        if self._pending or (not proposals and (choice is None or self._in_vain)):
-            return NOTHING  # nobody needs to hear that there is nothing to run, or the same again
-        proposals[self.rank] = choice
-        return Answer(message=Proposal(self._round, self.rank, choice), dispatch=self._close())
 
     def _close(self) -> Dispatch | None:
         """End the round if all proposals are there."""

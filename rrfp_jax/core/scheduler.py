@@ -34,7 +34,7 @@ from rrfp_jax.core.events import (
 )
 from rrfp_jax.core.hints import DIRECTIONS
 from rrfp_jax.core.orders import FixedOrder
-from rrfp_jax.core.progress import DISPATCHED, READY, ArrivalError, Progress, ReadyQueue
+from rrfp_jax.core.progress import DISPATCHED, READY, Progress, ReadyQueue
 from rrfp_jax.core.step_rules import Budget, StepRules, charges_of
 from rrfp_jax.core.tasks import CHARGES, Direction, Input, Kind, Task
 
@@ -43,18 +43,6 @@ KEPT = 4096
 
 QUOTED = 12
 """How many of the latest events a message quotes."""
-
-
-class EventLog(deque[tuple[Event, Task | None]]):
-    """A ring of events, each with the task that was dispatched on it; with none for an arrival."""
-
-    def recently(self) -> str:
-        """The latest events in words."""
-        return _in_words(list(self)[-QUOTED:])
-
-    def story(self, microbatch: int) -> str:
-        """What is kept of one microbatch, in words."""
-        return _in_words(entry for entry in self if _microbatch(*entry) == microbatch)
 
 
 def _microbatch(event: Event, task: Task | None) -> int | None:
@@ -180,7 +168,9 @@ class StageScheduler:
         tasks: how many there are in the step.
         view: what its hint sees of it; asking changes nothing.
         by_chunk, whole: the rules of admission; the tests try unsafe ones.
-        kept: events that the log holds; None for all.
+        log: the latest events, each with the task that was dispatched on it; with none for an arrival.
+        kept: events that it holds; None for all.
+        refusal: what is expected instead of an arrival; see `Progress.refusal`.
     """
 
     by_chunk: ClassVar[type[Admission]] = ByChunk
@@ -192,6 +182,7 @@ class StageScheduler:
         self.stage, self.rules, self.budget = stage, rules, budget
         self._hint, self._state, self._waits, self._order = own.hint, own.state, own.waits, own.order
         self._progress = Progress(own.tasks)
+        self.refusal = self._progress.refusal
         rule = self.by_chunk if own.by_chunk else self.whole
         charges = own.charges if budget is None else charges_of(rules, budget)
         self._admissions: list[Admission] = [rule(costs, limit) for costs, limit in charges]
@@ -200,7 +191,7 @@ class StageScheduler:
         self._forward_only = rules.forward_only
         self._to_run = [chunks] * rules.microbatches  # in a forward-only pass
         self.tasks = self._remaining = own.tasks.count
-        self.log = EventLog(maxlen=self.kept)
+        self.log = deque[tuple[Event, Task | None]](maxlen=self.kept)
         self._note = self.log.append
 
     @property
@@ -256,7 +247,12 @@ class StageScheduler:
             task, self._state = choice
             return self._dispatch(task, event)
         if isinstance(event, Chosen):
-            return self._obey(event)
+            if self._hint is None:
+                raise self.illegal(event, "arrivals and room, as the order is fixed")
+            state = self._progress.state(event.task) if event.task in self._progress else DISPATCHED
+            if state == DISPATCHED:
+                raise self.illegal(event, "a task of the step, each once")
+            return self._dispatch(event.task, event) if state == READY else None
         if (expected := self._progress.arrive(event.input)) is not None:
             raise self.illegal(event, expected)
         self._note((event, None))
@@ -267,23 +263,17 @@ class StageScheduler:
         choice = self._choose()
         return None if choice is None else choice[0]
 
-    def is_early(self, arrived: Input) -> bool:
-        """Whether a gradient has come before the forward of its microbatch was dispatched."""
-        return self._progress.refusal(arrived) == ArrivalError.EARLY.value
-
-    def require_possible(self, event: Arrived, coming: Task | None) -> None:
-        """Refuse an arrival that can happen neither now nor after the dispatch of a task; changes nothing."""
-        if (expected := self._progress.refusal(event.input, coming)) is not None:
-            raise self.illegal(event, expected)
-
     def illegal(self, event: object, expected: str) -> IllegalEvent:
         """The error for an event that the rules exclude, with what came before it."""
         about = getattr(event, "input", None) or getattr(event, "task", None)
-        history = f"recently: {self.log.recently()}"
+        history = self._recently()
         if about is not None:
-            story = self.log.story(about.microbatch)
-            history = f"of microbatch {about.microbatch} so far: {story}; {history}"
+            own = (entry for entry in self.log if _microbatch(*entry) == about.microbatch)
+            history = f"of microbatch {about.microbatch} so far: {_in_words(own)}; {history}"
         return IllegalEvent(self.stage, event, expected, history)
+
+    def _recently(self) -> str:
+        return f"recently: {_in_words(list(self.log)[-QUOTED:])}"
 
     def task_for(self, direction: Direction, chunk: int, microbatch: int) -> Task:
         """The task that runs here for a direction: for BACKWARD, B or I."""
@@ -317,8 +307,7 @@ class StageScheduler:
             ) from None
         if not can_run:
             raise ScheduleError(
-                f"{self._hint} chose {task} on stage {self.stage}, which cannot run now; recently: "
-                f"{self.log.recently()}"
+                f"{self._hint} chose {task} on stage {self.stage}, which cannot run now; {self._recently()}"
             )
         return choice
 
@@ -337,14 +326,6 @@ class StageScheduler:
                 if choice is None or self.task_for(*foreseen) != choice[0]:
                     self._progress.recall(foreseen)
         return choice
-
-    def _obey(self, event: Chosen) -> Dispatch | None:
-        if self._hint is None:
-            raise self.illegal(event, "arrivals and room, as the order is fixed")
-        state = self._progress.state(event.task) if event.task in self._progress else DISPATCHED
-        if state == DISPATCHED:
-            raise self.illegal(event, "a task of the step, each once")
-        return self._dispatch(event.task, event) if state == READY else None
 
     def _dispatch(self, task: Task, event: Event) -> Dispatch:
         kind, chunk, microbatch = task
