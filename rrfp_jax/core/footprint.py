@@ -158,25 +158,29 @@ def step_budgets(
     `rooms` are bytes of each stage for microbatches, of which `most` may be in flight; None for no limit.
     Footprints are by stage and bucket. With `by_chunk` each chunk is charged by itself.
     """
+    costs_of = [_of_microbatches(map(costs, own), buckets) for own in footprints]
+    dearest = [max(map(sum, own)) for own in costs_of]
+    messages = [sorted(_of_microbatches(map(arrival, own), buckets), reverse=True) for own in footprints]
     budgets: list[Budget | None] = []
     ahead = 0  # most microbatches that the stage before may have in flight on its first chunk
     for stage, (room, own) in enumerate(zip(rooms, footprints, strict=True)):
         chunks = len(own[0])
         mine = len(buckets) if most is None else min(most * (chunks if by_chunk else 1), len(buckets))
         cap = len(buckets)
-        if stage + 1 < len(rooms):
-            cap = _most_before(rooms[stage + 1], footprints[stage + 1], buckets)
+        if stage + 1 < len(rooms) and (room_after := rooms[stage + 1]) is not None:
+            # So many that the next stage can hold one of its own; 0: refused when it is that one's turn.
+            rest = room_after - dearest[stage + 1]
+            cap = max(sum(total <= rest for total in accumulate(messages[stage + 1])), 1)
         if room is None:
             budgets.append(None if cap >= mine else Budget([[0] * len(buckets)] * chunks, 0, cap))
         else:
-            charged = list(zip(*_of_microbatches(map(costs, own), buckets), strict=True))
-            messages = _of_microbatches(map(arrival, own), buckets)
-            limit = room - sum(sorted(messages, reverse=True)[:ahead])
-            if limit < max(map(sum, zip(*charged, strict=True))):
+            charged = list(zip(*costs_of[stage], strict=True))
+            limit = room - sum(messages[stage][:ahead])
+            if limit < dearest[stage]:
                 raise ValueError(
                     f"stage {stage}: {room} bytes, and one microbatch at a time needs {least_room(own)}"
                 )
-            each = charged[0] if by_chunk else list(map(sum, zip(*charged, strict=True)))
+            each = charged[0] if by_chunk else map(sum, costs_of[stage])
             mine = min(mine, sum(total <= limit for total in accumulate(sorted(each))))
             budgets.append(Budget(charged, limit, cap if cap < mine else None))
         ahead = min(mine, cap)
@@ -220,16 +224,6 @@ def _replayed(order: Sequence[Task], microbatches: Sequence[Chunks]) -> tuple[in
             del phases[j]
         most, most_held = max(most, held), max(most_held, len(phases))
     return most, most_held
-
-
-def _most_before(room: int | None, own: Sequence[Chunks], buckets: Sequence[int]) -> int:
-    """How many microbatches the stage before may hold, so that a stage can hold one of its own."""
-    if room is None:
-        return len(buckets)
-    rest = room - max(map(sum, _of_microbatches(map(costs, own), buckets)))
-    messages = sorted(_of_microbatches(map(arrival, own), buckets), reverse=True)
-    count = sum(total <= rest for total in accumulate(messages))
-    return max(count, 1)  # 0: refused when it is this stage's turn
 
 
 def _of_microbatches(by_bucket: Iterable[T], buckets: Sequence[int]) -> list[T]:
