@@ -223,13 +223,11 @@ def _zero_bubble(microbatches: int, warmup: int, lag: int) -> list[Task]:
     return order + [Task(WEIGHT, 0, j) for j in range(due, microbatches)]
 
 
-def require_placement(
-    name: str, placement: Placement, chunks: int | None = None, shape: str | None = None
-) -> None:
+def require_placement(name: str, placement: Placement, chunks: int = 0, shape: str = "") -> None:
     """Refuse a placement for which a schedule is not defined."""
     remedy = "take another schedule, or leave the number of chunks to this one"
-    if chunks not in (None, placement.chunks):
+    if chunks not in (0, placement.chunks):
         only = "one chunk" if chunks == 1 else f"{chunks} chunks"
         raise ValueError(f"{name} is defined for {only} a stage, got {placement.chunks}: {remedy}")
-    if shape not in (None, placement.shape):
+    if shape not in ("", placement.shape):
         raise ValueError(f"{name} is defined for the {shape} placement, got {placement.shape}: {remedy}")

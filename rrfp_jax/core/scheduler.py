@@ -170,7 +170,6 @@ class StageScheduler:
         by_chunk, whole: the rules of admission; the tests try unsafe ones.
         log: the latest events, each with the task that was dispatched on it; with none for an arrival.
         kept: events that it holds; None for all.
-        refusal: what is expected instead of an arrival; see `Progress.refusal`.
     """
 
     by_chunk: ClassVar[type[Admission]] = ByChunk
@@ -182,7 +181,6 @@ class StageScheduler:
         self.stage, self.rules, self.budget = stage, rules, budget
         self._hint, self._state, self._waits, self._order = own.hint, own.state, own.waits, own.order
         self._progress = Progress(own.tasks)
-        self.refusal = self._progress.refusal
         rule = self.by_chunk if own.by_chunk else self.whole
         charges = own.charges if budget is None else charges_of(rules, budget)
         self._admissions: list[Admission] = [rule(costs, limit) for costs, limit in charges]
@@ -263,6 +261,10 @@ class StageScheduler:
         choice = self._choose()
         return None if choice is None else choice[0]
 
+    def refusal(self, arrived: Input, coming: Task | None = None) -> str | None:
+        """See `Progress.refusal`."""
+        return self._progress.refusal(arrived, coming)
+
     def illegal(self, event: object, expected: str) -> IllegalEvent:
         """The error for an event that the rules exclude, with what came before it."""
         about = getattr(event, "input", None) or getattr(event, "task", None)
@@ -292,10 +294,8 @@ class StageScheduler:
         if choice is None:
             choice = self._hint.choose(self._state, self.view)
         if choice is None:
-            if not self._waits and (waiting := self.view.anything()) is not None:
-                raise ScheduleError(
-                    f"{self._hint} chose nothing on stage {self.stage} while {waiting} can run"
-                )
+            if not self._waits and (task := self.view.anything()) is not None:
+                raise ScheduleError(f"{self._hint} chose nothing on stage {self.stage} while {task} can run")
             return None
         try:
             task, _ = choice

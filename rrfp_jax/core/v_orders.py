@@ -29,11 +29,11 @@ from abc import abstractmethod
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, product
 from typing import ClassVar
 
 from rrfp_jax.core.orders import FixedOrder, require_placement
-from rrfp_jax.core.tasks import BACKWARD, INPUT, KINDS, WEIGHT, Direction, Kind, Placement, Task
+from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, KINDS, WEIGHT, Direction, Kind, Placement, Task
 
 
 class VOrder(FixedOrder):
@@ -55,7 +55,7 @@ class VOrder(FixedOrder):
         """The order for at least twice as many microbatches as stages."""
 
 
-F0, F1, B0, B1, I0, I1, W0, W1 = ((kind, chunk) for kind in Kind for chunk in (0, 1))
+F0, F1, B0, B1, I0, I1, W0, W1 = product((FORWARD, BACKWARD, INPUT, WEIGHT), (0, 1))
 
 
 def _named(*stretches: tuple[int, Sequence[tuple[Kind, int]]]) -> Iterator[Task]:
