@@ -9,7 +9,6 @@ lock.
 from __future__ import annotations
 
 import ctypes
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
@@ -40,10 +39,7 @@ def _prctl() -> Any:
 
 @contextmanager
 def precise_timers() -> Iterator[None]:
-    """Inside, this thread's sleeps end on time, on Linux: one of 20 us took 65 us instead of 103 us."""
-    if sys.platform != "linux":
-        yield
-        return
+    """Inside, this thread's sleeps end on time: one of 20 us took 65 us instead of 103 us."""
     prctl = _prctl()
     before = prctl(GET_TIMER_SLACK, 0, 0, 0, 0)
     prctl(SET_TIMER_SLACK, SLACK_NANOSECONDS, 0, 0, 0)
