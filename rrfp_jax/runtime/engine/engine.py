@@ -10,7 +10,6 @@ from itertools import chain
 from time import perf_counter
 from typing import Any
 
-import jax
 import optax
 
 from rrfp_jax.core.group import GroupProtocol
@@ -19,7 +18,7 @@ from rrfp_jax.core.tasks import Placement
 from rrfp_jax.printing import say
 from rrfp_jax.runtime._jax import on_host
 from rrfp_jax.runtime.engine.device import LEAD_SECONDS
-from rrfp_jax.runtime.engine.loop import Driver, LastUpdate
+from rrfp_jax.runtime.engine.loop import Driver
 from rrfp_jax.runtime.engine.settings import Settings
 from rrfp_jax.runtime.mesh.stage_mesh import StageMesh
 from rrfp_jax.runtime.mesh.topology import Layout
@@ -68,9 +67,7 @@ class EngineSpec:
     settings: Settings
 
 
-def _if_there_is_room(
-    parts: Mapping[int, ModelStep], inputs: Mapping[int, Any], put: Callable[[], None]
-) -> None:
+def _if_room(parts: Mapping[int, ModelStep], inputs: Mapping[int, Any], put: Callable[[], None]) -> None:
     """Put data like a step's on the devices if it takes no more than the step's microbatches took."""
     if all(nbytes(inputs[s]) <= part.meter.peak for s, part in parts.items()):
         put()
@@ -235,9 +232,33 @@ class Engine:
     def programs_of(self, rules: StepRules, buckets: Sequence[Bucket]) -> StepPrograms:
         """What a step with these rules and buckets runs, compiled first if it has not been."""
         known = self._known
-        if known is None or (known.rules, known.buckets) != (rules, buckets):
-            known = self._known = self._new_programs_of(rules, buckets)
-        return known
+        if known is not None and (known.rules, known.buckets) == (rules, buckets):
+            return known
+        self.prepare(buckets, rules)
+        layout, placement, phase = self.layout, self.placement, phase_of(rules)
+        distinct = list(dict.fromkeys(buckets))
+        numbers = [distinct.index(bucket) for bucket in buckets]
+        shapes = [self._numbers.setdefault(bucket, len(self._numbers)) for bucket in buckets]
+        of_bucket = [self.library.programs(bucket, phase) for bucket in distinct]
+        programs = [of_bucket[number] for number in numbers]
+        stages = {}
+        for s in self.stages:
+            places = [placement.virtual_stage(s % layout.stages, c) for c in range(placement.chunks)]
+            share = slice(s // layout.stages, None, layout.replicas)  # of the step's microbatches
+            stages[s] = StagePart(places, [of[s] for of in of_bucket], numbers[share], shapes[share])
+        here = [layout.stages_of(replica) for replica in range(layout.replicas)]
+        self._known = StepPrograms(
+            phase=phase,
+            rules=rules,
+            buckets=buckets,
+            names=[bucket_name(bucket) for bucket in buckets],
+            memory=self.memory.of_step(rules, buckets),
+            programs=programs,
+            fields=[self._inputs.reads(bucket, j, programs[j]) for j, bucket in enumerate(buckets)],
+            readers=[{s: own.reads[s] for s in here[j % len(here)]} for j, own in enumerate(programs)],
+            stages=stages,
+        )
+        return self._known
 
     def load(self, step: int, known: StepPrograms, load: Load) -> LoadedStep:
         """Put a step's data on the devices.
@@ -272,23 +293,20 @@ class Engine:
         Raises:
             TrainingError: see `Driver.run`.
         """
-        step, known, inputs = loaded.step, loaded.known, loaded.inputs
+        step, known, inputs, phase = loaded.step, loaded.known, loaded.inputs, loaded.known.phase
         for stage in self.stages.values():
             stage.scale_loss(loss_scale)
-        parts, params, phase = {}, dict[int, list[jax.Array]](), known.phase
-        final = phase == "train" and not (self._reductions or self._ties)
-        for s, stage in self.stages.items():
-            parts[s] = ModelStep(stage, phase, known.stages[s], inputs[s], final)
-            params[s] = [*chain.from_iterable(stage.leaves)]
+        stages, final = self.stages.items(), phase == "train" and not (self._reductions or self._ties)
+        parts = {s: ModelStep(stage, phase, known.stages[s], inputs[s], final) for s, stage in stages}
+        params = {s: [*chain.from_iterable(stage.leaves)] for s, stage in stages}
         if phase == "train":
             if self._has_gradients:  # of a step that was broken off, or not applied
                 self.reset_gradients()
             self._has_gradients = True
-        update = LastUpdate(self._updated, params)
-        memory = known.memory
+        rules, memory, updated = known.rules, known.memory, self._updated
         if errands := [*meanwhile]:
-            errands.append(partial(_if_there_is_room, parts, inputs, errands.pop()))
-        records = self.driver.run(known.rules, step, parts, memory.budgets, update, memory.early, errands)
+            errands.append(partial(_if_room, parts, inputs, errands.pop()))
+        records = self.driver.run(rules, step, parts, memory.budgets, updated, params, memory.early, errands)
         if phase == "train":
             if self._reductions:
                 if self.driver.remote is not None and self.layout.crossed:
@@ -302,32 +320,6 @@ class Engine:
         gathered = self.driver.gather(f"the results of {phase} step {step}", told, records, step)
         results = [*filter(None, gathered)]
         return add_up(results, self._recorded(step, known, results), known.memory.totals)
-
-    def _new_programs_of(self, rules: StepRules, buckets: Sequence[Bucket]) -> StepPrograms:
-        self.prepare(buckets, rules)
-        layout, placement, phase = self.layout, self.placement, phase_of(rules)
-        distinct = list(dict.fromkeys(buckets))
-        numbers = [distinct.index(bucket) for bucket in buckets]
-        shapes = [self._numbers.setdefault(bucket, len(self._numbers)) for bucket in buckets]
-        of_bucket = [self.library.programs(bucket, phase) for bucket in distinct]
-        programs = [of_bucket[number] for number in numbers]
-        stages = {}
-        for s in self.stages:
-            places = [placement.virtual_stage(s % layout.stages, c) for c in range(placement.chunks)]
-            share = slice(s // layout.stages, None, layout.replicas)  # of the step's microbatches
-            stages[s] = StagePart(places, [of[s] for of in of_bucket], numbers[share], shapes[share])
-        here = [layout.stages_of(replica) for replica in range(layout.replicas)]
-        return StepPrograms(
-            phase=phase,
-            rules=rules,
-            buckets=buckets,
-            names=[bucket_name(bucket) for bucket in buckets],
-            memory=self.memory.of_step(rules, buckets),
-            programs=programs,
-            fields=[self._inputs.reads(bucket, j, programs[j]) for j, bucket in enumerate(buckets)],
-            readers=[{s: own.reads[s] for s in here[j % len(here)]} for j, own in enumerate(programs)],
-            stages=stages,
-        )
 
     def _results(
         self, step: int, known: StepPrograms, parts: Mapping[int, ModelStep], records: Sequence[TaskRecord]

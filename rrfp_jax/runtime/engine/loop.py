@@ -17,7 +17,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain
 from math import inf
 from time import perf_counter
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from types import MappingProxyType
+from typing import Any, Protocol, TypeAlias
 
 import jax
 
@@ -91,13 +92,6 @@ class StageStep(Protocol):
 
 
 UPDATE = "the last update"
-
-
-class LastUpdate(NamedTuple):
-    """The update before a step, which may still run: when it was dispatched (s), and what it gives."""
-
-    dispatched: float | None  # None if there was none since the parameters were made
-    params: Mapping[int, Arrays]  # by stage replica
 
 
 FIRST, EVERY = 2, 512
@@ -175,17 +169,19 @@ class Driver:
         step: int,
         parts: Mapping[int, StageStep],
         budgets: Sequence[Budget | None] = (),
-        update: LastUpdate | None = None,
+        updated: float | None = None,
+        params: Mapping[int, Arrays] = MappingProxyType({}),
         early: int | None = None,
         meanwhile: Sequence[Callable[[], None]] = (),
     ) -> list[TaskRecord]:
         """Run one step to the end of this process's parts of it, given by stage replica.
 
-        `budgets` are in bytes, of all stage replicas; empty for none. Tasks are queued behind the last
-        `update`, which is neither idle time nor compute. Of each stage so many tasks may be
-        dispatched before their inputs have come, `early`; None for any number. Of `meanwhile`
-        the first is called once all devices have something to do, the last once all tasks are dispatched and
-        no other process waits for one, unless all have ended by then.
+        `budgets` are in bytes, of all stage replicas; empty for none. The last update, which may still run,
+        was dispatched at `updated` (s; None if there was none since the parameters were made) and gives
+        `params`, by stage replica; tasks are queued behind it, and it is neither idle time nor compute. Of
+        each stage so many tasks may be dispatched before their inputs have come, `early`; None for any
+        number. Of `meanwhile` the first is called once all devices have something to do, the last once all
+        tasks are dispatched and no other process waits for one, unless all have ended by then.
 
         Raises:
             TrainingError: a program or a transfer failed, a process is gone, or nothing moved for
@@ -193,10 +189,10 @@ class Driver:
         """
         round = self._world.next_round()
         self._steps += 1  # rounds are also counted by whoever shares a stage
-        if update is not None and not all(queue.as_it_is for queue in self._queues):
-            update = update._replace(dispatched=None)
-        if update is not None and update.dispatched is None:
-            self._world.await_ready(UPDATE, [*chain.from_iterable(update.params.values())])
+        if not all(queue.as_it_is for queue in self._queues):
+            updated = None
+        if updated is None:
+            self._world.await_ready(UPDATE, [*chain.from_iterable(params.values())])
         collect_together(self._steps, self._world.size)
         with interrupts_held() as interrupted, precise_timers(), no_collections(), ExitStack() as open_queues:
             for queue in self._queues:
@@ -206,10 +202,10 @@ class Driver:
                 open_queues.enter_context(agreed.carrier)
             open_queues.enter_context(copies_allowed())
             under_way = StepExecution(self, rules, step, round, parts, budgets, early)
-            if update is not None and update.dispatched is not None:
-                under_way.follows(update.dispatched, update.params)
+            if updated is not None:
+                under_way.follows(updated, params)
             open_queues.enter_context(self._carrying(round, under_way))
-            return under_way.run(interrupted, meanwhile)
+            return under_way.run(interrupted, [*meanwhile])
 
     @contextmanager
     def _carrying(self, round: int, observer: TransferObserver = UNOBSERVED) -> Iterator[None]:
@@ -244,17 +240,15 @@ class Driver:
         world, limit, transports = self._world, self._stall_seconds, self.transports
         round, arrived = world.next_round(), dict[Place, Shards]()
 
-        def missing() -> list[int]:
-            return sorted({place[0] for place in expected if place not in arrived})
-
-        def awaits() -> Sequence[ForTransfer]:
-            return [ForTransfer(what=what, stages=tuple(map(self._name, missing())))]
+        def missing() -> tuple[str, ...]:
+            stages = {place[0] for place in expected if place not in arrived}
+            return tuple(map(self._name, sorted(stages)))
 
         def carrier(key: Key) -> Transport:
             return self.local if key.stage in self.devices or self.remote is None else self.remote
 
-        waits, held = world.waits_for(awaits, limit), interrupts_held()
-        with copies_allowed(), waits as wait, held as interrupted, self._carrying(round):
+        waits = world.waits_for(lambda: [ForTransfer(what=what, stages=missing())], limit)
+        with copies_allowed(), waits as wait, interrupts_held() as interrupted, self._carrying(round):
             keyed = [(Key(round, s, Input(Direction.WEIGHT, 0, n)), own) for (s, n), own in sends.items()]
             for key, shards in keyed:
                 carrier(key).offer(key, shards)
@@ -365,11 +359,8 @@ class StepExecution(TransferObserver):
             elif update.error is not None:
                 raise self._failed(update.error, None, stages[0]) from update.error
 
-    def run(
-        self, interrupted: Callable[[], bool], meanwhile: Sequence[Callable[[], None]] = ()
-    ) -> list[TaskRecord]:
+    def run(self, interrupted: Callable[[], bool], errands: list[Callable[[], None]]) -> list[TaskRecord]:
         """To the end of this process's part; `interrupted` tells whether to break it off."""
-        errands = [*meanwhile]
         try:
             with self._driver._world.waits_for(self._waiting, self._driver._stall_seconds) as self._wait:
                 while not self._is_over():
@@ -471,9 +462,7 @@ class StepExecution(TransferObserver):
             following = {task.input for task in self._schedulers[stage].awaited().tasks}
             return [Room(foreseen=following & coming.keys())], inf
         copies = self._driver.copies
-        expected = (
-            (one, running, copies.get((stage, one.direction), inf)) for one, (running, _) in coming.items()
-        )
+        expected = ((one, by, copies.get((stage, one.direction), inf)) for one, (by, _) in coming.items())
         others = any(self._schedulers[other].choice() for other in stages if other != stage)
         return rooms(expected, expected_end(queue, now), now, others=others)
 
