@@ -62,11 +62,8 @@ class Delays:
                 raise UsageError(f"{name}={value}: give a finite number, at least 0")
             if value > LONGEST_SECONDS and name != "link_bandwidth":
                 raise UsageError(f"{name}={value}: in seconds; give at most {LONGEST_SECONDS}")
-        if 0 < self.link_bandwidth < 1:
-            raise UsageError(
-                f"link_bandwidth={self.link_bandwidth}: in bytes per second; give at least 1, or 0 for "
-                f"no limit"
-            )
+            if 0 < value < 1 and name == "link_bandwidth":
+                raise UsageError(f"{name}={value}: in bytes per second; give at least 1, or 0 for no limit")
         if self.delayed_link < -1:
             raise UsageError(
                 f"delayed_link={self.delayed_link}: give the number of a stage, or -1 for all links"

@@ -202,11 +202,7 @@ def is_positive(value: Any) -> bool:
 
 NUMBERS: Sequence[tuple[str, Callable[[Any], bool], str]] = (
     ("equal_schedules", lambda x: isinstance(x, bool), "give True or False"),
-    (
-        "clip_norm",
-        lambda x: x is None or is_positive(x),
-        "give a number above 0; leave it out for no clipping",
-    ),
+    ("clip_norm", lambda x: x is None or is_positive(x), "give a number above 0; leave it out for no limit"),
     ("seed", lambda x: is_whole(x) and 0 <= x < 2**32, f"give a whole number from 0 to {2**32 - 1}"),
     ("layers_per_program", lambda x: is_whole(x) and x >= 1, "give a whole number from 1"),
     ("max_in_flight", lambda x: x is None or is_whole(x), "give a whole number"),
