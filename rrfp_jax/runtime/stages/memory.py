@@ -65,25 +65,14 @@ class BucketLedger:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FixedBytes:
-    """What a stage needs whatever the microbatches are."""
+class StageLedger:
+    """What a stage needs of its device."""
 
     weight_bytes: int
     optimizer_bytes: int
     accumulator_bytes: int
     parked_gradient_bytes: int  # gradients that wait for their turn to be added
     slot_bytes: int  # registered for messages from other processes (`rrfp_jax/nixl`)
-
-    @property
-    def fixed_bytes(self) -> int:
-        lasting = self.weight_bytes + self.optimizer_bytes + self.accumulator_bytes
-        return lasting + self.slot_bytes + self.parked_gradient_bytes
-
-
-@dataclass(frozen=True, kw_only=True)
-class StageLedger(FixedBytes):
-    """What a stage needs of its device."""
-
     device: str
     rank: int  # of the process that the device belongs to
     layers: Sequence[tuple[int, int]]  # first and one after the last, of each chunk
@@ -91,6 +80,12 @@ class StageLedger(FixedBytes):
     device_limit_bytes: int | None  # what the device can hold; None if it does not say
     compile_seconds: float
     buckets: Mapping[str, BucketLedger]  # by shapes, of those compiled for training
+
+    @property
+    def fixed_bytes(self) -> int:
+        """What it needs whatever the microbatches are."""
+        lasting = self.weight_bytes + self.optimizer_bytes + self.accumulator_bytes
+        return lasting + self.slot_bytes + self.parked_gradient_bytes
 
     @property
     def largest(self) -> BucketLedger:
@@ -102,14 +97,12 @@ class StageLedger(FixedBytes):
         return asdict(self)
 
     @classmethod
-    def of(
-        cls, chunks: Sequence[range], sum_bytes: Sequence[int], unadded_gradients: int, **known: Any
-    ) -> StageLedger:
+    def of(cls, chunks: Sequence[range], sum_bytes: Sequence[int], unadded: int, **known: Any) -> StageLedger:
         """From layers and sums of each chunk, and how many gradients may wait, each as wide as its sum."""
         return cls(
             layers=[(layers.start, layers.stop) for layers in chunks],
             accumulator_bytes=sum(sum_bytes),
-            parked_gradient_bytes=unadded_gradients * max(sum_bytes),
+            parked_gradient_bytes=unadded * max(sum_bytes),
             **known,
         )
 
