@@ -133,11 +133,8 @@ def scan_like(
         layout = {"num_consts": len(constants), "num_carry": len(carried)}
     else:
         stacked = len(outputs) - len(carried)
-        parts = [flattree.nones(len(part)) for part in (constants, carried, scanned)]
-        layout = {
-            "ft_in": flattree.pack(tuple(parts)),
-            "ft_out": flattree.pack((parts[1], flattree.nones(stacked))),
-        }
+        pack, parts = flattree.pack, [flattree.nones(len(part)) for part in (constants, carried, scanned)]
+        layout = {"ft_in": pack(tuple(parts)), "ft_out": pack((parts[1], flattree.nones(stacked)))}
     params = {**equation.params, "jaxpr": body, **layout}
     read = [*constants, *carried, *scanned]
     return equation.replace(invars=read, outvars=list(outputs), params=params)  # type: ignore[no-any-return]

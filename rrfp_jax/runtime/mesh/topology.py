@@ -98,9 +98,7 @@ class Layout:
         mine, own = self.member, len(self.group)
         return [[r for i, r in enumerate(group) if i * own // len(group) == mine] for group in self.groups]
 
-    def virtual_stages(
-        self, placement: Placement, chunks: Sequence[Sequence[range]]
-    ) -> list[list[VirtualStage]]:
+    def virtual_stages(self, placement: Placement, chunks: list[list[range]]) -> list[list[VirtualStage]]:
         """By stage, of all processes, the virtual stages with the layers of each chunk."""
         widths = [self.widths[placement.place(v)[0]] for v in range(placement.last + 1)]
 
@@ -262,11 +260,7 @@ class Mesh:
         return self._at_once(share) if self.share_devices else share
 
     def _layout(
-        self,
-        world: World,
-        groups: Sequence[Sequence[int]],
-        own: Sequence[int],
-        of_rank: Mapping[int, Sequence[jax.Device]],
+        self, world: World, groups: list[list[int]], own: list[int], of_rank: dict[int, list[jax.Device]]
     ) -> Layout:
         share, widths, dp = len(of_rank[world.rank]), self.widths, self.dp
 

@@ -86,12 +86,10 @@ class Inputs:
         for j, arrays in enumerate(load(known.fields)):
             values.append([arrays.get(name) for name, *_ in known.buckets[j]])
             values[j].append(np.array([self._seed, step, j], IDS.dtype))
-        for number, mesh in self._layout.stage_meshes.items():
-            own = [(values[j], of[number]) for j, of in enumerate(known.readers) if number in of]
+        for s, mesh in self._layout.stage_meshes.items():
+            own = [(values[j], of[s]) for j, of in enumerate(known.readers) if s in of]
             there = iter(mesh.put_whole([of[i] for of, used in own for i in used]))  # all at once
-            arrived[number] = [
-                [next(there) if i in used else None for i in range(len(of))] for of, used in own
-            ]
+            arrived[s] = [[next(there) if i in used else None for i in range(len(of))] for of, used in own]
         return arrived
 
 
@@ -269,23 +267,21 @@ class Sums:
     load_seconds: float  # of the process that waited longest for the step's data
 
 
-def add_up(
-    results: Sequence[Mapping[str, Any]], recorded: RecordedStep, budgets: Sequence[int | None]
-) -> Sums:
+def add_up(found: Sequence[Mapping[str, Any]], recorded: RecordedStep, budgets: Sequence[int | None]) -> Sums:
     """Sum what all virtual stages found of every microbatch, in the model's order, and that in theirs.
 
     Args:
-        results: of each process: `virtual_stages`, lists of virtual stage, microbatch, kind of task, metrics
+        found: by each process: `virtual_stages`, lists of virtual stage, microbatch, kind of task, metrics
             and numbers of statistics; `norms`, lists of stage and what `SumPrograms.norms` gives;
             `hyperparams`, by name; `peaks`, of stage replica and bytes; `load_seconds`.
         budgets: bytes for microbatches, by stage replica.
     """
     stages = recorded.trace.placement.stages
-    hyperparams: dict[str, float] = next(filter(None, (result["hyperparams"] for result in results)), {})
-    seconds = max(result["load_seconds"] for result in results)
+    hyperparams: dict[str, float] = next(filter(None, (own["hyperparams"] for own in found)), {})
+    seconds = max(own["load_seconds"] for own in found)
 
     def rows(name: str) -> list[Any]:
-        return sorted(row for result in results for row in result[name])
+        return sorted(row for own in found for row in own[name])
 
     totals = [0.0] * (recorded.rules.microbatches * len(budgets) // stages)
     weight, metrics = 0.0, dict[str, Reduced]()
