@@ -222,10 +222,7 @@ class Ranked(Hint):
         """True if it reserves: an F that would take room the order needs is held back."""
         return self.reserve
 
-    @property
-    def by_chunk(self) -> bool:
-        """True if it reserves: the room that it keeps is counted by chunk."""
-        return self.reserve
+    by_chunk = waits  # the room that it keeps is counted by chunk
 
     def turns_back(self, placement: Placement, microbatches: int) -> bool:
         return self.order.turns_back(placement, microbatches)

@@ -213,14 +213,12 @@ def _alternate(forwards: Sequence[Task], backwards: Sequence[Task], warmup: int)
 
 def _zero_bubble(microbatches: int, warmup: int, lag: int) -> list[Task]:
     """1F1B in which every I, once `lag` of them are ahead, is followed by the oldest W that is due."""
-    order: list[Task] = []
-    due = 0
+    order, weights = list[Task](), iter(_count(WEIGHT, microbatches))
     for task in _alternate(_count(FORWARD, microbatches), _count(INPUT, microbatches), warmup):
         order.append(task)
         if task.kind is INPUT and task.microbatch >= lag:
-            order.append(Task(WEIGHT, 0, due))
-            due += 1
-    return order + [Task(WEIGHT, 0, j) for j in range(due, microbatches)]
+            order.append(next(weights))
+    return [*order, *weights]
 
 
 def require_placement(name: str, placement: Placement, chunks: int = 0, shape: str = "") -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from enum import Enum
+from typing import TypeAlias
 
 from rrfp_jax.core.tasks import (
     BACKWARD,
@@ -53,6 +54,9 @@ class ArrivalError(Enum):
     NO_BACKWARD = "no gradient in a forward-only pass"
 
 
+Split: TypeAlias = Collection[tuple[int, int]]
+"""The (chunk, microbatch) of a stage whose backward runs as I and W instead of as B."""
+
 TaskIndex = Mapping[Kind, Sequence[Sequence[Task]]]
 """`[kind][chunk][microbatch]`: all tasks that there may be in a step."""
 
@@ -73,12 +77,7 @@ class StageTasks:
     """
 
     def __init__(
-        self,
-        stage: int,
-        placement: Placement,
-        names: TaskIndex,
-        split: Collection[tuple[int, int]],
-        forward_only: bool,
+        self, stage: int, placement: Placement, names: TaskIndex, split: Split, forward_only: bool
     ) -> None:
         backwards, splits = [list(tasks) for tasks in names[BACKWARD]], [0] * placement.chunks
         for chunk, microbatch in split:
@@ -109,11 +108,9 @@ class ReadyQueue:
     `successor` those that these make ready, if they do.
     """
 
-    def __init__(
-        self, tasks: Sequence[Task], by: ReadyBy, mixed: bool, predecessor: ReadyQueue | None
-    ) -> None:
+    def __init__(self, tasks: Sequence[Task], by: ReadyBy, mixed: bool, before: ReadyQueue | None) -> None:
         self.tasks, self.by, self.mixed = tasks, by, mixed
-        self.predecessor = predecessor and weakref.proxy(predecessor)  # a cycle would be garbage of each step
+        self.predecessor = before and weakref.proxy(before)  # a cycle would be garbage of each step
         self.successor: ReadyQueue | None = None
         self.states = bytearray(len(tasks))
         self.ready, self.lowest = 0, -1

@@ -89,12 +89,10 @@ def read_csv(text: str) -> ListedOrder:
     last = _last("virtual stage", {v for row in found for _, v, _, _ in row})
     microbatches = 1 + _last("microbatch", {j for row in found for *_, j in row})
     chunks = last // stages + 1
-    wrong = [_misplaced(found, Placement(stages, chunks, shape)) for shape in SHAPES]
-    if None not in wrong:
-        raise ValueError(
-            f"{wrong[0]}: with {stages} rows, neither the looped nor the v placement has it there"
-        )
-    placement = Placement(stages, chunks, SHAPES[wrong.index(None)])
+    odd = [_misplaced(found, Placement(stages, chunks, shape)) for shape in SHAPES]
+    if None not in odd:
+        raise ValueError(f"{odd[0]}: with {stages} rows, neither the looped nor the v placement has it there")
+    placement = Placement(stages, chunks, SHAPES[odd.index(None)])
     rows = tuple(tuple(Task(kind, v // stages, j) for _, v, kind, j in row) for row in found)
     return ListedOrder(placement, microbatches, rows)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
@@ -10,7 +10,7 @@ from typing import TypeAlias
 from rrfp_jax.core.admission import SPARE_GRADIENTS, Accumulation, most_parked
 from rrfp_jax.core.hints import Hint
 from rrfp_jax.core.orders import FixedOrder, planned_order, split_of
-from rrfp_jax.core.progress import StageTasks, TaskIndex, all_tasks
+from rrfp_jax.core.progress import Split, StageTasks, TaskIndex, all_tasks
 from rrfp_jax.core.schedules import Schedule, name_of
 from rrfp_jax.core.tasks import Kind, Placement, Task
 
@@ -143,7 +143,7 @@ class StageRules:
     def __init__(self, rules: StepRules, stage: int) -> None:
         sizes = stage, rules.placement, rules.microbatches
         self.hint, self.order, self.state, self.waits = rules.hint, list[Task](), None, False
-        split: Collection[tuple[int, int]] = ()
+        split: Split = ()
         if isinstance(rules.schedule, FixedOrder):
             self.order = planned_order(rules.schedule, *sizes, rules.forward_only)
             split = split_of(self.order)

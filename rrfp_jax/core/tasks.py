@@ -202,8 +202,7 @@ class Placement:
     shape: Shape = "looped"
 
     def __post_init__(self) -> None:
-        whole = isinstance(self.stages, int) and isinstance(self.chunks, int)
-        if not whole or self.stages < 1 or self.chunks < 1:
+        if not all(isinstance(count, int) and count >= 1 for count in (self.stages, self.chunks)):
             raise ValueError(
                 f"stages={self.stages!r}, chunks={self.chunks!r}: both must be whole numbers, at least 1"
             )

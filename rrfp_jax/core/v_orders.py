@@ -166,11 +166,8 @@ class _Block(VOrder):
 def _weights(block: dict[tuple[Kind, int], int]) -> dict[tuple[Kind, int], int]:
     """Both W's on the free units of the period, as early as possible together."""
     free = sorted(set(range(PERIOD)) - {unit % PERIOD for unit in block.values()})
-    after = [block[INPUT, chunk] + 1 for chunk in (0, 1)]
-    choices = [
-        [first + (unit - first) % PERIOD for first, unit in zip(after, units, strict=True)]
-        for units in (free, free[::-1])
-    ]
+    pairs = [zip((block[I0] + 1, block[I1] + 1), units, strict=True) for units in (free, free[::-1])]
+    choices = ([after + (unit - after) % PERIOD for after, unit in pair] for pair in pairs)
     return dict(zip((W0, W1), min(choices, key=sum), strict=True))
 
 
