@@ -304,7 +304,7 @@ def budgeted_by(trainer, setting):
     engine = trainer._engine
     engine.memory, engine._known = Memory(setting, engine.layout, engine.library), None
     rules = trainer._stepper.rules(1, "train")
-    engine.memory.start(list(engine.stages.values()), engine.optimizers, rules)
+    engine.memory.start(list(engine.stages.values()), engine.optimizers, rules, dict)
 
 
 @pytest.mark.parametrize("split", [False, True], ids=["fused", "split"])

@@ -148,9 +148,8 @@ class Settings:
 
     def limited(self, stages: int) -> Settings:
         """Settings with the usual limit on the number of microbatches in flight, if these have none."""
-        if self.max_in_flight is not None:
-            return self
-        return replace(self, max_in_flight=default_max_in_flight(stages))
+        most = self.max_in_flight
+        return replace(self, max_in_flight=default_max_in_flight(stages) if most is None else most)
 
     def rules(
         self, placement: Placement, microbatches: int, schedule: Schedule, forward_only: bool = False

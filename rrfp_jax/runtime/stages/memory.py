@@ -258,6 +258,10 @@ def parse_setting(given: object) -> Setting:
     return int(found)
 
 
+SlotBytes: TypeAlias = Callable[[], Mapping[int, int]]
+"""What transports keep for messages by now, by stage replica."""
+
+
 class Memory:
     """The ledgers of all stages, and the budgets of steps by them. Processes ask for either together."""
 
@@ -267,7 +271,7 @@ class Memory:
         self._stages: Sequence[Stage] = ()
         self._optimizer_bytes: Mapping[int, int] = {}
         self._unadded_gradients = 0
-        self._slot_bytes: Callable[[], Mapping[int, int]] = dict
+        self._slot_bytes: SlotBytes = dict
         self._ledgers: Sequence[StageLedger] = ()
         self._programs: Any = None  # `StepRules.programs` of the ledgers
         self._known: set[Any] = set()  # what the ledgers have programs for
@@ -281,14 +285,10 @@ class Memory:
         return any(memory_limit(stage_mesh.device) is not None for stage_mesh in meshes)
 
     def start(
-        self,
-        stages: Sequence[Stage],
-        optimizers: Sequence[Optimizer],
-        rules: StepRules,
-        slot_bytes: Callable[[], Mapping[int, int]] = dict,
+        self, stages: Sequence[Stage], optimizers: Sequence[Optimizer], rules: StepRules, slots: SlotBytes
     ) -> None:
         """Take note of this process's stages and optimizers, once they have their parameters and state."""
-        self._stages, self._slot_bytes = stages, slot_bytes
+        self._stages, self._slot_bytes = stages, slots
         self._optimizer_bytes = {of.index: nbytes(own.state) for own in optimizers for of in own.stages}
         self._unadded_gradients = rules.unadded_gradients
 

@@ -468,10 +468,8 @@ class _PieceCompiler:
                     donate=(0, 1, 2),
                 ),
             )
-        params, leaves = map(self._params.index, piece.params), self._leaves.index
-        return PiecePrograms(
-            [*params], [*map(leaves, piece.state)], [*map(leaves, others)], *self._made[kind]
-        )
+        params, at = map(self._params.index, piece.params), self._leaves.index
+        return PiecePrograms([*params], [*map(at, piece.state)], [*map(at, others)], *self._made[kind])
 
 
 def _init_of(program: Program) -> Any:
@@ -494,15 +492,13 @@ def _update_of(program: Program, alone: bool) -> Any:
     return update
 
 
-def _placed(
-    whole: WholeOptimizer, k: int, params: Mapping[str, Any], stage_mesh: StageMesh
-) -> jax.ShapeDtypeStruct:
+def _placed(whole: WholeOptimizer, k: int, specs: Mapping[str, Any], mesh: StageMesh) -> jax.ShapeDtypeStruct:
     """The spec of a leaf of the state: what has the name and shape of a parameter here lies as that does."""
-    (_, leaf), own, lies = whole.state[k], params.get(whole.namesakes[k] or ""), stage_mesh.whole
+    (_, leaf), own, lies = whole.state[k], specs.get(whole.namesakes[k] or ""), mesh.whole
     if own is not None:
         lies = own.sharding
-        if stage_mesh.replicas > 1:
-            lies = stage_mesh.sharding(_over_replicas(lies.spec, leaf.shape, stage_mesh.replicas))
+        if mesh.replicas > 1:
+            lies = mesh.sharding(_over_replicas(lies.spec, leaf.shape, mesh.replicas))
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=lies)
 
 

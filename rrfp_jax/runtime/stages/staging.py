@@ -240,5 +240,4 @@ class Staging:
         return [as_key(spec, array) for spec, array in zip(programs.state, arrays, strict=True)]
 
     def _of_state(self, k: int) -> Leaf:
-        whole, _ = self.optimizer_parts
-        return Leaf(whole.layer_of(k), True, k)
+        return Leaf(self.optimizer_parts[0].layer_of(k), True, k)
