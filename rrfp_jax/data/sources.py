@@ -10,7 +10,6 @@ import functools
 import glob
 import itertools
 import json
-import mmap
 import os
 import re
 import sysconfig
@@ -18,10 +17,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedReader
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
+from numpy.lib.format import open_memmap
 from numpy.typing import DTypeLike, NDArray
 
 from rrfp_jax.data.images import IMAGE_SUFFIXES, BadDocument, Image
@@ -149,10 +150,7 @@ def _sections(file: Span) -> Iterator[Span]:
     """The sections of a file; one without any byte of a file that has none."""
     ends = [file.size]
     if file.size > 0:
-        with (
-            _looked_through(file.path) as opened,
-            mmap.mmap(opened.fileno(), file.size, access=mmap.ACCESS_READ) as data,
-        ):
+        with _looked_through(file.path) as text, mmap(text.fileno(), file.size, access=ACCESS_READ) as data:
             ends = [match.end() for match in _BLANK_LINES.finditer(data)]  # type: ignore[arg-type]
         ends += [file.size] if not ends or ends[-1] < file.size else []
     for begin, end in zip([0, *ends], ends, strict=False):
@@ -257,12 +255,9 @@ class ImageFolder:
     @functools.cached_property
     def _files(self) -> list[tuple[str, Path]]:
         files = find_files(self.path, (*IMAGE_SUFFIXES, self.suffix.lower()))
-        described = {path.with_suffix("") for _, path in files if path.suffix.lower() in IMAGE_SUFFIXES}
-        return [
-            (name, path)
-            for name, path in files
-            if path.suffix.lower() in IMAGE_SUFFIXES or path.with_suffix("") not in described
-        ]
+        images = [own for own in files if own[1].suffix.lower() in IMAGE_SUFFIXES]
+        described = {path.with_suffix("") for _, path in images}
+        return sorted(images + [own for own in files if own[1].with_suffix("") not in described])
 
 
 @dataclass(frozen=True)
@@ -289,7 +284,8 @@ class TokenFile:
     @functools.cached_property
     def names(self) -> Sequence[str]:
         """`file:index`."""
-        return [f"{self._path.name}:{i}" for i in range(len(self.sizes))]
+        name = self.files[0].name
+        return [f"{name}:{i}" for i in range(len(self.sizes))]
 
     @functools.cached_property
     def sizes(self) -> NDArray[np.int64]:
@@ -305,25 +301,18 @@ class TokenFile:
         return np.array(tokens[first + begin : last if end is None else first + end])
 
     @property
-    def files(self) -> Sequence[Path]:
-        """The files that are read."""
-        return [self._path, self._offsets_path]
-
-    @property
-    def _path(self) -> Path:
-        return expanded("path", self.path)
-
-    @property
-    def _offsets_path(self) -> Path:
-        return expanded("offsets", self.offsets) if self.offsets else offsets_path(self._path)
+    def files(self) -> tuple[Path, Path]:
+        """The files that are read: of tokens, and of offsets."""
+        path = expanded("path", self.path)
+        return path, expanded("offsets", self.offsets) if self.offsets else offsets_path(path)
 
     @functools.cached_property
     def _tokens(self) -> Any:
-        return _mapped(self._path, self.dtype, "tokens")
+        return _mapped(self.files[0], self.dtype, "tokens")
 
     @functools.cached_property
     def _offsets(self) -> NDArray[np.int64]:
-        path = self._offsets_path
+        path = self.files[1]
         offsets = np.asarray(_mapped(path, np.int64, "offsets of documents"), np.int64)
         total = len(self._tokens)
         if not offsets.size or offsets[0] != 0 or (np.diff(offsets) < 0).any() or offsets[-1] > total:
@@ -370,9 +359,7 @@ class Examples:
         if not hasattr(self.examples, "__len__") or not hasattr(self.examples, "__getitem__"):
             raise UsageError(f"examples of type {kind}: give something with a length and indices")
         if (count := len(self.examples)) > 2**40:
-            raise UsageError(
-                f"{count} examples: a sequence without end; leave out repeat(), epochs go on anyway"
-            )
+            raise UsageError(f"{count} examples, without end; leave out repeat(), epochs go on anyway")
 
     @functools.cached_property
     def names(self) -> Sequence[str]:
@@ -448,21 +435,17 @@ def parts_of(text: str, images: Sequence[Image], marker: str = MARKER) -> Parts:
         return [*images, text]
     if len(texts) - 1 != len(images):
         raise BadDocument("with more or fewer images than places for them")
-    parts: list[Image | str] = [texts[0]]
-    for image, behind in zip(images, texts[1:], strict=True):
-        parts += [image, behind]
-    return parts
+    return [texts[0], *itertools.chain(*zip(images, texts[1:], strict=True))]
 
 
 def _text_and_images(given: Any, text: str, images: str) -> tuple[str, Sequence[Any]]:
     """The text and the images of an example; what it does not have is empty."""
     if not isinstance(given, Mapping):
         raise BadDocument("no object with fields")
-    found, many = given.get(text), given.get(images)
+    found = given.get(text)
     if found is not None and not isinstance(found, str):
         raise BadDocument(f"with a field {text!r} that is no text")
-    if many is None:
-        many = ()
+    many = () if given.get(images) is None else given[images]
     several = isinstance(many, (list, tuple)) or getattr(many, "ndim", 0) == 4  # stacked in an array
     return found or "", many if several else (many,)
 
@@ -489,19 +472,14 @@ def offsets_path(tokens: Path) -> Path:
 def _mapped(path: Path, dtype: DTypeLike, what: str) -> NDArray[Any]:
     try:
         with opened_binary(path):  # nothing but a file can be mapped, and a pipe must not be waited for
-            array: NDArray[Any] = (
-                np.lib.format.open_memmap(path, mode="r")
-                if path.suffix == ".npy"
-                else np.memmap(path, dtype, mode="r")
-            )
+            npy = path.suffix == ".npy"
+            own: NDArray[Any] = open_memmap(path, mode="r") if npy else np.memmap(path, dtype, mode="r")
     except Exception as error:  # NumPy's reading of headers raises many kinds
         reason = getattr(error, "strerror", None) or (error.args or [error])[0]
         raise UsageError(f"{path}: no array of {what} ({reason})") from error
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise UsageError(
-            f"{path}: {array.dtype}{list(array.shape)} cannot be {what}: one axis of integers can"
-        )
-    return array
+    if own.ndim != 1 or own.dtype.kind not in "iu":
+        raise UsageError(f"{path}: {own.dtype}{list(own.shape)} cannot be {what}: one axis of integers can")
+    return own
 
 
 # Files under a path, by names that are the same on every machine.
