@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from os import PathLike
@@ -29,9 +29,11 @@ from rrfp_jax.checkpoint.format import (
     Damaged,
     Files,
     LeafRecord,
+    LeafRecords,
     Metadata,
     RunState,
     Sealed,
+    StateCheck,
     content_of,
     files_of,
     read_file,
@@ -130,7 +132,7 @@ class CheckpointFolder:
             self.discard(path)
         return unfinished
 
-    def commit(self, run: RunState, leaves: Mapping[str, LeafRecord], keep: int) -> None:
+    def commit(self, run: RunState, leaves: LeafRecords, keep: int) -> None:
         """Make a checkpoint visible whose leaves have all been written, and remove the oldest.
 
         Later ones, of a run that has gone back since, are renamed: they are not its successors. `OSError` if
@@ -186,9 +188,7 @@ class CheckpointFolder:
         """Remove what there is of an unfinished checkpoint, if that is possible."""
         shutil.rmtree(path, ignore_errors=True)
 
-    def open(
-        self, step: int, check: Callable[[RunState], object] = lambda run: None
-    ) -> tuple[RunState, Mapping[str, LeafRecord]]:
+    def open(self, step: int, check: StateCheck = lambda run: None) -> tuple[RunState, LeafRecords]:
         """A checkpoint's state, for which `check` may raise `ValueError`, and its leaves by name.
 
         Raises:

@@ -19,7 +19,7 @@ import math
 import os
 import re
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -149,6 +149,10 @@ class LeafRecord(Strict, frozen=True, kw_only=True):
         return product(*map(range, self.grid))
 
 
+LeafRecords: TypeAlias = Mapping[str, LeafRecord]
+"""By name."""
+
+
 class StoredLeaf(Strict, frozen=True, kw_only=True):
     """What a process has written of an array: CRC-32s by file, of parts that others may write, too."""
 
@@ -230,6 +234,10 @@ class RunState:
         """As it is stored: without a base earlier versions can read it, too."""
         found = asdict(self)
         return found if self.base else {key: own for key, own in found.items() if key != "base"}
+
+
+StateCheck: TypeAlias = Callable[[RunState], object]
+"""Raises `ValueError` for a state that nobody could go on from."""
 
 
 def content_of(sealed: Sealed) -> Content:
@@ -390,11 +398,9 @@ def files_of(leaf: LeafRecord, cuts: Collection[Sequence[slice]] | None = None) 
     pieces = math.prod(part) // math.prod(leaf.piece) if leaf.piece else 1
     size = math.prod(part) * np.dtype(leaf.dtype).itemsize + pieces * CHECKSUM_BYTES
     size += pieces * INDEX_BYTES + CHECKSUM_BYTES if leaf.piece else 0
+    sizes = [max(1, n) for n in part]
     for cut in [tuple(map(slice, leaf.shape))] if cuts is None else cuts:
-        touched = [
-            range((own.start or 0) // max(n, 1), -(-own.stop // max(n, 1)))
-            for own, n in zip(cut, part, strict=True)
-        ]
+        touched = [range((own.start or 0) // n, -(-own.stop // n)) for own, n in zip(cut, sizes, strict=True)]
         for place in product(*touched):
             yield f"{leaf.folder}/{file_of(place)}", size
 

@@ -33,13 +33,20 @@ Place: TypeAlias = tuple[int, ...]
 """Of a part in the grid of all parts of an array."""
 
 
+Shards: TypeAlias = Mapping[Place, jax.Array]
+"""Some parts of an array, on the devices."""
+
+Forms: TypeAlias = dict[str, str]
+"""Dtype and shape of arrays by name, such as "float32[2, 3]"."""
+
+
 def name_of(key: Key) -> str:
     """A key as messages have it: "params.3.attention.query"."""
     return ".".join(key)
 
 
-def forms_of(leaves: Iterable[tuple[Key, Any]]) -> dict[str, str]:
-    """Dtype and shape of arrays or specs by name, such as "float32[2, 3]"."""
+def forms_of(leaves: Iterable[tuple[Key, Any]]) -> Forms:
+    """Of arrays or specs."""
     return {name_of(key): f"{spec.dtype.name}{list(spec.shape)}" for key, spec in leaves}
 
 
@@ -139,7 +146,7 @@ def places_here(spec: Any) -> list[Place]:
     return list(dict.fromkeys(place_of(index, part) for index in found))
 
 
-def shards_to_write(array: jax.Array) -> dict[Place, jax.Array]:
+def shards_to_write(array: jax.Array) -> Shards:
     """Of all processes' shards of an array, this one's share: every place is in one of them."""
     part = array.sharding.shard_shape(array.shape)
     own = (shard for shard in array.addressable_shards if shard.replica_id == 0)

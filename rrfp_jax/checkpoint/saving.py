@@ -25,7 +25,9 @@ from rrfp_jax.checkpoint.format import (
     METADATA,
     Damaged,
     LeafRecord,
+    LeafRecords,
     RunState,
+    StateCheck,
     StoredBase,
     StoredLeaf,
     joined,
@@ -34,9 +36,10 @@ from rrfp_jax.checkpoint.format import (
 )
 from rrfp_jax.checkpoint.leaves import (
     PARAMETERS,
+    Forms,
     Key,
     Parts,
-    Place,
+    Shards,
     forms_of,
     name_of,
     places_here,
@@ -60,6 +63,9 @@ EXAMPLES = 2
 
 OnError: TypeAlias = Literal["continue", "stop"]
 
+
+Hashes: TypeAlias = Mapping[str, str]
+"""SHA-256 of parameters' values, by path."""
 
 BaseRefusal: TypeAlias = Callable[[Path, StoredBase], str]
 """(folder, what its checkpoint leaves out) -> why this process does not have that; "" if it does."""
@@ -96,7 +102,7 @@ class LeafSelection:
         """Whose value a leaf is to have."""
         return self.sources.get(key, key)
 
-    def of(self, leaves: Mapping[str, LeafRecord]) -> Mapping[str, LeafRecord]:
+    def of(self, leaves: LeafRecords) -> LeafRecords:
         """The leaves below the root."""
         return {name: leaf for name, leaf in leaves.items() if self.root in (None, leaf.key[0])}
 
@@ -150,10 +156,7 @@ class Checkpoints:
     # Saving.
 
     def save(
-        self,
-        run: RunState,
-        leaves: Sequence[tuple[Key, jax.Array]],
-        hashes: Callable[[], Mapping[str, str]] = dict,
+        self, run: RunState, leaves: Sequence[tuple[Key, jax.Array]], hashes: Callable[[], Hashes] = dict
     ) -> None:
         """Begin to write a checkpoint; an earlier one that is under way is completed first, see `advance`.
 
@@ -208,14 +211,12 @@ class Checkpoints:
             else:
                 parts = self._world.gather(f"the leaves of {what}", saving.job.result(), limit)
                 told = msgspec.convert(parts, list[tuple[list[StoredLeaf], dict[str, str]]])
-                merged, run = self._merged([own for own, _ in told]), saving.run
+                found, run = self._merged([own for own, _ in told]), saving.run
                 if run.base is not None:
                     hashes = self._hashes([own for _, own in told])
                     run = replace(run, base=replace(run.base, sha256=hashes))
                 commit = self._folder.commit if self._world.rank == 0 else lambda run, leaves, keep: None
-                self._saving = _Saving(
-                    run, self._thread.submit(commit, run, merged, self._keep), commits=True
-                )
+                self._saving = _Saving(run, self._thread.submit(commit, run, found, self._keep), commits=True)
         _UNDER_WAY.pop(self._folder.path, None)
 
     def end(self) -> None:
@@ -232,11 +233,8 @@ class Checkpoints:
             self._say(str(error))
 
     def _write(
-        self,
-        step: int,
-        leaves: Sequence[tuple[Key, jax.Array, Mapping[Place, jax.Array]]],
-        hashes: Callable[[], Mapping[str, str]],
-    ) -> tuple[list[StoredLeaf], Mapping[str, str]]:
+        self, step: int, leaves: Sequence[tuple[Key, jax.Array, Shards]], hashes: Callable[[], Hashes]
+    ) -> tuple[list[StoredLeaf], Hashes]:
         """Copy this process's shards of leaves and write them; runs in the thread."""
         try:
             arrays = [(key, _host_copy(leaf, shards)) for key, leaf, shards in leaves]
@@ -253,7 +251,7 @@ class Checkpoints:
         with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
             return list(pool.map(lambda pair: write(*pair), arrays)), hashes()
 
-    def _hashes(self, parts: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    def _hashes(self, parts: Sequence[Hashes]) -> Hashes:
         """All ranks' hashes; TrainingError: two have read other values."""
         found: dict[str, str] = {}
         for path, digest in (pair for own in parts for pair in own.items()):
@@ -304,8 +302,8 @@ class Checkpoints:
         self,
         wanted: Mapping[Key, Any],
         step: int | None = None,
-        check: Callable[[RunState], object] = lambda run: None,
-        only: LeafSelection | None = None,
+        check: StateCheck = lambda run: None,
+        only: LeafSelection = LeafSelection(),
     ) -> Restored | None:
         """The latest checkpoint, or that of a step. One that is damaged is passed over, and that is said.
 
@@ -323,7 +321,6 @@ class Checkpoints:
             UsageError: it has other leaves than all processes want together, or there is none of that step.
             NoneIntact: there are only damaged ones.
         """
-        only = only or LeafSelection()
         steps = self._world.decide("the steps of checkpoints", lambda: self._folder.candidates(step))
         parts = self._world.gather("the leaves to restore", forms_of(wanted.items()), START_SECONDS)
         everything = {name: form for part in parts for name, form in part.items()}
@@ -337,12 +334,7 @@ class Checkpoints:
         return None
 
     def _read(
-        self,
-        step: int,
-        wanted: Mapping[Key, Any],
-        everything: Mapping[str, str],
-        check: Callable[[RunState], object],
-        only: LeafSelection,
+        self, step: int, wanted: Mapping[Key, Any], everything: Forms, check: StateCheck, only: LeafSelection
     ) -> Restored | None:
         """This process's leaves of a checkpoint; None if it is damaged for any process."""
         folder, found, damage, refusal = self._folder.final(step), None, "", ""
@@ -391,7 +383,7 @@ def _state(job: Future[Any]) -> str:
     return "" if error is None else f"{type(error).__name__}: {error}"
 
 
-def _host_copy(leaf: jax.Array, shards: Mapping[Place, jax.Array]) -> Parts:
+def _host_copy(leaf: jax.Array, shards: Shards) -> Parts:
     """The values in memory of the host's own; on CPU NumPy would share the device's, which is donated."""
     shared = next(iter(leaf.devices())).platform == "cpu"
     copies = {place: np.array(own, copy=shared) for place, own in on_host(shards).items()}
@@ -399,7 +391,7 @@ def _host_copy(leaf: jax.Array, shards: Mapping[Place, jax.Array]) -> Parts:
 
 
 def _read_all(
-    folder: Path, leaves: Mapping[str, LeafRecord], wanted: Mapping[Key, Any], only: LeafSelection
+    folder: Path, leaves: LeafRecords, wanted: Mapping[Key, Any], only: LeafSelection
 ) -> dict[Key, Parts]:
     """Of the wanted leaves, what this process's devices have; `Damaged` if a file has changed."""
 
@@ -418,8 +410,8 @@ def left_out(run: RunState) -> frozenset[str]:
     return frozenset(f"{PARAMETERS}.{path}" for path in run.base.sha256) if run.base else frozenset()
 
 
-def leaf_differences(leaves: Mapping[str, LeafRecord], here: Mapping[str, str]) -> list[str]:
-    """How the leaves of a checkpoint differ from those wanted (see `forms_of`), as sentences."""
+def leaf_differences(leaves: LeafRecords, here: Forms) -> list[str]:
+    """How the leaves of a checkpoint differ from those wanted, as sentences."""
     there = {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in leaves.items()}
     found = [f"it lacks {name}" for name in here if name not in there]
     found += [f"its {name} is not in the model" for name in there if name not in here]
@@ -428,13 +420,9 @@ def leaf_differences(leaves: Mapping[str, LeafRecord], here: Mapping[str, str]) 
 
 
 def mismatch_reason(
-    folder: Path,
-    run: RunState,
-    leaves: Mapping[str, LeafRecord],
-    everything: Mapping[str, str],
-    only: LeafSelection,
+    folder: Path, run: RunState, leaves: LeafRecords, everything: Forms, only: LeafSelection
 ) -> str:
-    """Why a checkpoint has other leaves than those wanted, whose `forms_of` are given; "" if not."""
+    """Why a checkpoint has other leaves than those wanted, whose forms are given; "" if not."""
     absent = left_out(run)
     if unknown := sorted(absent - everything.keys()):
         return f"{folder} is of another model: it leaves out {unknown[0]}, which is not in the model"
