@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import secrets
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from os import PathLike
@@ -132,12 +131,10 @@ def first_few(told: Sequence[str], count: int | None = None) -> str:
     return "; ".join(told[:MOST_TOLD]) + (f"; and {more} more" if more > 0 else "")
 
 
-def _fitted(
-    path: str, spec: jax.ShapeDtypeStruct, tensor: Tensor, stored: Sequence[np.ndarray]
-) -> np.ndarray:
-    shapes = " and ".join(str(list(array.shape)) for array in stored)
+def _fitted(path: str, spec: jax.ShapeDtypeStruct, tensor: Tensor, found: Sequence[np.ndarray]) -> np.ndarray:
+    shapes = " and ".join(str(list(array.shape)) for array in found)
     try:
-        value = np.asarray(tensor.transform(*stored))
+        value = np.asarray(tensor.transform(*found))
     except Exception as error:
         raise UsageError(f"{path}: the transform of {tensor} {shapes} failed: {error}") from error
     if value.shape != spec.shape:
@@ -201,13 +198,11 @@ def pretrained(files: str | PathLike[str] | Sequence[str | PathLike[str]], names
 def files_of_tensors(files: str | PathLike[str] | Sequence[str | PathLike[str]]) -> dict[str, Path]:
     """The file of each tensor, of which only the name is read; see `pretrained`, also for what is raised."""
     where: dict[str, Path] = {}
-    for path in _listed(files):
-        for name in _names(path):
+    for own in _listed(files):
+        for name in _names(own):
             if name in where:
-                raise UsageError(
-                    f"tensor {name!r} is in {where[name]} and in {path}; give files of one model"
-                )
-            where[name] = path
+                raise UsageError(f"tensor {name!r} is in {where[name]} and in {own}; give files of one model")
+            where[name] = own
     return where
 
 
@@ -234,10 +229,8 @@ def _in_folder(folder: Path) -> list[Path]:
         raise UsageError(str(error)) from None
     if odd := [name for name in named if Path(name).name != name]:
         raise UsageError(f"{index}: {odd[0]!r} is no file of its folder")
-    if absent := [name for name in named if not (folder / name).exists()]:
-        raise UsageError(
-            f"{index}: {len(absent)} of its {len(named)} files are not there, such as {absent[0]}"
-        )
+    if lost := [name for name in named if not (folder / name).exists()]:
+        raise UsageError(f"{index}: {len(lost)} of its {len(named)} files are not there, such as {lost[0]}")
     return [folder / name for name in named]
 
 
@@ -279,9 +272,7 @@ def check_absent(folder: Path, replace: bool) -> None:
     if not folder.parent.is_dir():
         raise UsageError(f"{folder}: there is no folder {folder.parent}")
     if not replace and (folder.is_symlink() or folder.exists()):
-        raise UsageError(
-            f"{folder}: is there already; give another folder, or --replace, which renames that one"
-        )
+        raise UsageError(f"{folder}: is there already; give another folder, or --replace, which renames it")
 
 
 def write_tensors(
@@ -293,8 +284,14 @@ def write_tensors(
     With `replace`, what is there is renamed to the first free `<folder>.<number>`. `TrainingError` if it
     cannot be written; nothing is left of it then.
     """
-    shards = list(_shards(sources, most_bytes))
-    with _whole_folder(folder, replace) as staging:
+    shards: list[list[TensorSource]] = [[]]
+    for source in sources:
+        if shards[-1] and sum(own.nbytes for own in shards[-1]) + source.nbytes > most_bytes:
+            shards.append([])
+        shards[-1].append(source)
+    staging = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.exporting")
+    try:
+        staging.mkdir()
         files = {}
         for number, shard in enumerate(shards, 1):
             of = f"-{number:05}-of-{len(shards):05}" if len(shards) > 1 else ""
@@ -311,27 +308,6 @@ def write_tensors(
         for name, content in {**others, **({INDEX: index} if len(shards) > 1 else {})}.items():
             write_json(staging / name, content, indent=2)
             sync(staging / name)
-    return len(shards)
-
-
-def _shards(sources: Sequence[TensorSource], most_bytes: float) -> Iterator[list[TensorSource]]:
-    """As many as fit into a file, in order."""
-    shard: list[TensorSource] = []
-    for source in sources:
-        if shard and sum(own.nbytes for own in shard) + source.nbytes > most_bytes:
-            yield shard
-            shard = []
-        shard.append(source)
-    yield shard
-
-
-@contextmanager
-def _whole_folder(folder: Path, replace: bool) -> Iterator[Path]:
-    """A folder to write into, which is renamed at the end, and removed if there is no end."""
-    staging = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.exporting")
-    try:
-        staging.mkdir()
-        yield staging
         check_absent(folder, replace)  # as the command did before: writing took a while
         if folder.is_symlink() or folder.exists():
             say(f"{folder} is renamed to {move_away(folder)}")
@@ -340,3 +316,4 @@ def _whole_folder(folder: Path, replace: bool) -> Iterator[Path]:
         raise TrainingError(f"{folder}: cannot be written: {getattr(error, 'strerror', error)}") from None
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+    return len(shards)
