@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
 from threading import Lock
@@ -10,6 +11,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.tree_util import keystr, tree_leaves_with_path, tree_map_with_path
 
 from rrfp_jax.checkpoint.folder import readable_checkpoints
 from rrfp_jax.checkpoint.format import Damaged
@@ -78,47 +80,41 @@ def orbax(folder: str | PathLike[str], names: NameMap = lambda path: path) -> In
     """
     check_names(names)
     path = path_of("weights.orbax: folder", folder).absolute()
-    reader = _OrbaxReader(path)
-    return FromTensors(names, reader.paths, str(path), reader.read)
+    paths, read = _orbax_reader(path)
+    return FromTensors(names, paths, str(path), read)
 
 
-class _OrbaxReader:
-    """Reads arrays of an item that orbax has saved, one at a time, by names that lead to their `paths`."""
+def _orbax_reader(folder: Path) -> tuple[Mapping[str, Any], Callable[[str], np.ndarray[Any, Any]]]:
+    """The ways to the arrays of an item that orbax has saved, by name, and what reads the one of a name."""
+    import orbax.checkpoint as ocp  # here, since it takes a second
 
-    def __init__(self, folder: Path) -> None:
-        import orbax.checkpoint as ocp  # here, since it takes a second
+    # The handler alone: a Checkpointer has all processes meet at every array, of which each reads others.
+    handler, lock = ocp.PyTreeCheckpointHandler(), Lock()
+    try:
+        metadata = handler.metadata(folder)
+    except Exception as error:
+        found = [item for pattern in ("*", "*/*") for item in folder.glob(f"{pattern}/_METADATA")]
+        items = ", ".join(sorted(str(item.parent) for item in found))
+        inside = f"it has items, give one: {items}" if items else str(error).splitlines()[0]
+        raise UsageError(f"{folder}: no arrays that orbax has saved: {inside}") from None
+    tree = getattr(metadata, "tree", metadata)
+    leaves = tree_leaves_with_path(tree)
+    names = [keystr(path, simple=True, separator=".") for path, _ in leaves]
+    if double := [name for name, count in Counter(names).items() if count > 1]:
+        raise UsageError(f"{folder}: two arrays have the name {double[0]!r}, as keys with dots have")
+    paths = {name: path for name, (path, _) in zip(names, leaves, strict=True)}
+    paths = {**{name.removesuffix(VALUE): path for name, path in paths.items()}, **paths}
 
-        self._ocp, self._folder, self._lock = ocp, folder, Lock()
-        # The handler alone: a Checkpointer has all processes meet at every array, of which each reads others.
-        self._handler = ocp.PyTreeCheckpointHandler()
+    def read(name: str) -> np.ndarray[Any, Any]:
+        wanted = paths[name]
+        item = tree_map_with_path(lambda path, leaf: 0 if path == wanted else ocp.PLACEHOLDER, tree)
+        how = jax.tree.map(lambda leaf: ocp.RestoreArgs(restore_type=np.ndarray), tree)
+        asked = ocp.args.PyTreeRestore(item=item, restore_args=how)
         try:
-            metadata = self._handler.metadata(folder)
+            with lock:  # whoever calls from another thread waits
+                found = handler.restore(folder, args=asked)
         except Exception as error:
-            found = [item for pattern in ("*", "*/*") for item in folder.glob(f"{pattern}/_METADATA")]
-            items = ", ".join(sorted(str(item.parent) for item in found))
-            inside = f"it has items, give one: {items}" if items else str(error).splitlines()[0]
-            raise UsageError(f"{folder}: no arrays that orbax has saved: {inside}") from None
-        self._tree = getattr(metadata, "tree", metadata)
-        leaves = jax.tree_util.tree_leaves_with_path(self._tree)
-        names = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves]
-        paths = {name: path for name, (path, _) in zip(names, leaves, strict=True)}
-        self.paths = {**{name.removesuffix(VALUE): path for name, path in paths.items()}, **paths}
-        if double := [name for name, count in Counter(names).items() if count > 1]:
-            raise UsageError(f"{folder}: two arrays have the name {double[0]!r}, as keys with dots have")
+            raise UsageError(f"{folder}: {name!r} cannot be read by orbax: {error}") from error
+        return np.asarray(next(leaf for path, leaf in tree_leaves_with_path(found) if path == wanted))
 
-    def read(self, name: str) -> np.ndarray[Any, Any]:
-        """One array; whoever calls from another thread waits."""
-        wanted, ocp = self.paths[name], self._ocp
-        item = jax.tree_util.tree_map_with_path(
-            lambda path, leaf: 0 if path == wanted else ocp.PLACEHOLDER, self._tree
-        )
-        how = jax.tree.map(lambda leaf: ocp.RestoreArgs(restore_type=np.ndarray), self._tree)
-        try:
-            with self._lock:
-                found = self._handler.restore(
-                    self._folder, args=ocp.args.PyTreeRestore(item=item, restore_args=how)
-                )
-        except Exception as error:
-            raise UsageError(f"{self._folder}: {name!r} cannot be read by orbax: {error}") from error
-        leaves = jax.tree_util.tree_leaves_with_path(found)
-        return np.asarray(next(leaf for path, leaf in leaves if path == wanted))
+    return paths, read
