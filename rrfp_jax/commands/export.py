@@ -11,7 +11,8 @@ from rrfp_jax.checkpoint.folder import readable_checkpoints
 from rrfp_jax.commands.command_line import print_whole
 from rrfp_jax.errors import DONE, UsageError
 from rrfp_jax.weights.families import FAMILIES
-from rrfp_jax.weights.published_models import Parameters, as_family, fields_at, own_names
+from rrfp_jax.weights.published_models import Parameters, Publication, as_family, fields_at
+from rrfp_jax.weights.tables import TensorNames
 from rrfp_jax.weights.tensors import check_absent, write_tensors
 
 
@@ -24,7 +25,7 @@ def main(options: argparse.Namespace) -> int:
     checkpoint = next(readable_checkpoints("RUN", folder, options.step))
     params = Parameters(checkpoint, None if options.dtype is None else np.dtype(options.dtype))
     if options.as_ is None:
-        content = own_names(params)
+        content = Publication(sources=[params.source(path, TensorNames((path,))) for path in params.keys])
     elif checkpoint.run.base is not None:
         raise UsageError(
             f"--as={options.as_}: {checkpoint.folder} leaves out {checkpoint.run.base}: without --as= the "

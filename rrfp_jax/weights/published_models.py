@@ -20,7 +20,16 @@ from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.fields import path_of, shown
 from rrfp_jax.json_files import Unreadable, flat, read_json
 from rrfp_jax.runtime.programs.initial import InitFunction, ModelCheckedInit, SourcedInit
-from rrfp_jax.weights.families import COMPUTED_PIXELS, CONFIG, PIXELS, TIED, Family, differences, family_of
+from rrfp_jax.weights.families import (
+    COMPUTED_PIXELS,
+    CONFIG,
+    PIXELS,
+    TIED,
+    Family,
+    Json,
+    differences,
+    family_of,
+)
 from rrfp_jax.weights.tables import HEAD, TensorNames
 from rrfp_jax.weights.tensors import (
     FromFiles,
@@ -241,14 +250,7 @@ class Parameters:
         return TensorSource(stored.names, nbytes, lambda: stored.arrangement.theirs(self.read(path)))
 
 
-def own_names(params: Parameters) -> Publication:
-    """All parameters under the names that they have here."""
-    return Publication(sources=[params.source(path, TensorNames((path,))) for path in params.keys])
-
-
-def as_family(
-    params: Parameters, family: Family, first: int | None, fields: Mapping[str, Any]
-) -> Publication:
+def as_family(params: Parameters, family: Family, first: int | None, fields: Json) -> Publication:
     """The parameters of a published family's layers under its names, and its JSON files.
 
     The layers begin with number `first` (None if the model has no others) and have these fields of their
@@ -286,7 +288,7 @@ def as_family(
     return Publication(sources=sources, others=files, left_out=[p for p in left_out if p != head])
 
 
-def fields_at(checkpoint: CheckpointView, place: str) -> Mapping[str, Any]:
+def fields_at(checkpoint: CheckpointView, place: str) -> Json:
     """The fields of the layers' config at a place such as "model.decoder" of that kept with a checkpoint."""
     found = checkpoint.run.config
     for name in place.split("."):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -39,8 +39,7 @@ KERNEL = Arrangement(np.transpose, lambda ours: [ours.T])
 """A matrix product: PyTorch has [O, I], flax [I, O]."""
 
 FUSED_KERNELS = Arrangement(
-    lambda first, second: np.concatenate([first, second]).T,
-    lambda ours: [half.T for half in _halves(ours)],
+    lambda first, second: np.concatenate([first, second]).T, lambda ours: [half.T for half in _halves(ours)]
 )
 """Two matrix products of as many channels each, side by side: [O, I] twice, and [I, 2 * O]."""
 
@@ -157,8 +156,8 @@ LLAMA_TABLE = FamilyTable(
 
 _EXPERT = _LAYER + "block_sparse_moe.experts.{expert}."
 
-MIXTRAL_TABLE = FamilyTable(
-    first=LLAMA_TABLE.first,
+MIXTRAL_TABLE = replace(
+    LLAMA_TABLE,
     block={
         **_ATTENTION,
         "experts.router": _one(_LAYER + "block_sparse_moe.gate.weight", KERNEL),
@@ -166,18 +165,16 @@ MIXTRAL_TABLE = FamilyTable(
         "experts.up": _one(_EXPERT + "w3.weight", EXPERTS),
         "experts.down": _one(_EXPERT + "w2.weight", EXPERTS),
     },
-    last=LLAMA_TABLE.last,
-    computed=LLAMA_TABLE.computed,
 )
 
-QWEN3_TABLE = FamilyTable(
-    first=LLAMA_TABLE.first,
+QWEN3_TABLE = replace(
+    LLAMA_TABLE,
     block={
         **LLAMA_TABLE.block,
         "attention.query_norm.scale": _one(_LAYER + "self_attn.q_norm.weight"),
         "attention.key_norm.scale": _one(_LAYER + "self_attn.k_norm.weight"),
     },
-    last=LLAMA_TABLE.last,
+    computed=(),
 )
 
 
