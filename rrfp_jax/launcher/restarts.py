@@ -108,7 +108,7 @@ class Elastic:
         self._asked = False
         if (memory := self.memory) is not None:
             memory.make()
-            memory.forget()
+            memory.request.unlink(missing_ok=True)
 
     def look(self, say: Say) -> None:
         """Ask the ranks to hand over once the time has come; to be called again and again."""
@@ -116,7 +116,7 @@ class Elastic:
             return
         self._asked = True
         try:
-            memory.ask()
+            memory.request.touch()
         except OSError as error:
             why = f"{error.filename}: {error.strerror}"
             say(f"the ranks cannot be asked to hand over: {why}; replicas come back after the next loss")

@@ -9,7 +9,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 
 from rrfp_jax.errors import UsageError
@@ -47,7 +46,7 @@ def lent_folder(place: Path = PLACE) -> Iterator[Path]:
 def outlives_launcher(memory: HostMemory) -> HostMemory:
     """Have a lent folder stay when its launcher ends, and the next one begins; where it is then."""
     name = memory.folder.name.removeprefix("rrfp-")
-    return replace(memory, folder=memory.folder.rename(memory.folder.with_name(f"rrfp-kept-{name}")))
+    return memory._replace(folder=memory.folder.rename(memory.folder.with_name(f"rrfp-kept-{name}")))
 
 
 def _remove_left(folder: Path) -> None:

@@ -274,7 +274,7 @@ class _Run:
             stops = self._is_pressed  # else there is nothing to go on from. A signal may have come, too
         elif hands_over:
             self._trainer.finish_saving()
-        elif self._memory is not None and self._memory.is_asked_for:
+        elif self._memory is not None and self._memory.request.exists():
             self._world.stop.request(StopReason.HANDS_OVER)  # which all know at the end of the next step
         return Followed(found, ends, stops)
 

@@ -348,10 +348,7 @@ def test_what_ranks_are_told(tmp_path):
     assert HostMemory.of({}) is None
     memory = HostMemory(tmp_path, 2)
     assert HostMemory.of(memory.environment) == memory
-    memory.ask()
-    assert memory.is_asked_for
-    memory.forget()
-    assert not memory.is_asked_for
+    assert memory.request.parent == memory.folder and not memory.request.exists()
     for wrong in ({"RRFP_REPLICAS": "2"}, {"RRFP_HOST_MEMORY": str(tmp_path)}):
         with pytest.raises(UsageError, match="unset them"):
             HostMemory.of(wrong)

@@ -40,7 +40,7 @@ class Replicas(ToyRun):
 
     def on_step(self, report):
         if report.step == self.asked_after:
-            HostMemory.of(os.environ).ask()
+            HostMemory.of(os.environ).request.touch()
         if report.step == self.removed_after:
             shutil.rmtree(os.environ["RRFP_HOST_MEMORY"])
         return report.step == self.ended_after
@@ -55,7 +55,7 @@ def attempt(tmp_path, monkeypatch, capsys):
         lent = HostMemory(tmp_path / "memory", replicas)
         for variable, value in lent.environment.items():
             monkeypatch.setenv(variable, value) if memory else monkeypatch.delenv(variable, False)
-        lent.forget()
+        lent.request.unlink(missing_ok=True)
         config = Replicas(
             name=name,
             steps=STEPS,

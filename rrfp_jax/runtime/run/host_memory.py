@@ -8,16 +8,15 @@ all replicas go on from the folder.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from rrfp_jax.errors import UsageError
 
 FOLDER, REPLICAS = "RRFP_HOST_MEMORY", "RRFP_REPLICAS"
 
 
-@dataclass(frozen=True)
-class HostMemory:
+class HostMemory(NamedTuple):
     """The host memory of one attempt."""
 
     folder: Path
@@ -47,22 +46,10 @@ class HostMemory:
         return self.folder / "states"
 
     @property
-    def is_asked_for(self) -> bool:
-        """Whether the ranks are to hand over."""
-        return self._request.exists()
+    def request(self) -> Path:
+        """A file that is there while the ranks are to hand over, after the step after the present one."""
+        return self.folder / "hand-over"
 
     def make(self) -> None:
         """Make the folder again if somebody has removed it, for this user only."""
         self.folder.mkdir(0o700, exist_ok=True)
-
-    def ask(self) -> None:
-        """Have the ranks hand over, after the step after the present one."""
-        self._request.touch()
-
-    def forget(self) -> None:
-        """Take an earlier request back."""
-        self._request.unlink(missing_ok=True)
-
-    @property
-    def _request(self) -> Path:
-        return self.folder / "hand-over"
