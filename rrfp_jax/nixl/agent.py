@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from time import perf_counter, sleep
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from rrfp_jax.environment import ENVIRONMENT
 from rrfp_jax.errors import TrainingError
@@ -37,6 +37,10 @@ MOST_IDLE = 64
 
 ALLOCATOR = "XLA_PYTHON_CLIENT_ALLOCATOR"
 KEEPS_ITS_MEMORY = ("", "default", "bfc")
+
+
+HasEnded: TypeAlias = Callable[[], bool]
+"""Whether all of a write is at its destination; not to be asked again once it is."""
 
 
 class NixlAbsent(Exception):
@@ -139,31 +143,23 @@ class Agent:
         if gone:
             self._call(lambda: self._agent.deregisterMem(self._list(gone), self._backends))
 
-    def write(self, rank: int, here: Sequence[MemoryRange], there: Sequence[MemoryRange]) -> Writing:
+    def write(self, rank: int, here: Sequence[MemoryRange], there: Sequence[MemoryRange]) -> HasEnded:
         """Begin to write from registered memory into that of another rank's agent."""
-        return Writing(self, self._call(self._request, self.name_of(rank), here, there))
+        request = self._call(self._request, self.name_of(rank), here, there)
+        ended = self._progress(self._agent.postXferReq, request)
+        return lambda: ended or self._progress(self._agent.getXferStatus, request)
 
     def write_within(
         self, seconds: float, rank: int, here: Sequence[MemoryRange], there: Sequence[MemoryRange]
     ) -> float:
         """Write, and wait until all is there; how long that took."""
-        began, writing = perf_counter(), self.write(rank, here, there)
-        while not writing.has_ended():
+        began, has_ended = perf_counter(), self.write(rank, here, there)
+        while not has_ended():
             if (waited := perf_counter() - began) > seconds:
                 size = sum(each.size for each in here)
                 raise WriteFailed(f"{size} bytes were not written in {seconds:.0f} s")
             sleep(pause(waited))
         return perf_counter() - began
-
-    def progress(self, request: int, begin: bool) -> bool:
-        """Begin a write, or look at it; whether it has ended, and then it is let go."""
-        status = self._call(self._agent.postXferReq if begin else self._agent.getXferStatus, request)
-        if status == self._nixl.NIXL_IN_PROG:
-            return False
-        if status != self._nixl.NIXL_SUCCESS:
-            raise WriteFailed(str(status))
-        self._call(self._agent.releaseXferReq, request)
-        return True
 
     def check_strangers(self) -> None:
         """Refuse notifications: no process of a run sends any."""
@@ -181,25 +177,22 @@ class Agent:
         except Exception as error:  # of the bindings' own kinds
             raise WriteFailed(str(error)) from None
 
+    def _progress(self, look: Callable[[int], Any], request: int) -> bool:
+        """Whether a write that is begun, or looked at, has ended; then it is let go."""
+        status = self._call(look, request)
+        if status == self._nixl.NIXL_IN_PROG:
+            return False
+        if status != self._nixl.NIXL_SUCCESS:
+            raise WriteFailed(str(status))
+        self._call(self._agent.releaseXferReq, request)
+        return True
+
     def _request(self, to: str, here: Sequence[MemoryRange], there: Sequence[MemoryRange]) -> int:
         ends = (self._nixl.nixlXferDList(self._kind, [tuple(each) for each in end]) for end in (here, there))
         return int(self._agent.createXferReq(self._nixl.NIXL_WRITE, *ends, to, "", self._backends))
 
     def _list(self, memory: Sequence[MemoryRange]) -> Any:
         return self._nixl.nixlRegDList(self._kind, [(*each, "") for each in memory])
-
-
-class Writing:
-    """A write under way."""
-
-    def __init__(self, agent: Agent, request: int) -> None:
-        self._agent, self._request = agent, request
-        self._ended = agent.progress(request, True)
-
-    def has_ended(self) -> bool:
-        """Whether all is at its destination."""
-        self._ended = self._ended or self._agent.progress(self._request, False)
-        return self._ended
 
 
 class Sources:

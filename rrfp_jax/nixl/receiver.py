@@ -72,12 +72,6 @@ class _Asked:
     unwanted: bool = False  # and its sender knows
 
 
-def suited(sizes: Mapping[int, int], size: int) -> int:
-    """The smallest of some slots that holds so many bytes, else the largest."""
-    large = [slot for slot in sizes if sizes[slot] >= size]
-    return min(large, key=sizes.__getitem__) if large else max(sizes, key=sizes.__getitem__)
-
-
 class Receiver:
     """One process's end. Each event gives the instructions that follow from it, in order.
 
@@ -226,7 +220,8 @@ class Receiver:
             slab = self._stages[asked.key.stage]
             if self._waits(asked) and (free := self._free(slab)):
                 sizes = self._slabs[slab].sizes
-                slot = suited({each: sizes[each] for each in free}, asked.size)
+                large = [each for each in free if sizes[each] >= asked.size]
+                slot = min(large, key=sizes.__getitem__) if large else max(free, key=sizes.__getitem__)
                 if sizes[slot] < asked.size:
                     done.append(self._grown(slab, slot, asked.size))
                 given = self._give(rank, asked.key.stage, slot, number)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import jax
 
 from rrfp_jax.errors import TrainingError
-from rrfp_jax.nixl.agent import Agent, MemoryRange, Sources, WriteFailed, Writing
+from rrfp_jax.nixl.agent import Agent, HasEnded, MemoryRange, Sources, WriteFailed
 from rrfp_jax.nixl.memory import ALIGNMENT, Copiers, Slabs, by_slab, memory_of, packed, room_for, slot_size
 from rrfp_jax.nixl.receiver import SLOTS, Copy, Give, Grow, Receiver, Slab
 from rrfp_jax.nixl.sender import (
@@ -85,7 +85,7 @@ class NixlTransport(BetweenProcesses):
         self._numbers: dict[Key, list[int]] = {}  # of the messages to each receiver, in this round
         self._sent: dict[int, _Sent] = {}  # by number, what has not ended
         self._writing: dict[int, tuple[_Sent, Sequence[MemoryRange]]] = {}  # whose arrays must stay
-        self._watched: SimpleQueue[tuple[int, Writing] | None] = SimpleQueue()
+        self._watched: SimpleQueue[tuple[int, HasEnded] | None] = SimpleQueue()
         self._watches = False  # a thread does; not before the first write that takes longer
         self._copies: dict[int, tuple[Sequence[jax.Array], float]] = {}  # by place: tokens, beginning (s)
         self._arrived: list[Arrival] = []
@@ -93,7 +93,16 @@ class NixlTransport(BetweenProcesses):
         self._told: set[int] = set()  # whom this process has said that it has ended, or writes to no more
         self._closed = False
         self._number = self._world.next_round()  # other transports of this run have others
-        self._listen()
+        machines: Mapping[type[Message], Callable[[int, Any], Sequence[Any]]] = {
+            Ask: self._receiver.asked,
+            Written: self._receiver.written,
+            Dropped: self._receiver.dropped,
+            Granted: self._sender.granted,
+            Unwanted: self._sender.unwanted,
+        }
+        for kind, machine in machines.items():
+            self._mailbox.on(kind, partial(self._heed, machine), self._number)
+        self._mailbox.on(Ended, self._on_ended, self._number)
         self._world.gather("everybody's slots", None, START_SECONDS)  # now others may send to this one
 
     @classmethod
@@ -185,19 +194,6 @@ class NixlTransport(BetweenProcesses):
             # Posting could wait, if garbage is collected now.
             self._mailbox.call_soon(self._say_ended, 0, None)
 
-    def _listen(self) -> None:
-        receiver, sender = self._receiver, self._sender
-        machines: Mapping[type[Message], Callable[[int, Any], Sequence[Any]]] = {
-            Ask: receiver.asked,
-            Written: receiver.written,
-            Dropped: receiver.dropped,
-            Granted: sender.granted,
-            Unwanted: sender.unwanted,
-        }
-        for kind, machine in machines.items():
-            self._mailbox.on(kind, partial(self._heed, machine), self._number)
-        self._mailbox.on(Ended, self._on_ended, self._number)
-
     def _heed(self, machine: Callable[[int, Any], Sequence[Any]], rank: int, message: Message) -> None:
         if rank in self._gone or self._closed:
             return
@@ -254,16 +250,13 @@ class NixlTransport(BetweenProcesses):
                     granted = Granted(one.place, one.stage, one.number, one.room, at, metadata)
                     self._mailbox.post(one.rank, granted, self._number)
                 case Copy():
-                    self._copy(one)
+                    self._offers.observer.coming(one.key)
+                    arrays, ended = self._slabs.copy(one.slab, one.slot, one.specs)
+                    if one.place is not None:
+                        self._copies[one.place] = ended, perf_counter()
+                    self._arrived.append(Arrival(one.key, arrays, one.ended - self._world.clock[0]))
                 case Grow():
                     self._slabs.grow(*one)
-
-    def _copy(self, copy: Copy) -> None:
-        self._offers.observer.coming(copy.key)
-        arrays, ended = self._slabs.copy(copy.slab, copy.slot, copy.specs)
-        if copy.place is not None:
-            self._copies[copy.place] = ended, perf_counter()
-        self._arrived.append(Arrival(copy.key, arrays, copy.ended - self._world.clock[0]))
 
     def _write(self, write: Write) -> None:
         sent, at = self._sent[write.number], write.place.at
@@ -273,8 +266,10 @@ class NixlTransport(BetweenProcesses):
         try:
             self._sources.take(memory)
             try:
-                writing = self._agent.write(write.rank, memory, there)
-                ended = _ends_soon(writing)
+                has_ended = self._agent.write(write.rank, memory, there)
+                until = perf_counter() + LOOK_SECONDS
+                while not (ended := has_ended()) and perf_counter() < until:
+                    pass
             except WriteFailed:
                 self._sources.leave(memory)
                 raise
@@ -284,7 +279,7 @@ class NixlTransport(BetweenProcesses):
         if ended:
             self._on_end_of_write(write.number, "")
             return
-        self._watched.put((write.number, writing))
+        self._watched.put((write.number, has_ended))
         if not self._watches:
             self._watches = True
             own = (self._watched, partial(self._mailbox.call_soon, self._on_end_of_write))
@@ -310,26 +305,19 @@ class NixlTransport(BetweenProcesses):
         return TrainingError(f"the write of the {sent.key} to {to} failed: {reason}")
 
 
-def _ends_soon(writing: Writing) -> bool:
-    until = perf_counter() + LOOK_SECONDS
-    while not (ended := writing.has_ended()) and perf_counter() < until:
-        pass
-    return ended
-
-
-def _watch(new: SimpleQueue[tuple[int, Writing] | None], tell: Callable[[int, str], None]) -> None:
+def _watch(new: SimpleQueue[tuple[int, HasEnded] | None], tell: Callable[[int, str], None]) -> None:
     """Look at writes until they have ended, in a thread; tell of each, and why it failed."""
-    watched: dict[int, Writing] = {}
+    watched: dict[int, HasEnded] = {}
     since, more = 0.0, True
     while watched or more:
         with suppress(Empty):
             found = new.get(timeout=pause(perf_counter() - since) if watched else None)
             since, more = perf_counter(), found is not None
             watched |= [found] if found is not None else []
-        for number, writing in list(watched.items()):
+        for number, has_ended in list(watched.items()):
             error = ""
             try:
-                if not writing.has_ended():
+                if not has_ended():
                     continue
             except WriteFailed as failed:
                 error = str(failed)

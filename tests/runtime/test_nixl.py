@@ -116,20 +116,12 @@ class TestTrial:
             assert "transport='nixl': rank 1: NIXL cannot be imported" in str(found[0])
 
     def test_bytes_that_do_not_come_are_noticed(self, worlds, monkeypatch):
-        class Nothing:
-            def has_ended(self):
-                return True
-
-        monkeypatch.setattr(Agent, "write", lambda *_: Nothing())
+        monkeypatch.setattr(Agent, "write", lambda *_: lambda: True)
         found = chosen(worlds, "nixl")
         assert all("what lies there is something else" in str(one) for one in found)
 
     def test_a_write_has_a_limit(self, worlds, monkeypatch):
-        class Never:
-            def has_ended(self):
-                return False
-
-        monkeypatch.setattr(Agent, "write", lambda *_: Never())
+        monkeypatch.setattr(Agent, "write", lambda *_: lambda: False)
         monkeypatch.setattr(trial, "WRITE_SECONDS", 0.05)
         found = chosen(worlds, "nixl")
         assert all("rank 0 cannot write to rank 1: 4096 bytes were not written" in str(one) for one in found)
@@ -166,14 +158,13 @@ def test_a_write_that_fails_after_the_end_keeps_nobody(worlds, monkeypatch):
     """Its receiver, which lives, hears that nothing more comes; both mailboxes let their transports go."""
     fails = threading.Event()
 
-    class Failing:
-        def has_ended(self):
-            if fails.is_set():
-                raise WriteFailed("the way is broken")
-            return False
+    def has_ended():
+        if fails.is_set():
+            raise WriteFailed("the way is broken")
+        return False
 
     sender, receiver = transports = [own.transport for own in chosen(worlds, "nixl")]
-    monkeypatch.setattr(Agent, "write", lambda *_: Failing())
+    monkeypatch.setattr(Agent, "write", lambda *_: has_ended)
 
     def until(holds):
         deadline = perf_counter() + 60.0

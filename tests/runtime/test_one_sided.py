@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rrfp_jax.nixl.memory import ALIGNMENT, packed
-from rrfp_jax.nixl.receiver import Receiver, Slab, suited
+from rrfp_jax.nixl.receiver import Receiver, Slab
 from rrfp_jax.nixl.sender import Ask, Dropped, Granted, Refused, Release, Sender, Unwanted, Write, Written
 from rrfp_jax.runtime.run.mailbox import pack, unpack
 from tests.verification.exploration.slots.faults import faults
@@ -84,9 +84,12 @@ def test_arrays_lie_apart_and_in_turn(specs, devices):
 
 
 class TestSlots:
-    def test_the_smallest_that_is_large_enough(self):
-        slots = dict(enumerate([30, 10, 20, 40]))
-        assert [suited(slots, size) for size in (5, 10, 11, 30, 40)] == [1, 1, 2, 0, 3]
+    @pytest.mark.parametrize(("size", "slot"), [(1, 1), (256, 1), (257, 2), (768, 0), (769, 3)])
+    def test_the_smallest_that_is_large_enough(self, size, slot):
+        receiver = Receiver([Slab([768, 256, 512, 1024], 1)], {0: 0})
+        receiver.begin(1)
+        (given,) = receiver.asked(1, Ask(1, message_key(1, 1, 0), (((size,), "uint8"),), ()))
+        assert given.slot == slot
 
     def test_the_largest_grows(self):
         receiver = Receiver([Slab([300, 100, 400], 1)], {0: 0})
