@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from rrfp_jax.errors import UsageError
 from rrfp_jax.files import opened_binary
-from rrfp_jax.runtime.run.signals import children_giving_up
+from rrfp_jax.runtime.run.signals import undone
 
 LOCK_SECONDS, TRY_SECONDS = 10.0, 0.01
 """Launchers lock the folder that runs are in for milliseconds; another asks again for so long, so often."""
@@ -62,7 +62,7 @@ def used_folder(folder: Path, how: int = fcntl.LOCK_SH) -> Iterator[None]:
         UsageError: another process has it, and keeps it: for good, if it is a live run's own folder.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
+    with undone(partial(os.close, descriptor)):  # by children, too: else one would hold the lock
         try:
             lock_within(LOCK_SECONDS, descriptor, how)
         except BlockingIOError:
@@ -72,10 +72,7 @@ def used_folder(folder: Path, how: int = fcntl.LOCK_SH) -> Iterator[None]:
             ) from None
         except OSError:  # its file system has no locks
             pass
-        with children_giving_up(partial(os.close, descriptor)):  # else a child would hold the lock
-            yield
-    finally:
-        os.close(descriptor)
+        yield
 
 
 def lock_within(seconds: float, descriptor: int, how: int) -> None:

@@ -20,7 +20,7 @@ from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import printable
 from rrfp_jax.files import is_used, read_whole
 from rrfp_jax.name_lock import lock_of, lock_within
-from rrfp_jax.runtime.run.signals import children_giving_up
+from rrfp_jax.runtime.run.signals import undone
 from rrfp_jax.runtime.run.world import START_SECONDS, World
 
 LONGEST_HOLDER = 1024
@@ -62,17 +62,16 @@ def _locked(path: Path) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         descriptor = _lock(path)
-        try:
-            since = time.strftime("%Y-%m-%d %H:%M:%S")
-            with suppress(OSError):  # a full disk: the lock holds all the same
-                os.ftruncate(descriptor, 0)
-                holder = f"process {os.getpid()} on {socket.gethostname()} (since {since})\n"
-                os.write(descriptor, holder.encode())
-            with children_giving_up(partial(os.close, descriptor)):  # else a child would hold the lock
+        with undone(partial(os.close, descriptor)):  # by children, too: else one would hold the lock
+            try:
+                since = time.strftime("%Y-%m-%d %H:%M:%S")
+                with suppress(OSError):  # a full disk: the lock holds all the same
+                    os.ftruncate(descriptor, 0)
+                    holder = f"process {os.getpid()} on {socket.gethostname()} (since {since})\n"
+                    os.write(descriptor, holder.encode())
                 yield
-        finally:
-            path.unlink(missing_ok=True)
-            os.close(descriptor)
+            finally:
+                path.unlink(missing_ok=True)
     finally:
         for parent in made:
             with suppress(OSError):

@@ -132,6 +132,16 @@ def children_giving_up(act: Callable[[], object]) -> Iterator[None]:
             _given_up.remove(act)
 
 
+@contextmanager
+def undone(act: Callable[[], object]) -> Iterator[None]:
+    """Inside, forked children begin by calling this; at the end it is called, too."""
+    try:
+        with children_giving_up(act):
+            yield
+    finally:
+        act()
+
+
 def _give_up() -> None:
     while _given_up:
         with suppress(OSError):
@@ -204,16 +214,12 @@ def collected_signals(numbers: Sequence[int], *, wakes: Sequence[int] = ()) -> I
         signal.set_wakeup_fd(wakeup)
         signals.close()
 
-    def leave_to_parent() -> None:
-        give_back()
-        if signal.SIGINT in woken:  # a terminal sends it to all; the parent may need its workers to the end
+    def outlast_ctrl_c() -> None:  # a terminal sends it to all; the parent may need its workers to the end
+        if signal.SIGINT in woken:
             signal.signal(signal.SIGINT, _only_wake)
 
-    try:
-        with children_giving_up(leave_to_parent), _only_waking(woken):
-            yield signals
-    finally:
-        give_back()
+    with undone(give_back), children_giving_up(outlast_ctrl_c), _only_waking(woken):
+        yield signals
 
 
 @contextmanager
@@ -225,11 +231,8 @@ def _only_waking(numbers: Sequence[int]) -> Iterator[None]:
         for number, handler in before.items():
             signal.signal(number, handler)
 
-    try:
-        with children_giving_up(put_back):
-            yield
-    finally:
-        put_back()
+    with undone(put_back):
+        yield
 
 
 def _only_wake(number: int, frame: object) -> None:
@@ -340,18 +343,15 @@ class StopsAfterStep(SignalAnswer):
     def heed(self, number: int) -> None:
         stop = self._world.stop
         why = StopReason.CTRL_C if number == signal.SIGINT else StopReason.SIGTERM
-        if (asked := stop.requested >= StopReason.SIGTERM) and self._is_echo():
+        asked, first = stop.requested >= StopReason.SIGTERM, (self._deadline or 0.0) - self._limit
+        # A launcher sends on what this process has got, too: some end whole groups of processes.
+        if asked and self._world.folder is not None and monotonic() < first + ECHO_SECONDS:
             return
         stop.request(why)
         _say_within_limit(self._say, why, asked)
         if asked:
             self._fail(KeyboardInterrupt())
         self._deadline = monotonic() + self._limit
-
-    def _is_echo(self) -> bool:
-        """Whether a launcher sends on what this process has got, too: some end whole groups of processes."""
-        launched, first = self._world.folder is not None, (self._deadline or 0.0) - self._limit
-        return launched and monotonic() < first + ECHO_SECONDS
 
     def check(self) -> float | None:
         stop = self._world.stop
