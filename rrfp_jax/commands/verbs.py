@@ -21,8 +21,8 @@ FIGURES = Flag("--json", "FILE.json", "write all numbers here", output_of)
 SHARE = number(float, "a share", above=0, most=1)
 RESTARTS = number(int, "a number of restarts", 0, most=10**9)
 SECONDS = number(float, "a number of seconds", above=0)
-LAYER = number(int, "the number of a layer", 0)
 CHECKPOINT = number(int, "the step of a checkpoint", 0)
+LAYER = number(int, "the number of a layer", 0)
 GROUP = number(int, "the ranks of a tensor-parallel group", 1)
 PROCESSES = number(int, "a number of processes", 1, most=4096)
 """On one machine: each takes a gigabyte or so."""
@@ -97,12 +97,7 @@ bf bfw fb b-priority f-priority gpipe 1f1b interleaved-1f1b zb-h1 zb-h2 zb-v v-h
 
 STEP = grouped(
     "the step",
-    Flag(
-        "--workload",
-        "FILE.json|RUN",
-        "seconds of every task and transfer; or what a run left: RUN, RUN/costs.json",
-        path_of,
-    ),
+    Flag("--workload", "FILE.json|RUN", "seconds of tasks and transfers; or a run, its costs.json", path_of),
     Flag("--family", "NAME", "or steps drawn at random", choices=FAMILIES.split()),
     Flag("--stages", "N", "of a family's steps (default: 8)", number(int)),
     Flag("--microbatches", "N", "of a family, or with a costs.json (default: 32)", number(int)),
@@ -201,10 +196,7 @@ exit status: 0 done, whether or not the run fits; 1 failed, 2 invalid arguments,
         ),
         Flag("--efficiency", "X", "share of the device's peaks reached", SHARE, 1.0),
         Flag(
-            "--memory-share",
-            "X",
-            f"part of its memory that JAX takes ({MEMORY_SHARE}; as told, of a measured one)",
-            SHARE,
+            "--memory-share", "X", f"part of memory that JAX takes ({MEMORY_SHARE}; measured: as told)", SHARE
         ),
         FIGURES,
     ),
@@ -265,6 +257,8 @@ examples:
     ),
 )
 
+PUBLISHED = "llama3 qwen3 mixtral vit siglip"
+
 EXPORT = Verb(
     name="export",
     line="write a run's parameters as safetensors files",
@@ -288,22 +282,10 @@ examples:
     flags=(
         Flag("RUN", "RUN", "the run's folder, that of its checkpoints, or one of them", path_of, needed=True),
         Flag("--to", "FOLDER", "a new folder", folder_of, needed=True),
-        Flag(
-            "--as",
-            "FAMILY",
-            "the family whose names and config.json are written",
-            choices=["llama3", "qwen3", "mixtral", "vit", "siglip"],
-        ),
+        Flag("--as", "FAMILY", "whose names and config.json are written", choices=PUBLISHED.split()),
         Flag("--step", "N", "of another checkpoint than the latest", CHECKPOINT),
-        Flag(
-            "--dtype",
-            "DTYPE",
-            "of floating-point values (as they are stored)",
-            choices=["float32", "bfloat16", "float16"],
-        ),
-        Flag(
-            "--model", "NAME", "the object with the sizes of the layers, in the run's config", default="model"
-        ),
+        Flag("--dtype", "DTYPE", "of floats (as stored)", choices=["float32", "bfloat16", "float16"]),
+        Flag("--model", "NAME", "what has the sizes of the layers in the run's config", default="model"),
         Flag("--first", "N", "only a part of the model is of the family; its first layer", LAYER),
         Flag("--shard-gb", "GB", "10^9 bytes of a file at most", number(float, "a size", above=0), 5.0),
         Flag("--replace", "", "rename what is at FOLDER to FOLDER.1, or the next free number"),
@@ -390,8 +372,6 @@ Prints functions of a shell that complete the commands, their flags and the name
     flags=(Flag("SHELL", "SHELL", "yours", choices=["bash", "zsh"], needed=True),),
 )
 
-VERBS = {
-    verb.name: verb
-    for verb in (TRAIN, LAUNCH, SIM, PLAN, COMPILE, DOCTOR, EXPORT, REPORT, TOP, WHY, COMPLETION)
-}
+IN_ORDER = (TRAIN, LAUNCH, SIM, PLAN, COMPILE, DOCTOR, EXPORT, REPORT, TOP, WHY, COMPLETION)
+VERBS = {verb.name: verb for verb in IN_ORDER}
 """By name, in the order of `rrfp --help`."""
