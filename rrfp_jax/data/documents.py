@@ -33,13 +33,15 @@ from rrfp_jax.data.corpus import TEXT, Corpus, TokenizedDocument, reject_or_warn
 from rrfp_jax.data.images import Patches
 from rrfp_jax.data.sampling import (
     EMPTY,
-    BatchSampler,
     Draw,
+    Drawn,
     Order,
     Split,
     check_counts,
     check_sampling,
+    even_out,
     mix,
+    ordered,
     planned,
 )
 from rrfp_jax.errors import UsageError
@@ -162,12 +164,12 @@ class Documents:
 
         Rows of a bucket that fill no whole microbatch in that epoch come after it.
         """
-        return self._sampler.steps
+        return self._draw.steps if self.split == "train" else self._draw.validation_steps
 
     @property
     def buckets(self) -> Sequence[Fields]:
         """The fields of every shape that a microbatch can have."""
-        return [fields for fields, rows in zip(self._fields, self._sampler.rows, strict=True) if len(rows)]
+        return [fields for fields, rows in zip(self._fields, self._draw.rows, strict=True) if rows]
 
     def plan(self, step: int) -> list[Microbatch]:
         """The microbatches of `step` >= 0, a function of (seed, step, split) and the documents."""
@@ -177,8 +179,22 @@ class Documents:
                 source=(self.fingerprint, bucket, *rows.tolist()),
                 weight=float(self._labels[rows[rows != EMPTY]].sum()),
             )
-            for bucket, rows in self._sampler.step(step)
+            for bucket, rows in self._drawn(step)
         ]
+
+    def _drawn(self, step: int) -> list[Drawn]:
+        """The microbatches of `step` >= 0: the bucket of each, and indices among all rows or `EMPTY`."""
+        train = self.split == "train"
+        draw = self._draw.training_step if train else self._draw.validation_step
+        found = [(b, np.where(at == EMPTY, EMPTY, self._rows_of_bucket[b][at])) for b, at in draw(step)]
+        if self._even is not None and train:
+            for bucket in {bucket: None for bucket, _ in found}:
+                own = [j for j, (of, _) in enumerate(found) if of == bucket]
+                rows = np.concatenate([found[j][1] for j in own])
+                for j, items in zip(own, even_out(self._even[rows], len(own)), strict=True):
+                    found[j] = (bucket, rows[items])
+        costs = (self.balance or self._size)(np.array(self.bucket_lengths)) * self._taken
+        return [found[j] for j in ordered([float(costs[bucket]) for bucket, _ in found], self.order)]
 
     def load(self, microbatch: Microbatch, fields: Collection[str]) -> Arrays:
         """The arrays of `fields`; no more is read and decoded than they need.
@@ -275,12 +291,18 @@ class Documents:
         return taken if self.balance is None else rows_by_cost(lengths, taken[-1], self.balance)
 
     @functools.cached_property
-    def _sampler(self) -> BatchSampler:
-        costs = (self.balance or self._size)(np.array(self.bucket_lengths)) * self._taken
-        rows = [np.flatnonzero(self._bucket_of_row == bucket) for bucket in range(len(costs))]
-        draw = Draw(tuple(map(len, rows)), self._taken, self.microbatches, self.seed)
-        even = None if self.balance is None else self.rows_of_split.summed(self.balance(self.pieces.size))
-        return BatchSampler(draw, rows, self.split, self.order, costs.tolist(), even)
+    def _rows_of_bucket(self) -> list[NDArray[np.int64]]:
+        return [np.flatnonzero(self._bucket_of_row == bucket) for bucket in range(len(self.bucket_lengths))]
+
+    @functools.cached_property
+    def _draw(self) -> Draw:
+        """Of positions among each bucket's rows."""
+        return Draw(tuple(map(len, self._rows_of_bucket)), self._taken, self.microbatches, self.seed)
+
+    @functools.cached_property
+    def _even(self) -> NDArray[np.float64] | None:
+        """The cost of each row, by which they are dealt evenly in training; None leaves them as drawn."""
+        return None if self.balance is None else self.rows_of_split.summed(self.balance(self.pieces.size))
 
     @functools.cached_property
     def _fields(self) -> list[Fields]:

@@ -36,37 +36,6 @@ EMPTY = -1
 """A row without any token."""
 
 
-@dataclass(frozen=True)
-class BatchSampler:
-    """The rows of a split by bucket, and how steps take them."""
-
-    draw: Draw  # of positions among each bucket's rows
-    rows: Sequence[NDArray[np.int64]]  # indices of each bucket's rows among all
-    split: Split  # "train" takes rows shuffled by (seed, epoch) for ever, "validation" all of them in order
-    order: Order  # of a step's microbatches, by `costs`
-    costs: Sequence[float]  # of a microbatch of each bucket
-    even: NDArray[np.float64] | None
-    """Cost of each row, by which rows of a training step are dealt evenly to the microbatches of their
-    bucket; None leaves rows as drawn."""
-
-    @property
-    def steps(self) -> int:
-        """Steps of a validation pass, which has every row once; of training's first epoch, rounded up."""
-        return self.draw.steps if self.split == "train" else self.draw.validation_steps
-
-    def step(self, step: int) -> list[Drawn]:
-        """The microbatches of `step` >= 0: the bucket of each, and indices among all rows or `EMPTY`."""
-        draw = self.draw.training_step if self.split == "train" else self.draw.validation_step
-        found = [(b, np.where(at == EMPTY, EMPTY, self.rows[b][at])) for b, at in draw(step)]
-        if self.even is not None and self.split == "train":
-            for bucket in {bucket: None for bucket, _ in found}:
-                own = [j for j, (of, _) in enumerate(found) if of == bucket]
-                rows = np.concatenate([found[j][1] for j in own])
-                for j, items in zip(own, even_out(self.even[rows], len(own)), strict=True):
-                    found[j] = (bucket, rows[items])
-        return [found[j] for j in ordered([self.costs[bucket] for bucket, _ in found], self.order)]
-
-
 def planned(
     microbatch: Microbatch, fingerprint: int, fields: Collection[str], known: Collection[str], what: str
 ) -> list[int]:

@@ -66,7 +66,7 @@ def test_no_token_is_dropped(packed):
     found = predictions(held, [mb for step in range(held.steps) for mb in held.plan(step)])
     assert held.plan(held.steps) == held.plan(0)
     # In training whole epochs end inside steps: take as many microbatches as complete four of them.
-    draw, epochs = data._sampler.draw, int(np.lcm.reduce(documents(packed=packed)._taken))
+    draw, epochs = data._draw, int(np.lcm.reduce(documents(packed=packed)._taken))
     count = draw._before(epochs)
     plan = [mb for step in range(-(-count // 4)) for mb in data.plan(step)][:count]
     times = predictions(data, plan)

@@ -220,10 +220,10 @@ def test_packed_rows_that_no_bucket_holds_are_taken_apart(seed, lengths):
     corpus = dataclasses.replace(corpus, patches=data.Patches(size=4, longest=64))
     made = pictures(corpus=corpus, lengths=lengths, packed=True, validation_share=0.4)
     for own in (made, dataclasses.replace(made, split="validation")):
-        rows = np.concatenate(own._sampler.rows)
+        rows = np.concatenate(own._rows_of_bucket)
         assert sorted(rows) == list(range(len(own.rows_of_split.size)))
         assert sorted(own.rows_of_split.order) == list(range(len(own.documents)))
-        for bucket, held in zip(own.bucket_lengths, own._sampler.rows, strict=True):
+        for bucket, held in zip(own.bucket_lengths, own._rows_of_bucket, strict=True):
             assert (own.rows_of_split.size[held] <= bucket).all()
 
 
