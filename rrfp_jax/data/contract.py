@@ -270,10 +270,8 @@ def _check_rows(where: str, mb: Any) -> None:
     arrays = [(name, spec) for name, spec in mb.fields.items() if tuple(spec.shape)]
     if arrays and not any(math.prod(spec.shape) for _, spec in arrays):
         name, spec = arrays[0]
-        raise UsageError(
-            f"{where} has no rows: its field {name!r} is {np.dtype(spec.dtype).name}{list(spec.shape)}; "
-            f"leave the microbatch out"
-        )
+        form = f"{np.dtype(spec.dtype).name}{list(spec.shape)}"
+        raise UsageError(f"{where} has no rows: its field {name!r} is {form}; leave the microbatch out")
 
 
 def declared_buckets(data: Data) -> list[Bucket]:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from rrfp_jax.errors import UsageError, imported
 from rrfp_jax.fields import check_fields
-from rrfp_jax.files import open_regular
+from rrfp_jax.files import opened_binary
 
 Image: TypeAlias = Any
 """A path, an encoded file's bytes, uint8[H, W] or [H, W, 3 or 4], or a `PIL.Image.Image`."""
@@ -198,24 +198,22 @@ def _opened(image: Image) -> Iterator[Any]:
         raise BadDocument("with a broken image", name_of(image)) from error
 
 
-@contextmanager
-def _file(image: Image) -> Iterator[Any]:
-    """The encoded image."""
+def _file(image: Image) -> Any:
+    """The encoded image, which its user closes."""
     if isinstance(image, bytes):
-        yield io.BytesIO(image)
-        return
+        return io.BytesIO(image)
     if not isinstance(image, Path):
         raise BadDocument("with something that is no image")
     try:
-        descriptor = open_regular(image)
+        file = opened_binary(image)
     except FileNotFoundError:
         raise BadDocument("with a missing image", image.name) from None
     except OSError:
         raise BadDocument("with an unreadable image", image.name) from None
-    with os.fdopen(descriptor, "rb") as file:
-        if not 0 < (size := os.fstat(descriptor).st_size) <= LARGEST_FILE:
-            raise BadDocument("with too large an image" if size else "with an empty image", image.name)
-        yield file
+    if not 0 < (size := os.fstat(file.fileno()).st_size) <= LARGEST_FILE:
+        file.close()
+        raise BadDocument("with too large an image" if size else "with an empty image", image.name)
+    return file
 
 
 def _check(picture: Any, name: str = "") -> None:
