@@ -8,7 +8,7 @@ import pytest
 
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.run import token as token_module
-from rrfp_jax.runtime.run.token import SharedToken, new_token, take_token
+from rrfp_jax.runtime.run.token import new_token, shared_token, take_token, write_token
 from tests.attacks.test_store import Bare
 
 TOKEN = "0123456789abcdef" * 4
@@ -73,7 +73,7 @@ class TestOfAStep:
 
         def take(rank, folder):
             try:
-                found[rank] = SharedToken("7-0-0", folder).exchange(store, rank, len(folders), 10.0)
+                found[rank] = shared_token(folder / "7-0-0.token", store, rank, len(folders), 10.0)
             except UsageError as error:
                 found[rank] = str(error)
 
@@ -94,12 +94,13 @@ class TestOfAStep:
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700 and not list(folder.iterdir())
 
     def test_only_the_user_may_read_it(self, tmp_path):
-        SharedToken("7-0-0", tmp_path).write()
+        write_token(tmp_path / "7-0-0.token")
         (file,) = tmp_path.iterdir()
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
     def test_one_that_a_killed_run_has_left_is_not_used_again(self, tmp_path):
-        assert SharedToken("7-0-0", tmp_path).write() != SharedToken("7-0-0", tmp_path).write()
+        path = tmp_path / "7-0-0.token"
+        assert write_token(path) != write_token(path) == path.read_bytes()
 
     def test_a_folder_that_nodes_do_not_share_is_named_by_all_and_left_empty(self, tmp_path, monkeypatch):
         monkeypatch.setattr("rrfp_jax.files.SEEN_SECONDS", 0.1)
@@ -119,7 +120,7 @@ class TestOfAStep:
         store = Bare()
         store.key_value_set_bytes("rrfp/token/0", b"-")
         with pytest.raises(UsageError, match="others may read it"):
-            SharedToken("7-0-0", tmp_path).exchange(store, 1, 2, 1.0)
+            shared_token(tmp_path / "7-0-0.token", store, 1, 2, 1.0)
 
 
 def test_no_two_are_alike():

@@ -44,7 +44,7 @@ from rrfp_jax.runtime.run.recorder import FlightRecorder, recorder_in
 from rrfp_jax.runtime.run.roll_call import RollCall
 from rrfp_jax.runtime.run.stacks import first_used
 from rrfp_jax.runtime.run.status_report import StatusResponder, dump_on_signal
-from rrfp_jax.runtime.run.token import FILE, HOW, SealedStore, SharedToken, take_token
+from rrfp_jax.runtime.run.token import FILE, HOW, SealedStore, shared_token, take_token
 from rrfp_jax.runtime.run.world import World
 
 REMINDER_SECONDS = 30.0
@@ -155,10 +155,7 @@ def _joined() -> World:
     recorder = None if folder is None else _recorder(folder, rank)
     token = take_token(ENVIRONMENT)
 
-    def give_up(error: TrainingError) -> None:
-        fail(World(rank, size, folder=folder), error)
-
-    with JoinWatchdog(rank, give_up) as joining:
+    with JoinWatchdog(rank, lambda error: fail(World(rank, size, folder=folder), error)) as joining:
         coordinator = None
         if place is not None and size > 1 and _jax.place_in_run() is None:
             _require_able(place, token)
@@ -171,7 +168,8 @@ def _joined() -> World:
         rank, size = found
         joining.waits_for("the run's token", CONNECT_SECONDS)
         if step is not None and token is None:
-            token = SharedToken(step.name).exchange(_jax.key_value_store(), rank, size, CONNECT_SECONDS)
+            path = Path.home() / ".rrfp" / f"{step.name}.token"
+            token = shared_token(path, _jax.key_value_store(), rank, size, CONNECT_SECONDS)
         if token is None:
             raise UsageError(
                 f"jax.distributed was initialized, but no token says who is of this run: on every rank set "

@@ -53,62 +53,52 @@ def take_token(environment: MutableMapping[str, str]) -> bytes | None:
     return None
 
 
-class SharedToken:
-    """The token of a SLURM step, as a file in the user's own folder while its tasks meet."""
+def shared_token(path: Path, store: Any, rank: int, size: int, seconds: float) -> bytes:
+    """The token of a SLURM step, that rank 0 makes, once all have it; all call this together.
 
-    def __init__(self, name: str, folder: Path | None = None) -> None:
-        self._path = (folder or Path.home() / ".rrfp") / f"{name}.token"
+    Until then it is in a file of the user's own. `store` is JAX's client, as nothing can be sealed yet.
+    UsageError says which nodes do not see rank 0's file, or that others may read it.
+    """
+    limit = int(1000 * seconds)
+    try:
+        if rank == 0:
+            token, seen = write_token(path), ""
+        else:
+            store.blocking_key_value_get_bytes(f"{READ}/0", limit)  # it is written by now
+            token = _checked(_read(path), str(path)) if is_seen(path) else b""
+            seen = "" if token else socket.gethostname()
+        store.key_value_set_bytes(f"{READ}/{rank}", f"-{seen}".encode())
+        said = [store.blocking_key_value_get_bytes(f"{READ}/{r}", limit) for r in range(size)]
+    except RuntimeError as error:
+        raise TrainingError(
+            f"not all ranks have said in {seconds:.0f} s whether they see {path}: {error}"
+        ) from None
+    finally:
+        if rank == 0:
+            with suppress(OSError):
+                path.unlink()
+    blind = {text: None for own in said if (text := printable(own.decode(errors="replace")[1:64]))}
+    if blind:
+        raise UsageError(
+            f"{path}: rank 0 writes the run's token there, but {', '.join(blind)} has another such folder: "
+            f"{_remedy()}"
+        )
+    return token
 
-    def write(self) -> bytes:
-        """Make it; one task does."""
-        token = new_token()
-        try:
-            self._path.parent.mkdir(mode=0o700, exist_ok=True)
-            self.remove()  # of a run that was killed before all had met
-            part = self._path.with_suffix(".part")
-            part.unlink(missing_ok=True)
-            with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-                file.write(token)
-            part.rename(self._path)
-        except OSError as error:
-            raise UsageError(f"{self._path}: {error.strerror}: {_remedy()}") from None
-        return token.encode()
 
-    def exchange(self, store: Any, rank: int, size: int, seconds: float) -> bytes:
-        """The token that rank 0 makes, once all have it; the file is gone then. All call this together.
-
-        `store` is JAX's client, as nothing can be sealed yet. UsageError says which nodes do not see rank 0's
-        file, or that others may read it.
-        """
-        limit = int(1000 * seconds)
-        try:
-            if rank == 0:
-                token, seen = self.write(), ""
-            else:
-                store.blocking_key_value_get_bytes(f"{READ}/0", limit)  # it is written by now
-                token = _checked(_read(self._path), str(self._path)) if is_seen(self._path) else b""
-                seen = "" if token else socket.gethostname()
-            store.key_value_set_bytes(f"{READ}/{rank}", f"-{seen}".encode())
-            said = [store.blocking_key_value_get_bytes(f"{READ}/{r}", limit) for r in range(size)]
-        except RuntimeError as error:
-            raise TrainingError(
-                f"not all ranks have said in {seconds:.0f} s whether they see {self._path}: {error}"
-            ) from None
-        finally:
-            if rank == 0:
-                self.remove()
-        blind = {text: None for own in said if (text := printable(own.decode(errors="replace")[1:64]))}
-        if blind:
-            raise UsageError(
-                f"{self._path}: rank 0 writes the run's token there, but {', '.join(blind)} has another such "
-                f"folder: {_remedy()}"
-            )
-        return token
-
-    def remove(self) -> None:
-        """Remove it, once all have it."""
-        with suppress(OSError):
-            self._path.unlink()
+def write_token(path: Path) -> bytes:
+    """Make a token in a file, in place of one that a killed run has left."""
+    token = new_token()
+    try:
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        part = path.with_suffix(".part")
+        part.unlink(missing_ok=True)
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(token)
+        part.rename(path)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}: {_remedy()}") from None
+    return token.encode()
 
 
 def _remedy() -> str:
