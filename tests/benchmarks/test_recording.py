@@ -27,7 +27,7 @@ def test_recording_is_switched_off_and_on_again():
 def test_all_of_the_flight_recorder_is_known():
     """What is not switched off is inside of what is, done once, or for stages of several processes."""
     known = {name for owner, name in RECORDING if owner is FlightRecorder}
-    known |= {"runs", "dumps_by", "joins", "told", "heard"}
+    known |= {"runs", "joins", "told", "heard"}
     there = {name for name in vars(FlightRecorder) if name[0] != "_"}
     assert there == known
 

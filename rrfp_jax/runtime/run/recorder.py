@@ -25,7 +25,7 @@ from contextlib import suppress
 from ctypes import Structure, c_char, c_double, c_int32, c_int64, c_uint8, c_uint32, c_uint64
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.core.tasks import SHAPES, Direction, Input, Kind, Output, Placement, Task
@@ -90,8 +90,6 @@ class PageLayout(Structure):
         *(("phases", PhaseLayout * 2), ("ring", c_uint8 * (ENTRIES * ENTRY.size)), ("board", BoardLayout)),
     )
 
-
-Counters: TypeAlias = "ctypes.Array[c_uint64]"
 
 SIZE = ctypes.sizeof(PageLayout)
 RING_AT, PHASES_AT = PageLayout.ring.offset, PageLayout.phases.offset
@@ -185,8 +183,7 @@ def _round_of(board: BoardLayout) -> RecordedRound | None:
     return RecordedRound(board) if whole and fits and board.stages and board.chunks else None
 
 
-@dataclass(frozen=True)
-class RecordedDispatch:
+class RecordedDispatch(NamedTuple):
     """A task that was dispatched."""
 
     position: int  # in the process's sequence of dispatches, from 1
@@ -274,9 +271,8 @@ class FlightRecorder:
 
     def __init__(self, path: Path | None, rank: int, stages: str) -> None:
         self._memory: mmap.mmap | bytearray = bytearray(SIZE) if path is None else _mapped(path)
-        self._page = page = PageLayout.from_buffer(self._memory)
+        self.page = page = PageLayout.from_buffer(self._memory)
         self._board = page.board
-        self.counters: Counters = page.counters
         self._phases, self._training_step, self._position = 0, -1, 0
         self._first: dict[int, int] = {}  # by stage replica, the place of its first message
         self._ended = self._told = self._chunks = self._microbatches = 0
@@ -289,13 +285,9 @@ class FlightRecorder:
 
     def runs(self, stages: str, numbers: Collection[int] = ()) -> None:
         """Say which stages the process runs: as text, and their numbers, as far as there is room for them."""
-        self._page.stages = _clipped(stages, 62)
+        self.page.stages = _clipped(stages, 62)
         for word in range(STAGE_WORDS):
-            self._page.stage_bits[word] = sum(1 << number % 64 for number in numbers if number // 64 == word)
-
-    def dumps_by(self, number: int) -> None:
-        """Say which signal makes the process dump its stacks; 0 for none."""
-        self._page.dump_signal = number
+            self.page.stage_bits[word] = sum(1 << number % 64 for number in numbers if number // 64 == word)
 
     def begin_round(self, round: int, step: int, rules: StepRules, own: Sequence[int]) -> None:
         """A round of tasks begins on these stage replicas."""
@@ -346,14 +338,14 @@ class FlightRecorder:
         if phase.name == "step" and phase.number is not None:
             self._training_step = phase.number
         self._phases += 1
-        place = self._page.phases[self._phases % 2]
+        place = self.page.phases[self._phases % 2]
         place.again = 0
         place.since, place.training_step = time.time(), self._training_step
         place.name, place.number = PHASES.index(phase.name), -1 if phase.number is None else phase.number
         place.count = place.again = self._phases
 
     def beat(self) -> None:
-        self._page.beat = time.time()
+        self.page.beat = time.time()
 
     def dispatched(self, step: int, stage: int, task: Task) -> None:
         """Say that a task is being dispatched. Takes about half a microsecond."""

@@ -37,10 +37,6 @@ class StatusReport:
     gathers: int  # begun, each of which tells its value to the others
     threads: tuple[Thread, ...]  # the main one first
 
-    def write(self, folder: int) -> None:
-        """Leave it in a folder, for `read_report`."""
-        leave_file(folder, f"testimony-{self.rank}.json", self)
-
 
 def read_report(folder: Path, rank: int) -> StatusReport | None:
     """The latest of a rank; None if there is none that can be read."""
@@ -51,16 +47,12 @@ def read_report(folder: Path, rank: int) -> StatusReport | None:
 
 def leave_file(folder: Path | int, name: str, content: Any) -> None:
     """Write plain data as JSON into a folder, or its descriptor, which leads there when it was renamed."""
-    where = folder if isinstance(folder, int) else os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    part = f".{name}.part"
-    try:
-        file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644, dir_fd=where)
-        with os.fdopen(file, "w", encoding="ascii") as out:
-            json.dump(to_builtins(content), out)
-        os.replace(part, name, src_dir_fd=where, dst_dir_fd=where)
-    finally:
-        if where is not folder:
-            os.close(where)
+    where, path = (folder, "") if isinstance(folder, int) else (None, f"{folder}/")
+    part = f"{path}.{name}.part"
+    file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644, dir_fd=where)
+    with os.fdopen(file, "w", encoding="ascii") as out:
+        json.dump(to_builtins(content), out)
+    os.replace(part, f"{path}{name}", src_dir_fd=where, dst_dir_fd=where)
 
 
 TICK_SECONDS = 0.5
@@ -79,7 +71,7 @@ class StatusResponder:
     """
 
     def __init__(self, world: World) -> None:
-        self._world, self._counters = world, world.recorder.counters
+        self._world, self._counters = world, world.recorder.page.counters
         world.waits.at_limit = self.request_diagnosis
 
     def attend(self) -> None:
@@ -89,13 +81,14 @@ class StatusResponder:
         asked = self._counters[ASKED]
         if asked > self._counters[ANSWERED] and world.folder_descriptor is not None:
             with suppress(OSError):  # a full disk; who asks finds no answer
-                StatusReport(
+                report = StatusReport(
                     rank=world.rank,
                     number=asked,
                     waiting=world.waits.awaited(),
                     gathers=world.gathers,
                     threads=tuple(own_threads()),
-                ).write(world.folder_descriptor)
+                )
+                leave_file(world.folder_descriptor, f"testimony-{world.rank}.json", report)
             self._counters[ANSWERED] = asked
 
     def alone(self) -> None:
@@ -124,4 +117,4 @@ def dump_on_signal(path: Path, recorder: FlightRecorder) -> None:
         return
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     faulthandler.register(DUMP_SIGNAL, file, all_threads=True)  # the descriptor stays open for good
-    recorder.dumps_by(DUMP_SIGNAL)
+    recorder.page.dump_signal = DUMP_SIGNAL
