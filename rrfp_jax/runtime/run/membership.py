@@ -16,10 +16,9 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import product
 from math import inf
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from msgspec import Struct
 
@@ -70,8 +69,7 @@ Send: TypeAlias = tuple[Collection[int], Said]
 MOST_TELLING = ("failed", "lost", "left")
 
 
-@dataclass(frozen=True)
-class Gone:
+class Gone(NamedTuple):
     """Why a process takes no further part: it `left` in good order, `failed` and said so, or is `lost`."""
 
     how: Literal["failed", "lost", "left"]
@@ -87,8 +85,7 @@ Place: TypeAlias = frozenset[int]
 """Ranks on one host, or one of them."""
 
 
-@dataclass(frozen=True)
-class Blame:
+class Blame(NamedTuple):
     """Where the trouble is: at these places, or in the `link` between two."""
 
     places: Sequence[Place]
@@ -207,11 +204,17 @@ class Membership:
         if stood_still:
             self._stood_still = now
             self._heard = dict.fromkeys(self._heard, now)
-        ages = {rank: now - heard for rank, heard in self._heard.items() if not self._has_said_why(rank)}
+        explained = {rank for rank, one in self.gone.items() if one.how != "lost"}
+        ages = {rank: now - heard for rank, heard in self._heard.items() if rank not in explained}
         silent = tuple(rank for rank, age in ages.items() if age > self.silence / 2)
         before, self._silent = self._silent.get(self.rank, ()), {**self._silent, self.rank: silent}
         if any(age > self.silence for rank, age in ages.items() if rank not in self.gone):
-            self._judge(silent, now)
+            # For a reason on which all agree that hear each other, unless somebody has judged before, or
+            # something else has come first.
+            told = next((one for one in self.gone.values() if one.how == "failed"), None)
+            culprit, sentence = (told.culprit, told.sentence) if told else self._blame(silent)
+            for rank in silent:
+                self._note(rank, Gone("lost", culprit, sentence, now))
         # Also to those given up: one that goes on must hear who is there.
         return [*self._to_all(Beat(now)), *(self._to_all(Silent(silent)) if silent != before else ())]
 
@@ -282,14 +285,6 @@ class Membership:
         """Whether all other processes, of several, are lost and not one said why."""
         return 1 < len(self.others) == sum(one.how == "lost" for one in self.gone.values())
 
-    def _judge(self, silent: Collection[int], now: float) -> None:
-        """Give up whoever is silent, for a reason on which all agree that hear each other."""
-        # Somebody may have judged before, or something else have come first.
-        told = next((one for one in self.gone.values() if one.how == "failed"), None)
-        culprit, sentence = (told.culprit, told.sentence) if told else self._blame(silent)
-        for rank in silent:
-            self._note(rank, Gone("lost", culprit, sentence, now))
-
     def _blame(self, silent: Collection[int]) -> tuple[int, str]:
         """Whose trouble it is that these are silent, and in words."""
         here = {self.rank, *self.others} - self.gone.keys()
@@ -315,9 +310,6 @@ class Membership:
         if len(ranks) == 1:
             return self.describe(*ranks)
         return f"host {self._nodes[min(ranks)]} (ranks {', '.join(map(str, sorted(ranks)))})"
-
-    def _has_said_why(self, rank: int) -> bool:
-        return rank in self.gone and self.gone[rank].how != "lost"
 
     def _is_not_heard_by(self, rank: int, now: float) -> bool:
         """Whether the only other one has said that it does not hear this process, which was running."""

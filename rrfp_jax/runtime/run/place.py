@@ -17,7 +17,6 @@ import re
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from math import inf
 from pathlib import Path
@@ -44,8 +43,7 @@ PROBE_SECONDS = 2.0
 """For a call that only tells whether anybody answers at an address."""
 
 
-@dataclass(frozen=True)
-class Address:
+class Address(NamedTuple):
     """A host and a port of it."""
 
     host: str
@@ -181,8 +179,7 @@ NODE = rf"(?:[A-Za-z0-9_.-]|\[{RANGE}(?:,{RANGE})*\])+"
 MOST_NODES = 10**6
 
 
-@dataclass(frozen=True)
-class SlurmStep:
+class SlurmStep(NamedTuple):
     """One task of a step with several."""
 
     name: str
@@ -345,8 +342,7 @@ NAMES = COORDINATOR, PROCESSES, RANK = "RRFP_COORDINATOR", "RRFP_PROCESSES", "RR
 EXAMPLE = f"{COORDINATOR}=host0:9876 {PROCESSES}=4 {RANK}=0"
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """What the environment says about this process's place in a run, perhaps in a step of SLURM."""
 
     coordinator: Address
