@@ -19,12 +19,6 @@ from rrfp_jax.environment import ENVIRONMENT
 from rrfp_jax.errors import TrainingError
 from rrfp_jax.runtime.run.waits import pause
 
-MODULES = ("nixl_cu12", "nixl_cu13")
-"""For CUDA 12 and 13; either will do for host memory. Their wheels also want torch, which nothing uses."""
-
-PROGRESS_MICROSECONDS = 100_000
-"""The progress thread looks around at least so often, and whenever something comes."""
-
 NETWORKS, LOOPBACK = "UCX_NET_DEVICES", "lo"
 
 ERRORS = "ucx_error_handling_mode"
@@ -34,9 +28,6 @@ the process is dead is heard by the mailbox."""
 
 MOST_IDLE = 64
 """Stretches that stay registered, of those from which nothing is being written."""
-
-ALLOCATOR = "XLA_PYTHON_CLIENT_ALLOCATOR"
-KEEPS_ITS_MEMORY = ("", "default", "bfc")
 
 
 HasEnded: TypeAlias = Callable[[], bool]
@@ -70,7 +61,8 @@ def bindings(here: bool) -> ModuleType:
     if here:
         ENVIRONMENT.setdefault(NETWORKS, LOOPBACK)  # else it listens on all networks
     reasons = []
-    for name in MODULES:
+    # For CUDA 12 and 13; either will do for host memory. Their wheels also want torch, which nothing uses.
+    for name in ("nixl_cu12", "nixl_cu13"):
         try:
             return importlib.import_module(f"{name}._bindings")
         except ImportError as error:
@@ -91,7 +83,8 @@ class Agent:
         self._kind = nixl.VRAM_SEG if on_devices else nixl.DRAM_SEG
         self.name = f"rrfp-{secrets.token_hex(16)}"
         config = nixl.nixlAgentConfig(True)
-        config.pthrDelay = PROGRESS_MICROSECONDS
+        # The progress thread looks around so often (microseconds), and whenever something comes.
+        config.pthrDelay = 100_000
         try:
             self._agent = nixl.nixlAgent(self.name, config)
             self._backends = [self._agent.createBackend("UCX", {ERRORS: "none" if here else "peer"})]
@@ -138,8 +131,7 @@ class Agent:
         """The opposite of `register`, for each of its calls one."""
         self._known.subtract(memory)
         gone = [each for each in dict.fromkeys(memory) if not self._known[each]]
-        for each in gone:
-            del self._known[each]
+        self._known = +self._known
         if gone:
             self._call(lambda: self._agent.deregisterMem(self._list(gone), self._backends))
 
@@ -200,7 +192,7 @@ class Sources:
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
-        own_pool = ENVIRONMENT.get(ALLOCATOR, "") in KEEPS_ITS_MEMORY
+        own_pool = ENVIRONMENT.get("XLA_PYTHON_CLIENT_ALLOCATOR", "") in ("", "default", "bfc")
         nothing_is_pinned = agent.here and ENVIRONMENT.get(NETWORKS) == LOOPBACK
         self._keeps = own_pool if agent.on_devices else nothing_is_pinned
         self._idle: dict[MemoryRange, None] = {}  # registered, the oldest first

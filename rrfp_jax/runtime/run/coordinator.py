@@ -266,7 +266,11 @@ class RollCallDoor(Door):
         super().turn(seconds)
         if time.monotonic() - self._told > TELL_SECONDS and not self.complete:
             self._told = time.monotonic()
-            line = _line(missing=self._missing(), twice=self._twice(), apart=self._apart)
+            ranks = {
+                *range(self._processes)
+            }  # those that never came; if all have, those that have gone again
+            missing = sorted((ranks - self.cards.keys()) or (ranks - self._here.keys()))
+            line = _line(missing=missing, twice=self._twice(), apart=self._apart)
             for caller in self._here.values():
                 with suppress(OSError):  # it has just gone, or has not read for long
                     caller.send(line)
@@ -313,11 +317,6 @@ class RollCallDoor(Door):
             del self._here[rank]
             self._selector.unregister(caller)
             caller.close()
-
-    def _missing(self) -> Collection[int]:
-        """Those that never came; if all have, those that have gone again."""
-        ranks = {*range(self._processes)}
-        return sorted((ranks - self.cards.keys()) or (ranks - self._here.keys()))
 
     def _twice(self) -> Collection[int]:
         return sorted(rank for rank, times in self._replaced.items() if times > MOST_REPLACED)

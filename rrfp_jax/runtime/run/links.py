@@ -92,10 +92,10 @@ class Signs:
         """Who sent it; None for a stranger's, one that has been heard before, or one for another rank."""
         if len(said) != BODY.size + PROOF:
             return None
-        rank, to, count = BODY.unpack(body := said[: BODY.size])
-        if rank not in self._peers or to != self._rank or count <= self._latest[rank]:
-            return None
-        if not hmac.compare_digest(said[BODY.size :], hmac.digest(self._keys[rank], body, sha256)):
+        body, proof = said[: BODY.size], said[BODY.size :]
+        rank, to, count = BODY.unpack(body)
+        is_new = rank in self._peers and to == self._rank and count > self._latest[rank]
+        if not is_new or not hmac.compare_digest(proof, hmac.digest(self._keys[rank], body, sha256)):
             return None
         self._latest[rank] = count
         return int(rank)

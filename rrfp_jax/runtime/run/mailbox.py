@@ -72,14 +72,16 @@ def _plain(value: Any) -> Any:
 
 M = TypeVar("M", bound=Message)
 Decoder = msgspec.msgpack.Decoder
-_encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
+encoded = msgspec.msgpack.Encoder(enc_hook=_plain).encode
+"""Plain data of any size, as bytes."""
+
 _frames = Decoder(Frame)
 
 
 def pack(message: Message | Said, channel: int = 0) -> bytes:
     """A message as a frame; ValueError if it is larger than a frame may be."""
     kind = type(message).__name__
-    body = _encoder.encode((kind, channel, message))
+    body = encoded((kind, channel, message))
     if len(body) > LARGEST_FRAME:
         raise ValueError(f"a message {kind} of {len(body)} bytes; a frame holds {LARGEST_FRAME}")
     return len(body).to_bytes(HEADER, "big") + body
@@ -100,11 +102,6 @@ def unpack(buffer: bytearray) -> Frame | None:
         raise ValueError(f"a frame that is no message: {error}") from None
     del buffer[:end]
     return frame
-
-
-def encoded(value: Any) -> bytes:
-    """Plain data of any size."""
-    return _encoder.encode(value)
 
 
 def pieces(value: Any) -> list[bytes]:

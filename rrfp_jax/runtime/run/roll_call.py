@@ -45,11 +45,7 @@ class RollCall:
     """
 
     def __init__(
-        self,
-        place: Place,
-        server: str = "rank 0",
-        card: str = "",
-        limit: str = join_seconds.name,
+        self, place: Place, server: str = "rank 0", card: str = "", limit: str = join_seconds.name
     ) -> None:
         self._where, self._server, self._limit = place.coordinator, server, limit
         self._call = f"{place.rank} {place.processes} {card}\n".encode()

@@ -13,11 +13,9 @@ from importlib.machinery import ModuleSpec
 from itertools import islice
 from traceback import walk_stack
 from types import ModuleType
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple
 
 from rrfp_jax.authors import author_of, is_of
-
-Whose: TypeAlias = Literal["user", "ours", "library"]
 
 LOADER = "rrfp-load"
 """The name of the thread that loads the next step's data."""
@@ -37,7 +35,7 @@ class StackFrame(NamedTuple):
     function: str
 
     @property
-    def whose(self) -> Whose:
+    def whose(self) -> Literal["user", "ours", "library"]:
         author = author_of(self.file)
         return author if author in ("user", "ours") else "library"
 
