@@ -17,7 +17,7 @@ from rrfp_jax.runtime.run import consensus, waits
 from rrfp_jax.runtime.run.exits import ExitReport, read_all
 from rrfp_jax.runtime.run.recorder import COMPILING, STARTING, Recording, RunPhase
 from rrfp_jax.runtime.run.stacks import StackFrame, Thread
-from rrfp_jax.runtime.run.status_report import StatusReport, read_report
+from rrfp_jax.runtime.run.status_report import StatusReport, leave_file, read_report
 from rrfp_jax.runtime.run.waits import ForData, ForDevices, ForGather, ForTask
 from tests.support.recorded_run import DRIVER, LIBRARY, USERS, Run, grouped
 
@@ -262,7 +262,7 @@ def test_what_is_waited_for_travels_as_a_value(texts, tmp_path):
     run, *_ = decision(tmp_path)
     folder = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
     for rank, report in run.reports.items():
-        report.write(folder)
+        leave_file(folder, f"testimony-{rank}.json", report)
         assert read_report(tmp_path, rank) == report
     os.close(folder)
     assert run.reports[3].waiting[0].why == Wait(WaitCause.LEADER, group=(2, 3))
