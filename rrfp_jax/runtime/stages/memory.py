@@ -65,14 +65,25 @@ class BucketLedger:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StageLedger:
-    """What a stage needs of its device."""
+class FixedBytes:
+    """What a stage needs whatever the microbatches are."""
 
     weight_bytes: int
     optimizer_bytes: int
     accumulator_bytes: int
     parked_gradient_bytes: int  # gradients that wait for their turn to be added
     slot_bytes: int  # registered for messages from other processes (`rrfp_jax/nixl`)
+
+    @property
+    def fixed_bytes(self) -> int:
+        lasting = self.weight_bytes + self.optimizer_bytes + self.accumulator_bytes
+        return lasting + self.slot_bytes + self.parked_gradient_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageLedger(FixedBytes):
+    """What a stage needs of its device."""
+
     device: str
     rank: int  # of the process that the device belongs to
     layers: Sequence[tuple[int, int]]  # first and one after the last, of each chunk
@@ -80,12 +91,6 @@ class StageLedger:
     device_limit_bytes: int | None  # what the device can hold; None if it does not say
     compile_seconds: float
     buckets: Mapping[str, BucketLedger]  # by shapes, of those compiled for training
-
-    @property
-    def fixed_bytes(self) -> int:
-        """What it needs whatever the microbatches are."""
-        lasting = self.weight_bytes + self.optimizer_bytes + self.accumulator_bytes
-        return lasting + self.slot_bytes + self.parked_gradient_bytes
 
     @property
     def largest(self) -> BucketLedger:
