@@ -12,11 +12,13 @@ from contextlib import suppress
 from numbers import Integral, Real
 from pathlib import Path
 from types import MappingProxyType, NoneType, UnionType
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from rrfp_jax.errors import UsageError
 
 T = TypeVar("T")
+
+AnyPath: TypeAlias = str | os.PathLike[str]
 
 LARGEST = 2**64 - 1
 
@@ -110,7 +112,7 @@ def path_of(what: str, given: Any) -> Path:
     return path
 
 
-def expanded(what: str, path: str | os.PathLike[str]) -> Path:
+def expanded(what: str, path: AnyPath) -> Path:
     """A path with `~` and `~user` replaced by the home directory.
 
     Raises:

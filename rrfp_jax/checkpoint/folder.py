@@ -44,9 +44,9 @@ from rrfp_jax.checkpoint.format import (
 )
 from rrfp_jax.checkpoint.leaves import Key
 from rrfp_jax.errors import TrainingError, UsageError
-from rrfp_jax.fields import path_of, printable
+from rrfp_jax.fields import AnyPath, path_of, printable
 from rrfp_jax.files import move_away, sync
-from rrfp_jax.json_files import Unreadable, as_kind, parse_json, read_json
+from rrfp_jax.json_files import as_kind, load_json, parse_json
 from rrfp_jax.printing import say
 
 MANIFEST = "rrfp.json"
@@ -196,13 +196,10 @@ class CheckpointFolder:
             UsageError: a later version wrote it, and keeps more than this one knows.
         """
         manifest, metadata = self.final(step) / MANIFEST, self.final(step) / METADATA
-        try:
-            sealed = read_json(manifest, Sealed)
-        except Unreadable as error:
-            raise Damaged(str(error)) from None
-        if sealed.crc32 != _checksum(sealed.content):
-            raise Damaged(f"{manifest} is not as it was written")
         with _damaged_if_wrong(manifest):
+            sealed = as_kind(load_json(manifest), Sealed)
+            if sealed.crc32 != _checksum(sealed.content):
+                raise Damaged(f"{manifest} is not as it was written")
             content = content_of(sealed)
         stored = read_file(metadata, content.files.metadata)
         with _damaged_if_wrong(metadata):
@@ -222,6 +219,8 @@ def _damaged_if_wrong(file: Path) -> Iterator[None]:
     """What cannot be in a file is damage of that file."""
     try:
         yield
+    except OSError as error:
+        raise Damaged(f"{file} cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise Damaged(f"{file}: {printable(str(error))}") from None
 
@@ -262,9 +261,7 @@ def folder_of(what: str, given: Any) -> Path:
     return path
 
 
-def readable_checkpoints(
-    what: str, given: str | PathLike[str], step: int | None = None
-) -> Iterator[CheckpointView]:
+def readable_checkpoints(what: str, given: AnyPath, step: int | None = None) -> Iterator[CheckpointView]:
     """The checkpoints of a folder, or the one that it is, whose small files are intact, the latest first.
 
     Those that come while they are read are the last.

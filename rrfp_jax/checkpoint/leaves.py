@@ -61,10 +61,9 @@ def keyed(tree: Any, *prefix: str) -> list[tuple[Key, Any]]:
     Raises:
         UsageError: two leaves have the same name, or one has a name that no folder can have.
     """
-    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     found = [
         (_key(prefix, path), plain(leaf) if isinstance(leaf, jax.Array) else plain_spec(leaf))
-        for path, leaf in leaves
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
     ]
     for name, count in Counter(name_of(key) for key, _ in found).items():
         if wrong := why_unstorable(name) or (f"is that of {count} leaves" if count > 1 else ""):

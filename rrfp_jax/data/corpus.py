@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Integral
-from os import PathLike
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -20,7 +19,15 @@ from rrfp_jax.data.images import CHANGED, BadDocument, Image, Patches
 from rrfp_jax.data.sources import Parts, Raw, Source, decoded, offsets_path
 from rrfp_jax.data.tokenizers import Bytes, Tokenizer
 from rrfp_jax.errors import UsageError
-from rrfp_jax.fields import check_fields, check_not_read, path_of, printable, says_its_arguments, shown
+from rrfp_jax.fields import (
+    AnyPath,
+    check_fields,
+    check_not_read,
+    path_of,
+    printable,
+    says_its_arguments,
+    shown,
+)
 from rrfp_jax.files import reserve, written_whole
 
 Bad: TypeAlias = Literal["refuse", "skip"]
@@ -378,7 +385,7 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names[:NAMED]) + more
 
 
-def write_tokens(corpus: Corpus, path: str | PathLike[str]) -> None:
+def write_tokens(corpus: Corpus, path: AnyPath) -> None:
     """Tokenize once for all runs: the corpus's good documents as the files that a `TokenFile` reads.
 
     Args:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from os import PathLike
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -17,7 +16,7 @@ from rrfp_jax.checkpoint.folder import readable_checkpoints
 from rrfp_jax.checkpoint.format import Damaged
 from rrfp_jax.checkpoint.leaves import PARAMETERS
 from rrfp_jax.errors import UsageError
-from rrfp_jax.fields import path_of
+from rrfp_jax.fields import AnyPath, path_of
 from rrfp_jax.runtime.programs.initial import InitFunction
 from rrfp_jax.weights.tensors import FromTensors, NameMap, check_names
 
@@ -25,9 +24,7 @@ VALUE = ".value"
 """What the names of an `nnx.State`'s arrays end in, as orbax stores it; they may be given without it."""
 
 
-def checkpoint(
-    folder: str | PathLike[str], names: NameMap = lambda path: path, *, step: int | None = None
-) -> InitFunction:
+def checkpoint(folder: AnyPath, names: NameMap = lambda own: own, *, step: int | None = None) -> InitFunction:
     """The `init` of a `Trainer` that takes parameters from another run's checkpoint.
 
         Trainer(pipe, optax.adamw(1e-5), data=..., init=rrfp.weights.checkpoint("runs/base.checkpoints"))
@@ -58,7 +55,7 @@ def checkpoint(
     return FromTensors(names, keys, f"{stored.folder}{left_out}", read)
 
 
-def orbax(folder: str | PathLike[str], names: NameMap = lambda path: path) -> InitFunction:
+def orbax(folder: AnyPath, names: NameMap = lambda own: own) -> InitFunction:
     """The `init` of a `Trainer` that takes parameters from a checkpoint that was written with orbax.
 
     Orbax reads it, array by array: each process only those of its own stages.

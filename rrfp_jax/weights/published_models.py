@@ -6,7 +6,6 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from rrfp_jax.checkpoint.folder import CheckpointView
 from rrfp_jax.checkpoint.format import Damaged, dtype_of
 from rrfp_jax.checkpoint.leaves import PARAMETERS, Key
 from rrfp_jax.errors import TrainingError, UsageError
-from rrfp_jax.fields import path_of, shown
+from rrfp_jax.fields import AnyPath, path_of, shown
 from rrfp_jax.json_files import Unreadable, flat, read_json
 from rrfp_jax.runtime.programs.initial import InitFunction, ModelCheckedInit, SourcedInit
 from rrfp_jax.weights.families import (
@@ -41,7 +40,7 @@ from rrfp_jax.weights.tensors import (
 )
 
 
-def architecture(folder: str | PathLike[str]) -> dict[str, Any]:
+def architecture(folder: AnyPath) -> dict[str, Any]:
     """What the `config.json` of a published model says, as fields of our config.
 
         cfg = DecoderConfig(**rrfp.weights.architecture("Qwen3-4B/"), dtype=jnp.bfloat16)
@@ -55,7 +54,7 @@ def architecture(folder: str | PathLike[str]) -> dict[str, Any]:
     return Model.of(path_of("weights.architecture: folder", folder)).fields
 
 
-def published(folder: str | PathLike[str], config: Any, *, first: int = 0) -> InitFunction:
+def published(folder: AnyPath, config: Any, *, first: int = 0) -> InitFunction:
     """The `init` of a `Trainer` that takes the parameters of a published model.
 
         init = rrfp.weights.published("Qwen3-4B/", cfg)
@@ -257,14 +256,14 @@ def as_family(params: Parameters, family: Family, first: int | None, fields: Jso
     config. `UsageError` if parameters or config are not the family's.
     """
     files, blocks = family.files_of(fields), int(fields["n_layers"])
-    begin = first or 0
+    folder, begin = params.checkpoint.folder, first or 0
     table = family.stored(fields, begin, family.prefixes[0], tied=False)
     head, embedding = f"{begin + blocks + 1}.{TIED}", f"{begin}.{TIED}"
     paths = params.keys
     if missing := [path for path in table if path not in paths]:
         raise UsageError(
-            f"{params.checkpoint.folder} lacks {len(missing)} parameters of {family.name} with {blocks} "
-            f"blocks from layer {begin} on: {first_few(missing)}"
+            f"{folder} lacks {len(missing)} parameters of {family.name} with {blocks} blocks from layer "
+            f"{begin} on: {first_few(missing)}"
         )
     layers = range(begin, begin + blocks + 2)
     left_out = [path for path in paths if path not in table]
@@ -272,11 +271,8 @@ def as_family(params: Parameters, family: Family, first: int | None, fields: Jso
     wrong = [path for path in left_out if _layer(path) in layers and not path.startswith(kept)]
     outside = [path for path in left_out if _layer(path) not in layers] if first is None else []
     if others := wrong or outside:
-        raise UsageError(
-            f"{params.checkpoint.folder} has parameters besides those of {family.name}: "
-            f"{first_few(others)}"
-            + ("" if wrong else "; for a part of a model give --first=, the number of the part's first layer")
-        )
+        part = "" if wrong else "; for a part of a model give --first=, the number of the part's first layer"
+        raise UsageError(f"{folder} has parameters besides those of {family.name}: {first_few(others)}{part}")
     if head in table:
         one, other = params.read(embedding), params.read(head)
         tied = one.dtype == other.dtype and one.tobytes() == other.tobytes()

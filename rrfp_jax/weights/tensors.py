@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from rrfp_jax.errors import TrainingError, UsageError
-from rrfp_jax.fields import path_of
+from rrfp_jax.fields import AnyPath, path_of
 from rrfp_jax.files import move_away, opened_binary, sync
 from rrfp_jax.json_files import Unreadable, read_json, write_json
 from rrfp_jax.printing import say
@@ -175,7 +175,7 @@ class Index(msgspec.Struct, frozen=True):
     weight_map: dict[str, str]
 
 
-def pretrained(files: str | PathLike[str] | Sequence[str | PathLike[str]], names: NameMap) -> InitFunction:
+def pretrained(files: AnyPath | Sequence[AnyPath], names: NameMap) -> InitFunction:
     """The `init` of a `Trainer` that takes parameters from safetensors files.
 
     Floating-point values are brought to the parameter's dtype, unless they are too large for it; any other
@@ -195,7 +195,7 @@ def pretrained(files: str | PathLike[str] | Sequence[str | PathLike[str]], names
     return FromFiles.of(files_of_tensors(files), names)
 
 
-def files_of_tensors(files: str | PathLike[str] | Sequence[str | PathLike[str]]) -> dict[str, Path]:
+def files_of_tensors(files: AnyPath | Sequence[AnyPath]) -> dict[str, Path]:
     """The file of each tensor, of which only the name is read; see `pretrained`, also for what is raised."""
     where: dict[str, Path] = {}
     for own in _listed(files):
@@ -206,7 +206,7 @@ def files_of_tensors(files: str | PathLike[str] | Sequence[str | PathLike[str]])
     return where
 
 
-def _listed(files: str | PathLike[str] | Sequence[str | PathLike[str]]) -> list[Path]:
+def _listed(files: AnyPath | Sequence[AnyPath]) -> list[Path]:
     given = [files] if isinstance(files, (str, PathLike)) else files
     if not isinstance(given, Sequence) or not all(isinstance(path, (str, PathLike)) for path in given):
         raise UsageError(f"files={files!r}: give a safetensors file, several, or a folder with them")
