@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import shutil
@@ -21,7 +20,7 @@ from rrfp_jax.errors import UsageError
 from rrfp_jax.files import read_whole
 from rrfp_jax.runtime.run.alike import found_versions
 from rrfp_jax.runtime.run.handshake import listen
-from rrfp_jax.runtime.run.place import PROC, Address, Place, SlurmStep, address_towards, step_gpus
+from rrfp_jax.runtime.run.place import PROC, Place, SlurmStep, address_towards, step_gpus
 
 PACKAGES = ("jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin")
 
@@ -33,11 +32,7 @@ MOST_MODULES, LONGEST_MODULE = 5000, 1 << 24
 PROBE_SECONDS = 180.0
 """Limit for JAX to find its devices, and for a trial of NIXL."""
 
-PROBE = """\
-import json, jax
-found = jax.local_devices()
-print(json.dumps([found[0].platform, len(found)]))
-"""
+PROBE = "import jax; found = jax.local_devices(); print(found[0].platform, len(found))"
 
 
 @dataclass(frozen=True)
@@ -166,12 +161,12 @@ def found_devices(environment: Mapping[str, str], step: SlurmStep | None) -> tup
         done = subprocess.run(
             command, env=env, capture_output=True, text=True, timeout=PROBE_SECONDS, check=True
         )
-        platform, devices = json.loads(done.stdout.splitlines()[-1])
+        platform, devices = done.stdout.splitlines()[-1].split()
     except subprocess.TimeoutExpired:
         return "", 0, f"it has not found its devices in {PROBE_SECONDS:g} s"
     except subprocess.CalledProcessError as error:
         return "", 0, (error.stderr.strip() or f"status {error.returncode}").splitlines()[-1]
-    return platform, devices, ""
+    return platform, int(devices), ""
 
 
 def found_nixl(environment: Mapping[str, str]) -> Nixl:
@@ -205,22 +200,15 @@ def found_folder(name: str) -> Folder:
         return Folder(name, error.strerror or str(error))
 
 
-def found_address(coordinator: Address | None) -> tuple[str, str]:
-    """The address that this process would listen on, and why it cannot, if so."""
-    host = "localhost" if coordinator is None else coordinator.host
-    address = ""
+def look(environment: Mapping[str, str], *, folder: str, tp: int) -> Surroundings:
+    """Everything but the meeting with other tasks."""
+    place, step, place_error = found_place(environment)
+    host, address, address_error = "localhost" if place is None else place.coordinator.host, "", ""
     try:
         address = address_towards(host)
         listen(address).close()
     except OSError as error:
-        return address, f"{address or host}: {error.strerror or error}"
-    return address, ""
-
-
-def look(environment: Mapping[str, str], *, folder: str, tp: int) -> Surroundings:
-    """Everything but the meeting with other tasks."""
-    place, step, place_error = found_place(environment)
-    address, address_error = found_address(None if place is None else place.coordinator)
+        address_error = f"{address or host}: {error.strerror or error}"
     platform, devices, probe_error = found_devices(environment, step)
     return Surroundings(
         environment=environment,
