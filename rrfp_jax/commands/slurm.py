@@ -233,8 +233,8 @@ class Job:
             srun = self.srun(*one, f"--nodelist={node}", "true", **quiet)
             with suppress(subprocess.TimeoutExpired):
                 srun.wait(ANSWER_SECONDS)
-            _end(srun)
-            return srun.returncode == DONE
+            srun.kill()
+            return srun.wait() == DONE
 
         pool = ThreadPoolExecutor(MOST_ASKED)
         try:
@@ -249,11 +249,6 @@ class Job:
         """In the job's log, unless nothing can be written."""
         with suppress(OSError), self.log.open("a", encoding="utf-8") as log:
             log.write(f"{text}\n")
-
-
-def _end(srun: subprocess.Popen[bytes]) -> None:
-    srun.kill()
-    srun.wait()
 
 
 def slurm(*command: str) -> str | None:
@@ -333,7 +328,8 @@ class JobLeader:
                 pass
             return srun.returncode, self._silent() if srun.returncode else ()
         finally:
-            _end(srun)
+            srun.kill()
+            srun.wait()
             srun.stderr.close()
 
     def _hear(self, stream: IO[bytes], seconds: float) -> bytes:
@@ -397,13 +393,10 @@ class JobLeader:
 
 def main(arguments: Sequence[str]) -> int:
     """The exit status of a node's program."""
-    given, others = {SPARE: "0", FOLLOW: "", BATCH: ""}, []
-    for argument in arguments:
-        name = next((name for name in given if argument.startswith(name)), None)
-        if name is None:
-            others.append(argument)
-        else:
-            given[name] = argument.removeprefix(name)
+    given = {SPARE: "0", FOLLOW: "", BATCH: ""}
+    own_arguments = [argument for argument in arguments if argument.startswith((*given,))]
+    given |= {f"{name}=": value for name, _, value in (own.partition("=") for own in own_arguments)}
+    others = [argument for argument in arguments if argument not in own_arguments]
     if not given[SPARE].isdecimal():
         raise UsageError(f"{SPARE}{given[SPARE]}: give the number of nodes that are spare")
     own = {name: value for name, value in ENVIRONMENT.items() if name.startswith("SLURM")}
