@@ -21,7 +21,11 @@ def main(options: argparse.Namespace) -> int:
     if options.as_ is None and options.first is not None:
         raise UsageError("--first= without --as=: without a family's names all parameters are written")
     check_absent(options.to, options.replace)
-    folder = _checkpoints(options.run)
+    run: Path = options.run
+    beside = Path(
+        f"{run if run.name not in ('', '..') else run.resolve()}.checkpoints"
+    )  # those of a run's folder
+    folder = beside if beside.is_dir() else run
     checkpoint = next(readable_checkpoints("RUN", folder, options.step))
     params = Parameters(checkpoint, None if options.dtype is None else np.dtype(options.dtype))
     if options.as_ is None:
@@ -46,9 +50,3 @@ def main(options: argparse.Namespace) -> int:
         told.append(f"left out, as no part of {options.as_}: {parameters}")
     print_whole("\n".join(told))
     return DONE
-
-
-def _checkpoints(run: Path) -> Path:
-    """The checkpoints of a run, which lie beside its folder; or what was given, if they do not."""
-    beside = Path(f"{run if run.name not in ('', '..') else run.resolve()}.checkpoints")
-    return beside if beside.is_dir() else run
