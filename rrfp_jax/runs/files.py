@@ -114,9 +114,7 @@ def check_place(config: RunConfig) -> None:
     saved = [folder.with_name(f"{folder.name}.checkpoints")] if config.checkpoint.wanted else []
     for place in (parent, *saved):
         if os.path.exists(place) and not os.path.isdir(place):
-            raise UsageError(
-                f"{folder}: {place} is no folder; set --config.directory, or move that file away"
-            )
+            raise UsageError(f"{folder}: {place} is no folder; set --config.directory, or move it away")
     if not os.access(parent, os.W_OK | os.X_OK):
         raise UsageError(f"{folder}: {parent} cannot be written; set --config.directory")
 

@@ -49,8 +49,7 @@ def name_held(world: World, folder: Path, say: Callable[[str], None]) -> Iterato
         holder = world.gather("whether the run's name is free", holder, START_SECONDS)[0]
         if holder:
             raise UsageError(
-                f"{folder} is being trained by {holder}: give this run another --config.name, or stop "
-                f"that one"
+                f"{folder} is being trained by {holder}: give this run another --config.name, or stop it"
             )
         yield
 

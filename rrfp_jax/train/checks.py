@@ -41,14 +41,10 @@ _OF_DATA = "a step has as many microbatches as data(step) returns: data=lambda s
 ELSEWHERE = {
     **{item.name: f"give it as settings=rrfp.Settings({item.name}=...)" for item in fields_of(Settings)},
     **{item.name: f"give it as mesh=rrfp.Mesh({item.name}=...)" for item in fields_of(Mesh)},
-    **{
-        name: f"give it as rrfp.Pipeline(layers, loss, {name}=...)" for name in ("frozen", "tied", "sharding")
-    },
+    **{key: f"give it as rrfp.Pipeline(layers, loss, {key}=...)" for key in ("frozen", "tied", "sharding")},
     **dict.fromkeys(["num_microbatches", "microbatches", "n_microbatches"], _OF_DATA),
     **dict.fromkeys(["accumulate_steps", "gradient_accumulation_steps"], _OF_DATA),
-    **dict.fromkeys(
-        ["batch_size", "micro_batch_size"], "the batch size is the number of rows in each microbatch"
-    ),
+    **dict.fromkeys(["batch_size", "micro_batch_size"], "the batch size is the rows of each microbatch"),
     **dict.fromkeys(["num_stages", "stages", "devices"], "give the stages as mesh=rrfp.Mesh(pp=4)"),
     **dict.fromkeys(["lr", "learning_rate"], "give it to the optimizer: optax.adamw(3e-4)"),
     **dict.fromkeys(["steps", "num_steps", "max_steps", "epochs"], "for report in trainer.steps(100): ..."),

@@ -195,9 +195,7 @@ def _of_folder(
         layers = stored.run.layers
         told = [_key_of(i, path) for i, layer in enumerate(layers) for path in layer.paths]
         if sorted(told) != sorted(arrays):
-            raise UsageError(
-                f"{stored.folder}: its layers have other arrays than it says; give pipe=, the model"
-            )
+            raise UsageError(f"{stored.folder}: its layers have other arrays than it says; give pipe=")
         return {str(i): _of_stored(i, layer, arrays) for i, layer in enumerate(layers)}, layers
     raise AssertionError("the last of them raises")
 

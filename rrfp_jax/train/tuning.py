@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import perf_counter
 from typing import TypeAlias
@@ -92,6 +92,9 @@ def _of_stages(devices: Devices, mesh: Mesh, layout: Layout) -> Devices:
     )
 
 
+Steps: TypeAlias = Sequence[RecordedStep]
+
+
 class HintExchange:
     """When measured costs are looked at for another hint on the same placement, and what they say.
 
@@ -110,12 +113,7 @@ class HintExchange:
         return self._steps & (self._steps - 1) == 0
 
     def chosen(
-        self,
-        step: int,
-        rules: StepRules,
-        buckets: Sequence[Bucket],
-        earlier: Iterable[RecordedStep],
-        engine: Engine,
+        self, step: int, rules: StepRules, buckets: Sequence[Bucket], earlier: Steps, engine: Engine
     ) -> Schedule:
         """The schedule from a step on, as rank 0 finds it; all processes ask together."""
         present = rules.name
@@ -137,7 +135,7 @@ class HintExchange:
         return rules.schedule if name == present else self._auto.hints[name]
 
     def _candidates(
-        self, rules: StepRules, buckets: Sequence[Bucket], earlier: Iterable[RecordedStep], engine: Engine
+        self, rules: StepRules, buckets: Sequence[Bucket], earlier: Steps, engine: Engine
     ) -> dict[str, Candidate | str]:
         """The present hint and those that could take its place; of the others why not.
 
@@ -195,13 +193,7 @@ class Rebalancing:
         self.watched_seconds = 0.0
 
     def before_step(
-        self,
-        step: int,
-        left: int,
-        engine: Engine,
-        rules: Sequence[StepRules],
-        recorded: Sequence[RecordedStep],
-        recut: Recut,
+        self, step: int, left: int, engine: Engine, rules: Sequence[StepRules], earlier: Steps, recut: Recut
     ) -> None:
         """Look at what was measured, if it is time, and move layers, if all processes are ready for that."""
         began = perf_counter()
@@ -210,7 +202,7 @@ class Rebalancing:
         self._steps += 1
         if self._compiling is not None:
             self._beside += 1
-            self._slowed += recorded[-1].trace.makespan - self._move.seconds if self._move else 0.0
+            self._slowed += earlier[-1].trace.makespan - self._move.seconds if self._move else 0.0
             mine = self._compiling.found
             own = [isinstance(mine, Ready), mine if isinstance(mine, str) else ""]
             told = engine.world.gather("whether all have compiled for another split", own)
@@ -219,8 +211,8 @@ class Rebalancing:
             elif isinstance(mine, Ready) and all(ready for ready, _ in told):
                 self._go(step, mine, recut)
                 return
-        elif self._steps >= self._due and len(recorded) >= FIRST:  # fewer after a move that was taken back
-            split = self._look(step, left, engine, recorded)
+        elif self._steps >= self._due and len(earlier) >= FIRST:  # fewer after a move that was taken back
+            split = self._look(step, left, engine, earlier)
             if split is not None:
                 self._compiling, self._began = Compiling(engine, split, rules), began
                 self._beside, self._slowed = 0, 0.0
@@ -233,15 +225,13 @@ class Rebalancing:
         if self._balance is None and engine.world.rank == 0:
             self._balance = Balance(max(engine.library.compile_seconds.values()))
 
-    def _look(
-        self, step: int, left: int, engine: Engine, recorded: Sequence[RecordedStep]
-    ) -> Sequence[int] | None:
+    def _look(self, step: int, left: int, engine: Engine, earlier: Steps) -> list[int] | None:
         """The split to compile for, as rank 0 finds and says it; all processes ask together."""
 
-        def find() -> tuple[int, Sequence[int] | None]:
+        def find() -> tuple[int, list[int] | None]:
             assert self._balance is not None, "this is rank 0"
             try:
-                look = self._balance.look(list(recorded), left)
+                look = self._balance.look(list(earlier), left)
             except Exception as error:  # training goes on without
                 _print(f"steps could not be looked at, so layers stay: {type(error).__name__}: {error}")
                 look = RebalanceDecision(MOST)
@@ -293,11 +283,9 @@ class Rebalancing:
                 f"the move; {verdict.move.gain:.1%} less was expected"
             )
             _print(found if verdict.kept else f"{found}. From now on twice as much is asked of a move")
-        if look.distrusted is not None and "distrusted" not in self._said:
+        if (off := look.distrusted) is not None and "distrusted" not in self._said:
             self._said.add("distrusted")
-            _print(
-                f"the simulator is {look.distrusted:.0%} off on steps that ran, so nothing is predicted yet"
-            )
+            _print(f"the simulator is {off:.0%} off on steps that ran, so nothing is predicted yet")
         if look.move is not None and (self._mode == "auto" or look.move.split not in self._said):
             self._said.add(look.move.split)
             _print(_of_move(look.move, self._mode, step))
