@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -66,8 +66,7 @@ class CompiledStage:
         return {f"stage-{self.number}-{name}": one.as_text() for name, one in named.items()}
 
 
-@dataclass(frozen=True, kw_only=True)
-class CompiledRun:
+class CompiledRun(NamedTuple):
     """What compiling has told.
 
     `refusal` says why the run does not fit, None if it does; `seconds` is the time of all `programs`.
@@ -126,13 +125,7 @@ def compile_ahead(
     if len(found) == layout.stages:
         buckets = buckets_of(plan)[:: layout.replicas]  # of the first
         refusal = _refusal(run, found, rules, [*map(bucket_name, buckets)])
-    return CompiledRun(
-        stages=found,
-        rules=rules,
-        refusal=refusal,
-        programs=executables.compiles,
-        seconds=perf_counter() - began,
-    )
+    return CompiledRun(found, rules, refusal, executables.compiles, perf_counter() - began)
 
 
 def _rules(run: RunSpec, microbatches: int, memory: int | None) -> StepRules:
@@ -172,12 +165,7 @@ def _slot_bytes(engine: Engine) -> dict[int, int]:
 
 
 def _stage(
-    number: int,
-    engine: Engine,
-    lasting: LastingPrograms,
-    rules: StepRules,
-    memory: int | None,
-    slot_bytes: int,
+    number: int, engine: Engine, lasting: LastingPrograms, rules: StepRules, memory: int | None, slots: int
 ) -> CompiledStage:
     """What is known of a stage now."""
     layout, library, chunks = engine.layout, engine.library, engine.chunks[number]
@@ -196,7 +184,7 @@ def _stage(
         parameters=sum(leaf.size for own in leaves for leaf in own),
         weight_bytes=nbytes(leaves),
         optimizer_bytes=0 if optimizer is None else nbytes(optimizer.state),
-        slot_bytes=slot_bytes,
+        slot_bytes=slots,
         device_limit_bytes=memory,
         compile_seconds=library.compile_seconds[number],
         buckets=BucketLedger.of_programs(programs),
