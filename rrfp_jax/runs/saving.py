@@ -92,9 +92,7 @@ class Saver:
                     CheckpointFolder(folder).tidy()
             if self._went_on():
                 return self._trainer.steps_done
-            self._say(
-                "the host's memory has no intact state: resumes from the latest checkpoint instead, if any"
-            )
+            self._say("the host's memory has no intact state: resumes from the latest checkpoint, if any")
             if self._world.rank == 0:
                 shutil.rmtree(self._held, ignore_errors=True)
             self._held = None
@@ -128,9 +126,7 @@ class Saver:
                 mark.parent.mkdir(parents=True, exist_ok=True)
                 mark.write_text(ENVIRONMENT.get(JOB, ""), encoding="utf-8")
             except OSError as error:
-                self._say(
-                    f"{mark}: cannot be written ({error.strerror}): a requeued run would begin anew again"
-                )
+                self._say(f"{mark}: cannot be written ({error.strerror}): a requeued run would begin anew")
         self._world.gather("earlier checkpoints to be moved away", None)
 
     @property
@@ -200,9 +196,7 @@ def ranks_of_replicas(mesh: Mesh, processes: int) -> Mapping[int, int]:
     return found
 
 
-def save_latest(
-    memory: HostMemory, checkpoints: Path | None, status: int, say: Callable[[str], None]
-) -> bool:
+def save_latest(memory: HostMemory, checkpoints: Path | None, ended: int, say: Callable[[str], None]) -> bool:
     """Copy the latest state to the run's checkpoints if it is later than all of them; whether they have it.
 
     It stays in memory, in a folder of its own, until it has been copied, also if the launcher is killed.
@@ -215,7 +209,7 @@ def save_latest(
         return True
     latest = f"the state after {steps[-1]} steps, which only the host's memory has"
     if checkpoints is None:
-        if status != DONE:
+        if ended != DONE:
             say(f"{latest}, is lost, as the run saves none: --config.checkpoint.every_steps=N has it saved")
         return False
     say(f"saves {latest}, as {checkpoints / str(steps[-1])}")

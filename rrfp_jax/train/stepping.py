@@ -84,11 +84,7 @@ class Stepper:
     """
 
     def __init__(
-        self,
-        engine: Engine,
-        settings: Settings,
-        schedule: Schedule | Planned,
-        exchange: HintExchange | None,
+        self, engine: Engine, settings: Settings, schedule: Schedule | Planned, exchange: HintExchange | None
     ) -> None:
         self.engine, self.settings = engine, settings
         myself = weakref.ref(self)  # what devices hold goes with a Trainer, not when garbage is collected

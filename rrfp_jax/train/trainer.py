@@ -227,9 +227,7 @@ class Trainer:
 
     # Start, and parameters.
 
-    def start(
-        self, evaluate: Any = None, *, progress: Progress | bool | None = None
-    ) -> Sequence[StageLedger]:
+    def start(self, evaluate: Any = None, *, progress: Progress | bool | None = None) -> list[StageLedger]:
         """Compile and allocate, unless that has been done; returns what each stage needs.
 
         Args:
