@@ -66,11 +66,9 @@ class Family:
         """The fields of our config, by its `config.json`; `UsageError` for what our layers do not compute."""
         inner = config.get(self.inner)
         config = {**self.defaults, **config, **(inner if isinstance(inner, dict) else {})}
-        for key, value in self.understood.items():
-            if config.get(key, value) != value:
-                raise UsageError(
-                    f"{key}={shown(config[key])}: of {self.name} only {key}={value!r} is computed here"
-                )
+        for key, own in self.understood.items():
+            if (given := config.get(key, own)) != own:
+                raise UsageError(f"{key}={shown(given)}: of {self.name} only {key}={own!r} is computed here")
         counts = {key: _whole(config, key) for key in self.counts.values()}
         found = {**self.layers.completed(config), **counts}
         return {ours: found[key] for ours, key in self.sizes.items()} | self._fixed
