@@ -95,8 +95,8 @@ class Receiver:
 
     def reserve(self, slab: int, size: int) -> list[Instruction]:
         """Give every slot of a slab that has no bytes yet so many."""
-        new = [slot for slot in self._free(slab) if not self._slabs[slab].sizes[slot]]
-        return [self._grown(slab, slot, size) for slot in new]
+        sizes = self._slabs[slab].sizes
+        return [self._grown(slab, slot, size) for slot in self._free(slab) if not sizes[slot]]
 
     def begin(self, round: int) -> list[Instruction]:
         """A round begins; of earlier ones nothing more is wanted."""
@@ -196,8 +196,7 @@ class Receiver:
         if not self._rounds.takes(said.key, (rank, said)):
             return []
         slot = None if said.place is None else self._places[said.place].slot
-        slab = self._stages[said.key.stage]
-        return [Copy(rank, said.key, said.specs, said.ended, said.place, slab, slot)]
+        return [Copy(rank, said.key, said.specs, said.ended, said.place, self._stages[said.key.stage], slot)]
 
     def _discard(self) -> list[Instruction]:
         """For rounds that are over no place is given; what has one, its sender ends itself."""

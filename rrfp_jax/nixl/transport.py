@@ -45,6 +45,7 @@ from rrfp_jax.runtime.transport.protocol import (
     Connected,
     Devices,
     Endpoints,
+    Kept,
     Key,
     Messages,
     Offers,
@@ -115,9 +116,7 @@ class NixlTransport(BetweenProcesses):
         return SLOTS * (room_for(largest) + ALIGNMENT)
 
     @staticmethod
-    def compile_ahead(
-        devices: Devices, compiler: OneArrayCompiler, first: Messages, later: Messages
-    ) -> Mapping[int, int]:
+    def compile_ahead(devices: Devices, compiler: OneArrayCompiler, first: Messages, later: Messages) -> Kept:
         copiers, more = Copiers(compiler), by_slab(devices, later)
         sizes = {}
         for group, messages in by_slab(devices, first).items():
@@ -125,7 +124,7 @@ class NixlTransport(BetweenProcesses):
             copiers.prepare(group, {size}, messages + more[group])
         return {stage: SLOTS * sizes[*own,] for stage, own in devices.items()}
 
-    def reserve(self, messages: Messages) -> Mapping[int, int]:
+    def reserve(self, messages: Messages) -> Kept:
         """The first messages say how large slots are at the beginning."""
         if not self._reserved:
             self._reserved = True

@@ -92,9 +92,8 @@ def _tried(
     try:
         agent.know(rank, told["memory"])
         ends = [([here._replace(size=size)], [there._replace(size=size)]) for size in (SMALL, LARGE)]
-        small, large = (
-            min(agent.write_within(WRITE_SECONDS, rank, *each) for _ in range(TIMES)) for each in ends
-        )
+        tries = [[agent.write_within(WRITE_SECONDS, rank, *each) for _ in range(TIMES)] for each in ends]
+        small, large = map(min, tries)
     except WriteFailed as error:
         return str(error), 0.0, 0.0
     return "", small, LARGE / large

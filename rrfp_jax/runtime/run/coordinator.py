@@ -122,8 +122,8 @@ def reserved_port() -> Iterator[int]:
         try:
             holder.bind(("127.0.0.1", 0))
         except OSError as error:
-            none = error.errno == errno.EADDRINUSE
-            raise OSError(error.errno, NO_PORT if none else error.strerror) from None
+            reason = NO_PORT if error.errno == errno.EADDRINUSE else error.strerror
+            raise OSError(error.errno, reason) from None
         yield holder.getsockname()[1]
 
 
@@ -266,9 +266,8 @@ class RollCallDoor(Door):
         super().turn(seconds)
         if time.monotonic() - self._told > TELL_SECONDS and not self.complete:
             self._told = time.monotonic()
-            ranks = {
-                *range(self._processes)
-            }  # those that never came; if all have, those that have gone again
+            # Those that never came; if all have, those that have gone again.
+            ranks = {*range(self._processes)}
             missing = sorted((ranks - self.cards.keys()) or (ranks - self._here.keys()))
             line = _line(missing=missing, twice=self._twice(), apart=self._apart)
             for caller in self._here.values():

@@ -56,8 +56,7 @@ class Signs:
         self._peers = {other: card for other, card in cards.items() if other != rank}
         self._keys = {r: _key(token, cards[rank].number, card.number) for r, card in self._peers.items()}
         self._latest = dict.fromkeys(self._peers, 0)
-        size = BYTES_A_PEER * len(self._peers)
-        own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size)  # or what is allowed
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BYTES_A_PEER * len(self._peers))  # at most
         own.setblocking(False)
 
     def show(self) -> None:

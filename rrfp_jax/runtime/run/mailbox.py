@@ -311,8 +311,7 @@ class Mailbox:
         self._selector.close()
         if self._signs:
             self._signs.close()
-        peers = [connection.socket for connection in self.connections.values()]
-        for each in (self._wake_end, self._ring_end, *peers):
+        for each in (self._wake_end, self._ring_end, *(one.socket for one in self.connections.values())):
             each.close()
 
     # Below here the caller holds the lock.

@@ -121,10 +121,10 @@ class Address(NamedTuple):
     def tried(self, seconds: float = PROBE_SECONDS) -> str:
         """What comes of calling it now, in words."""
         try:
-            socket.create_connection((self.host, self.port), timeout=seconds).close()
+            socket.create_connection(self, timeout=seconds).close()
         except OSError as error:
-            none = error.errno == errno.EADDRNOTAVAIL
-            return NO_PORT if none else f"nobody answers there ({error.strerror or error})"
+            reason = f"nobody answers there ({error.strerror or error})"
+            return NO_PORT if error.errno == errno.EADDRNOTAVAIL else reason
         return "somebody answers there, but not all have come, or it stands still"
 
     @property

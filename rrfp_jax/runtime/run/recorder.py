@@ -234,11 +234,10 @@ class Recording:
             place = f"in {place}"
         words = ["at its end" if self.phase == ENDED else place]
         if self.last:
-            entry = self.last[-1]
-            step = "" if self.phase == RunPhase("step", entry.step) else f" in step {entry.step}"
-            words.append(
-                f"last dispatched {entry.task} on stage {entry.stage}{step}, {_ago(now - entry.at)} before"
-            )
+            last = self.last[-1]
+            step = "" if self.phase == RunPhase("step", last.step) else f" in step {last.step}"
+            words.append(f"last dispatched {last.task} on stage {last.stage}{step}")
+            words.append(f"{_ago(now - last.at)} before")
         else:
             words.append(f"for {_ago(now - self.phase_since)}")
         alive = max(self.beat, self.phase_since, *(entry.at for entry in self.last))
@@ -349,12 +348,10 @@ class FlightRecorder:
 
     def dispatched(self, step: int, stage: int, task: Task) -> None:
         """Say that a task is being dispatched. Takes about half a microsecond."""
-        self._position = position = self._position + 1
+        self._position = number = self._position + 1
         kind, chunk, microbatch = task
-        at = RING_AT + position % ENTRIES * ENTRY.size
-        ENTRY.pack_into(
-            self._memory, at, position, step, stage, kind, chunk, microbatch, time.time(), position
-        )
+        at = RING_AT + number % ENTRIES * ENTRY.size
+        ENTRY.pack_into(self._memory, at, number, step, stage, kind, chunk, microbatch, time.time(), number)
 
 
 def read(path: Path) -> Recording:

@@ -62,8 +62,7 @@ class RollCall:
             # Nobody may serve yet, or still another run, for the seconds by which it outlives its rank 0.
             with suppress(OSError, MsgspecError, RecursionError):
                 self.missing = None
-                where = self._where.host, self._where.port
-                with socket.create_connection(where, min(left, CALL_SECONDS)) as line:
+                with socket.create_connection(self._where, min(left, CALL_SECONDS)) as line:
                     if self._heard(line, deadline):
                         return True
             sleep(PAUSE_SECONDS)

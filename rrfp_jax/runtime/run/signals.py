@@ -101,8 +101,7 @@ class StopReason(IntEnum):
 class Stop:
     """A request to stop: `requested` of this process; `agreed` of all, as of the latest gather."""
 
-    def __init__(self) -> None:
-        self.forget()
+    requested = agreed = StopReason.NOTHING
 
     def forget(self) -> None:
         """Forgets what was requested; to be called in all processes at the same point."""

@@ -49,8 +49,7 @@ def leave_file(folder: Path | int, name: str, content: Any) -> None:
     """Write plain data as JSON into a folder, or its descriptor, which leads there when it was renamed."""
     where, path = (folder, "") if isinstance(folder, int) else (None, f"{folder}/")
     part = f"{path}.{name}.part"
-    file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644, dir_fd=where)
-    with os.fdopen(file, "w", encoding="ascii") as out:
+    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644, dir_fd=where), "w") as out:
         json.dump(to_builtins(content), out)
     os.replace(part, f"{path}{name}", src_dir_fd=where, dst_dir_fd=where)
 

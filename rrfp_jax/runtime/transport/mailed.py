@@ -7,7 +7,7 @@ a small output is sent once it exists, without a question; there is nothing to g
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -18,6 +18,7 @@ from rrfp_jax.runtime.transport.protocol import (
     UNOBSERVED,
     Arrival,
     Endpoints,
+    Kept,
     Key,
     Messages,
     Offers,
@@ -54,7 +55,7 @@ class MailedTransport(Transport):
         self._number = self._world.next_round()
         self._mailbox.on(Mail, self._on_mail, self._number)
 
-    def reserve(self, messages: Messages) -> Mapping[int, int]:
+    def reserve(self, messages: Messages) -> Kept:
         return self._larger.reserve(messages)
 
     def begin(self, round: int, observer: TransferObserver = UNOBSERVED) -> None:

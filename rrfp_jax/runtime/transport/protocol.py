@@ -40,6 +40,9 @@ Place: TypeAlias = tuple[int, int]
 Devices: TypeAlias = Mapping[int, Sequence[jax.Device]]
 """This process's devices of each of its stages, by stage replica."""
 
+Kept: TypeAlias = Mapping[int, int]
+"""Bytes of each device that a transport keeps for messages, by stage replica."""
+
 Program: TypeAlias = Callable[[jax.Array], Any]
 
 OneArrayCompiler: TypeAlias = Callable[[jax.Device, Callable[..., Any], jax.ShapeDtypeStruct], Program]
@@ -100,7 +103,7 @@ UNOBSERVED = TransferObserver()
 class Transport(Protocol):
     """What the driver needs of a transport. Keys are used once."""
 
-    def reserve(self, messages: Messages) -> Mapping[int, int]:
+    def reserve(self, messages: Messages) -> Kept:
         """Prepare for such messages to stages of this process; may be called again, for further ones.
 
         Returns:
@@ -196,9 +199,7 @@ class BetweenProcesses(Transport, Protocol):
         return 0
 
     @staticmethod
-    def compile_ahead(
-        devices: Devices, compiler: OneArrayCompiler, first: Messages, later: Messages
-    ) -> Mapping[int, int]:
+    def compile_ahead(devices: Devices, compiler: OneArrayCompiler, first: Messages, later: Messages) -> Kept:
         """Compile what `reserve` would, for messages foreseen at the start and later ones.
 
         Args:
