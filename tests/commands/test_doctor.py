@@ -18,7 +18,7 @@ from tests.support.commands import doctor
 PLACE = Place(Address("n1", 7000), 4, 0, folder=None)
 MET = Meeting(hosts=("n1", "n1", "n2", "n2"))
 HERE = Meeting(hosts=("n1",) * 4)
-LOCAL = dataclasses.replace(PLACE, coordinator=Address("127.0.0.1", 7000))
+LOCAL = PLACE._replace(coordinator=Address("127.0.0.1", 7000))
 OWN = {"jax": "0.10.2", "optax": "0.2"}
 ALIKE = dataclasses.replace(MET, versions=(OWN,) * 4, code=("a",) * 4)
 HOMELESS = dataclasses.replace(MET, sees_home=False)
@@ -66,7 +66,7 @@ TABLE = {  # check: what it finds, the level, what it says, what its fix says
         ({"meeting": MET}, None, "", ""),
         ({"meeting": LOST}, None, "", ""),
         ({"place": PLACE, "meeting": ALIKE}, "ok", "the same packages and modules", ""),
-        ({"place": dataclasses.replace(PLACE, rank=1), "meeting": ALIKE}, None, "", ""),
+        ({"place": PLACE._replace(rank=1), "meeting": ALIKE}, None, "", ""),
         ({"meeting": other(versions={"jax": "0.11.0"})}, "FAIL", "jax is 0.10.2 on ranks 0, 1, 2", "install"),
         ({"meeting": other(versions={"optax": "9"})}, "warn", "optax is 0.2 on ranks 0, 1, 2", "install"),
         (
@@ -154,7 +154,7 @@ TABLE = {  # check: what it finds, the level, what it says, what its fix says
     ],
     checks.check_port: [
         ({}, None, "", ""),
-        ({"place": dataclasses.replace(PLACE, rank=1), "meeting": LOST}, None, "", ""),
+        ({"place": PLACE._replace(rank=1), "meeting": LOST}, None, "", ""),
         ({"place": PLACE, "meeting": MET}, "ok", "7000 is free", ""),
         (
             {"place": PLACE, "meeting": Meeting(port_taken="in use")},
