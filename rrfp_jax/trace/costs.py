@@ -35,11 +35,12 @@ from functools import cached_property
 from hashlib import sha256
 from itertools import chain
 from statistics import median
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from rrfp_jax.core.tasks import KINDS, Kind, Placement, Task
 from rrfp_jax.trace.records import RecordedStep, StepTrace
 
+T = TypeVar("T")
 Table: TypeAlias = tuple[tuple[float, ...], ...]
 Factors: TypeAlias = Sequence[Sequence[float]]
 
@@ -76,9 +77,8 @@ class Workload:
                 )
             for j, time in enumerate(row):
                 if not _is_time(time):
-                    raise ValueError(
-                        f"{name}[{i}][{j}] = {_shown(time)}: give a finite number of {unit}, at least 0"
-                    )
+                    remedy = f"give a finite number of {unit}, at least 0"
+                    raise ValueError(f"{name}[{i}][{j}] = {_shown(time)}: {remedy}")
 
     @property
     def stages(self) -> int:
@@ -100,10 +100,7 @@ class Workload:
     @classmethod
     def from_json_object(cls, data: object) -> Workload:
         """The workload of a file, from what `json.load` made of it; ValueError if it is none."""
-        if not isinstance(data, dict):
-            raise ValueError(
-                f"a workload is a {type(data).__name__}: give an object with {', '.join(_NAMES)}"
-            )
+        data = _checked(dict, data, "a workload", f"give an object with {', '.join(_NAMES)}")
         if unknown := [key for key in data if key not in (*_NAMES, BYTES)]:
             raise ValueError(f"{unknown[0]!r} is not a table of a workload: use {', '.join(_NAMES)}, {BYTES}")
         if missing := [name for name in _NAMES if name not in data and not name.startswith("transfer")]:
@@ -190,14 +187,16 @@ def _shown(value: object) -> str:
 
 def _table(name: str, rows: object) -> Table:
     """Rows of a file as tuples; their entries are checked by Workload."""
-    if not isinstance(rows, list):
-        raise ValueError(f"{name} is a {type(rows).__name__}: give a list with one row a stage")
-    for i, row in enumerate(rows):
-        if not isinstance(row, list):
-            raise ValueError(
-                f"{name}[{i}] is a {type(row).__name__}: give a list with one entry a microbatch"
-            )
-    return tuple(map(tuple, rows))
+    remedy = "give a list with one entry a microbatch"
+    found = enumerate(_checked(list, rows, name, "give a list with one row a stage"))
+    return tuple(tuple(_checked(list, row, f"{name}[{i}]", remedy)) for i, row in found)
+
+
+def _checked(kind: type[T], value: object, name: str, remedy: str) -> T:
+    """What a file has, if it is a list, or an object, as it has to be."""
+    if not isinstance(value, kind):
+        raise ValueError(f"{name} is a {type(value).__name__}: {remedy}")
+    return value
 
 
 def _filled(stages: int, microbatches: int, time: float) -> Table:
@@ -375,12 +374,9 @@ class CostTable:
     @classmethod
     def from_json_object(cls, data: object) -> CostTable:
         """The table of a file, from what `json.load` made of it; ValueError if it is none."""
-        if not isinstance(data, dict):
-            raise ValueError(
-                f"a cost table is a {type(data).__name__}: give an object with a workload a bucket"
-            )
         found = {}
-        for name, workload in data.items():
+        tables = _checked(dict, data, "a cost table", "give an object with a workload a bucket")
+        for name, workload in tables.items():
             try:
                 found[name] = Workload.from_json_object(workload)
             except ValueError as error:
