@@ -46,7 +46,13 @@ class ReplayInputs:
 def replay_of(trace: StepTrace) -> ReplayInputs:
     """How to run a step again."""
     stages = [trace.stage_records(stage) for stage in range(trace.stages)]
-    notice = MOSTLY_HOST * _usual_notice(stages)
+    noticed = [  # how long it took to see that a task had ended, where the next one was there already
+        record.dispatched - last.end
+        for records in stages
+        for last, record in pairwise(records)
+        if record.ready <= last.end < record.dispatched
+    ]
+    notice = MOSTLY_HOST * median(noticed or [0.0])
     durations: dict[Place, float] = {}
     arrivals: dict[Place, float] = {}  # by receiver
     leads: dict[Place, float] = {}
@@ -73,17 +79,6 @@ def replay_of(trace: StepTrace) -> ReplayInputs:
         for sender, receiver in trace.transfers()
     }
     return ReplayInputs(TableCosts(durations, transfers), leads)
-
-
-def _usual_notice(stages: Sequence[Sequence[TaskRecord]]) -> float:
-    """How long it took to see that a task had ended, where the next one was there already; the median (s)."""
-    found = [
-        record.dispatched - last.end
-        for records in stages
-        for last, record in pairwise(records)
-        if record.ready <= last.end < record.dispatched
-    ]
-    return median(found) if found else 0.0
 
 
 def _choose_first(records: Sequence[TaskRecord], trace: StepTrace, arrivals: dict[Place, float]) -> None:
