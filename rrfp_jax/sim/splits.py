@@ -118,9 +118,7 @@ class Layers:
         """What a virtual stage with these layers takes."""
         return self._slowness(v) * sum(self.shares.seconds[layers.start : layers.stop])
 
-    def recut(
-        self, step: RecordedStep, costs: TableCosts, split: Sequence[int]
-    ) -> tuple[StepCosts, RecordedStep]:
+    def recut(self, step: RecordedStep, costs: TableCosts, split: Split) -> tuple[StepCosts, RecordedStep]:
         """The step's costs and its budgets with another split of the same layers."""
         ranges = self.work.ranges(split)
         own = self.placement.virtual_stage
@@ -128,10 +126,7 @@ class Layers:
             (stage, task): self._seconds(costs, stage, task, ranges[own(stage, task.chunk)])
             for stage, task in costs.durations
         }
-        budgets = step.budgets and [
-            budget and self._budget(step.budgets, stage, budget, ranges)
-            for stage, budget in enumerate(step.budgets)
-        ]
+        budgets = step.budgets and [self._budget(step.budgets, s, ranges) for s in range(len(step.budgets))]
         return replace(costs, durations=durations), replace(step, budgets=budgets)
 
     def _seconds(self, costs: TableCosts, stage: int, task: Task, layers: range) -> float:
@@ -145,10 +140,10 @@ class Layers:
             found += self.shares.of_time[i] * speed * seconds
         return found
 
-    def _budget(
-        self, budgets: Sequence[Budget | None], stage: int, budget: Budget, ranges: Sequence[range]
-    ) -> Budget:
+    def _budget(self, budgets: Sequence[Budget | None], stage: int, ranges: Sequence[range]) -> Budget | None:
         """The budget of a stage whose chunks have these layers: their charges, and what weights leave."""
+        if (budget := budgets[stage]) is None:
+            return None
         charges, room = [], budget.limit
         for chunk in range(self.placement.chunks):
             v = self.placement.virtual_stage(stage, chunk)
@@ -388,10 +383,8 @@ class Balance:
             return None, error
         others = [split for split in tried(layers) if split not in self._barred | self._refused]
         latest = {split: simulated(sample[-1:], layers, split) for split in others[: max(TRIED, affordable)]}
-        seconds_of = {
-            split: simulated(sample, layers, split)
-            for split in sorted(latest, key=latest.__getitem__)[:TRIED]
-        }
+        fastest = sorted(latest, key=latest.__getitem__)[:TRIED]
+        seconds_of = {split: simulated(sample, layers, split) for split in fastest}
         if not seconds_of:
             return None, None
         best = min(seconds_of, key=seconds_of.__getitem__)
