@@ -22,10 +22,7 @@ from rrfp_jax.sim.engine import Links, simulate
 from rrfp_jax.trace.costs import StepCosts
 from rrfp_jax.trace.records import StepTrace
 
-CANDIDATES = (
-    *("ranked:zb-v", "ranked:v-zb", "ranked:v-half", "ranked:v-min"),
-    *("ranked:zb-h2", "bfw", "bf"),
-)
+CANDIDATES = ("ranked:zb-v", "ranked:v-zb", "ranked:v-half", "ranked:v-min", "ranked:zb-h2", "bfw", "bf")
 """In this order of preference where all else is equal."""
 
 EQUAL = 0.005
@@ -64,9 +61,7 @@ class Auto:
             raise ValueError(f"candidates={self.candidates!r}: name hints, such as {', '.join(CANDIDATES)}")
         for name in self.candidates:
             if not isinstance(by_name(name), Hint):
-                raise ValueError(
-                    f"candidates: {name} is a fixed order, which keeps to no limit; choose ranked:{name}"
-                )
+                raise ValueError(f"candidates: {name}, a fixed order, keeps no limit; choose ranked:{name}")
 
     @property
     def hints(self) -> dict[str, Hint]:
@@ -94,8 +89,7 @@ class Candidate:
         if microbatches >= self.rules.microbatches:
             return self
         budgets = self.budgets and [
-            budget and replace(budget, costs=[row[:microbatches] for row in budget.costs])
-            for budget in self.budgets
+            own and replace(own, costs=[row[:microbatches] for row in own.costs]) for own in self.budgets
         ]
         return replace(self, rules=replace(self.rules, microbatches=microbatches), budgets=budgets)
 

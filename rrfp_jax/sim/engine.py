@@ -63,10 +63,6 @@ class EventQueue(Generic[Whom]):
                 yield now
 
 
-Routes: TypeAlias = "Mapping[Kind, Sequence[tuple[Device, Sequence[Arrived]] | None]]"
-"""Where outputs go, `[kind][chunk]`: the device, and the event there, by microbatch."""
-
-
 class Device:
     """What one stage's device does; times in seconds."""
 
@@ -83,7 +79,8 @@ class Device:
         by_direction = {way: [[0.0] * microbatches for _ in range(chunks)] for way in Direction}
         # When each task became ready, `[kind or direction][chunk][microbatch]`.
         self.ready = [by_direction[row.direction] for row in KINDS]
-        self.routes: Routes = {}
+        # Where outputs go, `[kind][chunk]`: the device, and the event there, by microbatch.
+        self.routes: Mapping[Kind, Sequence[tuple[Device, Sequence[Arrived]] | None]] = {}
 
 
 def connect(devices: Sequence[Device], rules: StepRules) -> None:

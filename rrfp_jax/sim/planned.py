@@ -98,11 +98,7 @@ class Plan:
 
 
 def plan(
-    step: Candidate,
-    *,
-    candidates: Mapping[str, Schedule] = NAMED,
-    evaluations: int = EVALUATIONS,
-    seed: int = 0,
+    step: Candidate, candidates: Mapping[str, Schedule] = NAMED, evaluations: int = EVALUATIONS, seed: int = 0
 ) -> Plan:
     """The best order found for a step whose costs are known; ValueError if every candidate is refused.
 
@@ -264,19 +260,14 @@ class _SplitAlike(FixedOrder):
     def order(self, stage: int, placement: Placement, microbatches: int) -> Sequence[Task]:
         """W follows I at once where a B is taken apart; B is where I was where they are joined."""
         split = self.hint.split(stage, placement, microbatches)
-        return [
-            own
-            for task in self.inner.order(stage, placement, microbatches)
-            for own in _spelled(task, (task.chunk, task.microbatch) in split)
-        ]
-
-
-def _spelled(task: Task, split: bool) -> Sequence[Task]:
-    if split:
-        return [task._replace(kind=part) for part in KINDS[task.kind].parts]
-    whole = task.kind.whole
-    last = task.kind not in (whole, KINDS[whole].parts[0])
-    return () if last else (task._replace(kind=whole),)
+        found: list[Task] = []
+        for task in self.inner.order(stage, placement, microbatches):
+            whole = task.kind.whole
+            if (task.chunk, task.microbatch) in split:
+                found += [task._replace(kind=part) for part in KINDS[task.kind].parts]
+            elif task.kind in (whole, KINDS[whole].parts[0]):
+                found.append(task._replace(kind=whole))
+        return found
 
 
 def _splits(hint: Hint, rules: StepRules) -> list[Collection[tuple[int, int]]]:
