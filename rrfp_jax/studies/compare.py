@@ -94,7 +94,7 @@ def compare(
 
 
 def _simulated(schedule: Schedule | Auto | None, steps: Sequence[Step], given: Conditions) -> Outcome:
-    recorded: list[RecordedStep] = []
+    ran: list[RecordedStep] = []
     chosen: list[str] = []
     for number, step in enumerate(steps):
         if isinstance(schedule, Auto):
@@ -107,10 +107,8 @@ def _simulated(schedule: Schedule | Auto | None, steps: Sequence[Step], given: C
         if given.jitter is not None:
             own = replace(own, costs=Jittered(own.costs, given.jitter, seed=number))
         buckets = [str(j) for j in range(own.rules.microbatches)]  # each has times of its own
-        recorded.append(
-            RecordedStep(trace=own.simulated(), rules=own.rules, budgets=own.budgets, buckets=buckets)
-        )
-    return outcome_of(recorded, [step.actual for step in steps], chosen)  # jitter only adds to the costs
+        ran.append(RecordedStep(trace=own.simulated(), rules=own.rules, budgets=own.budgets, buckets=buckets))
+    return outcome_of(ran, [step.actual for step in steps], chosen)  # jitter only adds to the costs
 
 
 def outcome_of(
@@ -118,16 +116,10 @@ def outcome_of(
 ) -> Outcome:
     """The outcome of steps, at least one, that have run, or were simulated for these workloads."""
     both = [*zip(ran, workloads or map(workload_of, ran), strict=True)]
-    held = [
-        max(peak_bytes(step.trace, workload.activation_bytes))
-        for step, workload in both
-        if workload.activation_bytes is not None
-    ]
+    held = [max(peak_bytes(one.trace, of.activation_bytes)) for one, of in both if of.activation_bytes]
     return Outcome(
         makespans=[step.trace.makespan for step in ran],
-        bounds=[
-            lower_bound(step.rules, WorkloadCosts(workload, step.rules.placement)) for step, workload in both
-        ],
+        bounds=[lower_bound(one.rules, WorkloadCosts(of, one.rules.placement)) for one, of in both],
         idle=[_idle_shares(step) for step in ran],
         in_flight=max(max(peak_in_flight(step.trace)) for step in ran),
         bytes=max(held, default=None),
