@@ -242,21 +242,19 @@ class WhatIfs:
     changes: Sequence[WhatIf]  # the one that saves most first
 
 
-def what_ifs(
-    step: RecordedStep, schedules: Sequence[str] | None = None, layers: Layers | None = None
-) -> WhatIfs:
+def what_ifs(step: RecordedStep, tried: Sequence[str] | None = None, layers: Layers | None = None) -> WhatIfs:
     """Replay a step with a backward as it was, and with one thing changed at a time.
 
-    Other schedules that would hold more are left out. Of layers it may not be known what they take.
+    Other schedules that are `tried`, but would hold more, are left out. Of layers it may not be known what
+    they take.
     """
     as_recorded = replay_of(step.trace)
     many = len(step.trace.records) > MANY_TASKS
-    if schedules is None:
-        schedules = FEW_SCHEDULES if many else SCHEDULES
+    if tried is None:
+        tried = FEW_SCHEDULES if many else SCHEDULES
+    variants = _variants(step, as_recorded.costs, tried, layers, 1 if many else SLOWEST)
     found = []
-    for kind, subject, change, costs, other in _variants(
-        step, as_recorded.costs, schedules, layers, slowest=1 if many else SLOWEST
-    ):
+    for kind, subject, change, costs, other in variants:
         try:
             trace = _replay(other, costs, {} if kind == "host" else as_recorded.leads)
         except (ValueError, RuntimeError):

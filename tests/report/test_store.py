@@ -110,7 +110,7 @@ def test_an_order_without_a_name_is_read_as_the_order_in_which_tasks_ran(tmp_pat
     assert first.rules == second.rules
     rows = [list(first.rules.schedule.order(stage, ran.rules.placement, 6)) for stage in range(3)]
     assert rows == [planned.trace.order(stage) for stage in range(3)]
-    assert what_ifs(first, schedules=()).error < 1e-6
+    assert what_ifs(first, tried=()).error < 1e-6
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "schedule": "planned"}\n')
     assert read_run(tmp_path).origin == "schedule planned"
 

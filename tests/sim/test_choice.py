@@ -219,7 +219,7 @@ def test_a_step_is_judged_by_what_is_known_of_it():
 )
 def test_undoing_what_is_wrong_saves_most(name, kind, subject):
     step, undone = spoilt(name)
-    found = what_ifs(step, schedules=())
+    found = what_ifs(step, tried=())
     assert found.error < 1e-9
     one = next(change for change in found.changes if (change.kind, change.subject) == (kind, subject))
     assert one.seconds == pytest.approx(undone, rel=0.03)
@@ -244,7 +244,7 @@ def test_a_limit_that_is_too_small():
 
 def test_another_schedule_takes_what_it_takes():
     costs = WorkloadCosts(EVEN, rules().placement)
-    found = what_ifs(ran(costs, "1f1b"), schedules=["1f1b", "bf", "bfw", "zb-v"])
+    found = what_ifs(ran(costs, "1f1b"), tried=["1f1b", "bf", "bfw", "zb-v"])
     tried = {change.subject: change.seconds for change in found.changes if change.kind == "schedule"}
     assert set(tried) == {"bf", "bfw"}, "its own is not tried, nor one for another placement"
     for name, seconds in tried.items():  # with as much as 1F1B holds
@@ -256,7 +256,7 @@ def test_another_schedule_holds_no_more():
     budgets = [Budget([[10] * MICROBATCHES], 40)] * STAGES
 
     def tried(step):
-        found = what_ifs(step, schedules=["gpipe", "zb-h1", "zb-h2"])
+        found = what_ifs(step, tried=["gpipe", "zb-h1", "zb-h2"])
         return {change.subject for change in found.changes if change.kind == "schedule"}
 
     assert tried(ran(costs)) == tried(ran(costs, "1f1b")) == {"zb-h1"}
@@ -273,7 +273,7 @@ def test_another_schedule_holds_no_more_chunks(own, stages, other, limit):
     mine = StepRules(placement=placement, microbatches=32, schedule=by_name(own))
     costs = WorkloadCosts(log_normal(stages, 32, forward=0.01, sigma=0.3, shared=0.5, seed=1), placement)
     step = RecordedStep(trace=simulate(mine, costs), rules=mine, buckets=[""] * 32)
-    (found,) = [change for change in what_ifs(step, schedules=[other]).changes if change.kind == "schedule"]
+    (found,) = [change for change in what_ifs(step, tried=[other]).changes if change.kind == "schedule"]
     as_much = replace(mine, schedule=by_name(other), limit=limit)
     assert found.seconds == pytest.approx(simulate(as_much, costs).makespan)
 
@@ -284,7 +284,7 @@ def test_a_replay_takes_as_long_as_the_step(drawn):
     own, costs = drawn
     trace = simulate(own, costs)
     step = RecordedStep(trace=trace, rules=own, buckets=[""] * own.microbatches)
-    assert what_ifs(step, schedules=()).error < 1e-9
+    assert what_ifs(step, tried=()).error < 1e-9
 
 
 def test_the_hosts_time_is_replayed_and_can_be_taken_out():
@@ -295,7 +295,7 @@ def test_the_hosts_time_is_replayed_and_can_be_taken_out():
     step = RecordedStep(
         trace=StepTrace(0, trace.placement, [Part.of(records)]), rules=own, buckets=[""] * MICROBATCHES
     )
-    found = what_ifs(step, schedules=())
+    found = what_ifs(step, tried=())
     assert found.error < 0.01
     without = next(change for change in found.changes if change.kind == "host")
     assert without.seconds == pytest.approx(simulate(own, WorkloadCosts(EVEN, own.placement)).makespan)

@@ -274,7 +274,7 @@ def with_work(step, *split):
 
 def savings(step):
     layers = Layers.of([step])
-    return {change.change: change.seconds for change in what_ifs(step, schedules=(), layers=layers).changes}
+    return {change.change: change.seconds for change in what_ifs(step, tried=(), layers=layers).changes}
 
 
 def test_the_best_split_and_one_layer_moved_take_what_they_take():
