@@ -94,11 +94,9 @@ class PaperSegments:
         costs = {id(own): self._cost(own) for own in self.known.values()}
         return [costs[id(own)] for own in segments]
 
-    def row(
-        self, layers: Sequence[range], segments: Sequence[Segment], kinds: Collection[Kind]
-    ) -> StagePrograms:
+    def row(self, layers: Sequence[range], own: Sequence[Segment], kinds: Collection[Kind]) -> StagePrograms:
         """Segments of such layers as a virtual stage."""
-        return StagePrograms.of(layers, segments, kinds, OnPaper(), halves=self.halves)
+        return StagePrograms.of(layers, own, kinds, OnPaper(), halves=self.halves)
 
     def _cost(self, segment: Segment) -> LayerCost:
         programs = dict(segment.lowered)
@@ -117,9 +115,7 @@ class OnPaper:
         """The specs of leaves as they are."""
         return list(leaves)
 
-    def lower(
-        self, program: Program, given: Sequence[Any], first: Sequence[Any], sums: Sequence[Any]
-    ) -> ProgramCost:
+    def lower(self, program: Program, given: Any, first: Any, sums: Sequence[Any]) -> ProgramCost:
         """What a program costs, even if it does nothing."""
         return program_cost(program.closed, len(sums))
 
@@ -234,24 +230,20 @@ class LayerTimes:
     def tasks(self) -> dict[Bucket, list[dict[Kind, float]]]:
         """Seconds by bucket, layer and kind; what releases a microbatch has the adding of its gradient."""
         adding = [self.accelerator.seconds({}, state.adding_bytes) for state in self.model.states]
-        return {
-            bucket: [
-                {
-                    kind: self.accelerator.seconds(cost.flops, cost.bytes) + more * (KINDS[kind].charge < 0)
-                    for kind, cost in layer.programs.items()
-                }
-                for layer, more in zip(layers, adding, strict=True)
-            ]
-            for bucket, layers in self.model.layers.items()
-        }
+
+        def seconds(layer: LayerCost, more: float) -> dict[Kind, float]:
+            return {
+                kind: self.accelerator.seconds(cost.flops, cost.bytes) + more * (KINDS[kind].charge < 0)
+                for kind, cost in layer.programs.items()
+            }
+
+        return {bucket: list(map(seconds, layers, adding)) for bucket, layers in self.model.layers.items()}
 
     @cached_property
     def updates(self) -> list[float]:
         """Seconds by layer of what is done once a step: norms and the optimizer."""
         # Norms read parameters and sums, the update reads and writes all there is.
-        moved = [
-            3 * (own.weight_bytes + own.sum_bytes) + 2 * own.optimizer_bytes for own in self.model.states
-        ]
+        moved = [3 * (of.weight_bytes + of.sum_bytes) + 2 * of.optimizer_bytes for of in self.model.states]
         return [self.accelerator.seconds({}, size) for size in moved]
 
     @cached_property
@@ -275,26 +267,19 @@ class LayerTimes:
     ) -> TableCosts:
         """What the simulator is to know of a step."""
         durations, transfers = {}, {}
+        microbatches = {own: [j for j, of in enumerate(buckets) if of == own] for own in self.model.layers}
         for stage, own in enumerate(chunks):
             for c, (layers, kinds) in enumerate(zip(own, rules.backward_kinds(stage), strict=True)):
-                known = {b: self._virtual_stage(b, layers, kinds, link) for b in self.model.layers}
-                for j, bucket in enumerate(buckets):
-                    for kind, lasts, sent_for in known[bucket]:
-                        durations[stage, Task(kind, c, j)] = lasts
-                        transfers[stage, Task(kind, c, j)] = sent_for
+                for bucket, known in self.model.layers.items():
+                    activation = known[layers.stop - 1].carry_bytes
+                    gradient = known[layers.start].footprint.gradient_out_bytes
+                    for kind in (FORWARD, *kinds):
+                        lasts = sum(self.tasks[bucket][i][kind] for i in layers)
+                        sent_for = link.seconds(activation if KINDS[kind].flow > 0 else gradient)
+                        for j in microbatches[bucket]:
+                            durations[stage, Task(kind, c, j)] = lasts
+                            transfers[stage, Task(kind, c, j)] = sent_for
         return TableCosts(durations, transfers)
-
-    def _virtual_stage(
-        self, bucket: Bucket, layers: range, kinds: Iterable[Kind], link: Link
-    ) -> list[tuple[Kind, float, float]]:
-        """A virtual stage's F and these kinds of backward: a task's seconds, and those of what it sends."""
-        activation = self.model.layers[bucket][layers.stop - 1].carry_bytes
-        gradient = self.model.layers[bucket][layers.start].footprint.gradient_out_bytes
-        found = []
-        for kind in (FORWARD, *kinds):
-            duration = sum(self.tasks[bucket][i][kind] for i in layers)
-            found.append((kind, duration, link.seconds(activation if KINDS[kind].flow > 0 else gradient)))
-        return found
 
 
 SAME = 1.05
@@ -335,10 +320,8 @@ def _lasting_bytes(engine: Engine) -> dict[int, int]:
     if engine.spec.settings.budget != "auto" or not engine.memory.limited:
         return {}
     params, roles, width = engine.library.params, engine.library.roles, max(engine.layout.widths)
-    found = {}
-    for layer, own in params.items():
-        state = _state({layer: own}, roles, None)
-        found[int(layer)] = state.weight_bytes + state.sum_bytes
+    states = {int(layer): _state({layer: own}, roles, None) for layer, own in params.items()}
+    found = {layer: state.weight_bytes + state.sum_bytes for layer, state in states.items()}
     if engine.spec.optimizer is not None:
         whole, _ = engine.staging.optimizer_parts
         for k, (_, spec) in enumerate(whole.state):
