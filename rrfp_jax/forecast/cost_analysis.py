@@ -21,10 +21,11 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import add
+from timeit import Timer
 from typing import Any, TypeAlias
 
 import jax
@@ -89,8 +90,12 @@ def program_cost(closed: ClosedJaxpr, added: int = 0) -> ProgramCost:
 
 def _operations(closed: ClosedJaxpr) -> tuple[float, float, Counter[str]]:
     """How many, as XLA counts them, loops once, and as often as they run; of products by their dtype."""
-    specs = [spec_of(var) for var in closed.jaxpr.invars]
-    analysis = _lowered(closed, specs).cost_analysis() or {}
+    traced: Any = jax.jit(jaxpr_as_fun(closed)).trace(*map(spec_of, closed.jaxpr.invars))
+    try:
+        lowered = traced.lower()
+    except NotImplementedError:  # kernels of cuDNN, which only GPUs have
+        lowered = traced.lower(lowering_platforms=("cuda",))
+    analysis = lowered.cost_analysis() or {}
     once, products = analysis.get("flops", 0.0), Counter[str]()
     flops = once
     for equation in inline(closed).jaxpr.eqns:
@@ -109,15 +114,6 @@ def _operations(closed: ClosedJaxpr) -> tuple[float, float, Counter[str]]:
             flops += times * inside - counted
             products.update({dtype: times * count for dtype, count in of_products.items()})
     return once, flops, products
-
-
-def _lowered(closed: ClosedJaxpr, specs: Sequence[Any]) -> Any:
-    """For this process's devices; with kernels of cuDNN, which only GPUs have, for those."""
-    traced: Any = jax.jit(jaxpr_as_fun(closed)).trace(*specs)
-    try:
-        return traced.lower()
-    except NotImplementedError:
-        return traced.lower(lowering_platforms=("cuda",))
 
 
 def _flat(closed: ClosedJaxpr, added: int = 0) -> Jaxpr:
@@ -216,9 +212,5 @@ def _seconds(device: jax.Device, function: Callable[..., Any], *specs: Any) -> f
     clock = time.process_time if device.platform == "cpu" else time.perf_counter
     program = Compiler(StageMesh((device,)))(function, *specs)
     arguments = [jax.device_put(jnp.ones(spec.shape, spec.dtype), device) for spec in specs]
-    taken = []
-    for _ in range(REPEATS):
-        began = clock()
-        jax.block_until_ready(program(*arguments))
-        taken.append(clock() - began)
-    return sorted(taken)[REPEATS // 4]
+    timer = Timer(lambda: jax.block_until_ready(program(*arguments)), timer=clock)
+    return sorted(timer.repeat(REPEATS, number=1))[REPEATS // 4]
