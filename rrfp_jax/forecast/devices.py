@@ -72,16 +72,14 @@ class Accelerator:
         return replace(self, **rates)
 
 
-def _sheet(
-    name: str, tera: tuple[float, float], giga: float, memory: int, link: str, *kinds: str
-) -> Accelerator:
+def _sheet(name: str, tera: tuple[float, float], giga: float, gb: int, link: str, *kinds: str) -> Accelerator:
     """Of TFLOP/s in half and single, GB/s, GB."""
     return Accelerator(
         name=name,
         half=tera[0] * 1e12,
         single=tera[1] * 1e12,
         bytes_per_second=giga * 1e9,
-        memory=memory * 10**9,
+        memory=gb * 10**9,
         link=link,
         kinds=kinds,
         source="NVIDIA's data sheet",

@@ -7,7 +7,7 @@ compiler's, which `rrfp compile` asks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from itertools import chain
@@ -35,7 +35,7 @@ from rrfp_jax.runtime.model.roles import layers_of_chunks
 from rrfp_jax.runtime.programs.executables import Executables
 from rrfp_jax.runtime.programs.initial import InitFunction
 from rrfp_jax.runtime.sizes import in_words
-from rrfp_jax.runtime.stages.memory import MARGIN, BucketLedger, Setting, StageLedger, memory_of_step
+from rrfp_jax.runtime.stages.memory import MARGIN, Setting, StageLedger, memory_of_step
 from rrfp_jax.runtime.transport.choice import TransportName, reserved_bytes
 from rrfp_jax.sim.choice import Auto, Candidate, Choice, choose
 from rrfp_jax.sim.planned import Planned, base_of
@@ -212,9 +212,8 @@ class Estimate:
             trace = own.simulated()
         chunks = self._chunks(split)
         stages = self._stages(trace, chunks, ledgers)
-        devices = (
-            [range(len(stages))] if self.devices.shared else [range(s, s + 1) for s in range(len(stages))]
-        )
+        together = len(stages) if self.devices.shared else 1
+        devices = [range(s, s + together) for s in range(0, len(stages), together)]
         place = self.rules.placement.place
         return Forecast(
             split=[len(chunks[s][c]) for s, c in map(place, range(self.rules.placement.last + 1))],
@@ -314,6 +313,9 @@ class Estimate:
         kinds = self.rules.backward_kinds(stage)
         states = [self.model.states[i] for layers in chunks for i in layers]
         buckets = {bucket_name(b): self.model.bucket_ledger(b, chunks, kinds) for b in self.distinct}
+        known = [own for bucket in buckets.values() for own in bucket.chunks]
+        largest = max(max(own.activation_in_bytes, own.gradient_in_bytes) for own in known)
+        transport = self.devices.transport
         return StageLedger.of(
             chunks,
             [sum(self.model.states[i].sum_bytes for i in layers) for layers in chunks],
@@ -323,17 +325,11 @@ class Estimate:
             parameters=sum(state.parameters for state in states),
             weight_bytes=sum(state.weight_bytes for state in states),
             optimizer_bytes=sum(state.optimizer_bytes for state in states),
-            slot_bytes=self._slot_bytes(buckets.values()),
+            slot_bytes=0 if transport is None else reserved_bytes(transport, largest),
             device_limit_bytes=self.devices.memory,
             compile_seconds=0.0,
             buckets=buckets,
         )
-
-    def _slot_bytes(self, buckets: Iterable[BucketLedger]) -> int:
-        chunks = [chunk for bucket in buckets for chunk in bucket.chunks]
-        largest = max(max(chunk.activation_in_bytes, chunk.gradient_in_bytes) for chunk in chunks)
-        transport = self.devices.transport
-        return 0 if transport is None else reserved_bytes(transport, largest)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -355,9 +351,7 @@ class RunSpec:
         assert not isinstance(self.schedule, Auto), "it has been chosen"
         return base_of(self.schedule)
 
-    def engine(
-        self, layout: Layout, init: InitFunction | None, executables: Executables | None = None
-    ) -> Engine:
+    def engine(self, layout: Layout, init: InitFunction | None, stored: Executables | None = None) -> Engine:
         """What the run's steps run on, its split having been chosen; nothing is compiled yet."""
         spec = EngineSpec(
             pipe=self.pipe,
@@ -368,7 +362,7 @@ class RunSpec:
             settings=self.settings,
         )
         assert not isinstance(self.split, str), "it has been chosen"
-        return Engine(spec, self.split, executables)
+        return Engine(spec, self.split, stored)
 
 
 @dataclass(frozen=True)
