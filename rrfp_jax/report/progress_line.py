@@ -149,7 +149,7 @@ def _in_cell() -> Lasting:
         if live:
             live[0].update(content, raw=True)
         else:
-            live.append(display(content, raw=True, display_id=True))
+            live.append(display(content, raw=True, display_id=True))  # type: ignore[no-untyped-call]
 
     def end(text: str) -> None:
         show(text)
