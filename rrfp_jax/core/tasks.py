@@ -69,13 +69,13 @@ class KindRow(NamedTuple):
     Attributes:
         letter, title, colour: how it is written, called and drawn.
         direction: what it is for.
+        parts: the kinds that together do the same; costs are told of these.
         after: the task of the same virtual stage and microbatch that is dispatched before it.
         flow: on virtual stage v its input comes from v - flow, and its output goes to v + flow; 0: neither.
         charge: 1: it takes its chunk's part of what may be in flight, for which admission must have room.
             -1: it frees that, and makes a gradient of the weights, which needs a place until it is added.
             0: neither, so that it may always run.
         holds: the field of a `Footprint` that says what a microbatch holds after it; None: nothing.
-        parts: the kinds that together do the same; costs are told of these.
         seconds: the table of a `Workload` that says how long it takes; "" if its parts have theirs.
     """
 
@@ -83,11 +83,11 @@ class KindRow(NamedTuple):
     title: str
     colour: str
     direction: Direction
-    after: Kind | None
-    flow: int
-    charge: int
-    holds: Literal["held_after_forward_bytes", "held_after_input_bytes"] | None
     parts: tuple[Kind, ...]
+    after: Kind | None = None
+    flow: int = 0
+    charge: int = 0
+    holds: Literal["held_after_forward_bytes", "held_after_input_bytes"] | None = None
     seconds: str = ""
 
 
@@ -95,40 +95,35 @@ KINDS = (
     KindRow(
         *("F", "forward", "#0072b2"),
         direction=Direction.FORWARD,
-        after=None,
+        parts=(FORWARD,),
         flow=1,
         charge=1,
         holds="held_after_forward_bytes",
-        parts=(FORWARD,),
         seconds="forward",
     ),
     KindRow(
         *("B", "backward", "#d55e00"),
         direction=Direction.BACKWARD,
+        parts=(INPUT, WEIGHT),
         after=FORWARD,
         flow=-1,
         charge=-1,
-        holds=None,
-        parts=(INPUT, WEIGHT),
     ),
     KindRow(
         *("I", "input gradient", "#e69f00"),
         direction=Direction.BACKWARD,
+        parts=(INPUT,),
         after=FORWARD,
         flow=-1,
-        charge=0,
         holds="held_after_input_bytes",
-        parts=(INPUT,),
         seconds="backward_input",
     ),
     KindRow(
         *("W", "weight gradient", "#009e73"),
         direction=Direction.WEIGHT,
-        after=INPUT,
-        flow=0,
-        charge=-1,
-        holds=None,
         parts=(WEIGHT,),
+        after=INPUT,
+        charge=-1,
         seconds="backward_weight",
     ),
 )
@@ -203,9 +198,7 @@ class Placement:
 
     def __post_init__(self) -> None:
         if not all(isinstance(count, int) and count >= 1 for count in (self.stages, self.chunks)):
-            raise ValueError(
-                f"stages={self.stages!r}, chunks={self.chunks!r}: both must be whole numbers, at least 1"
-            )
+            raise ValueError(f"stages={self.stages!r}, chunks={self.chunks!r}: give whole numbers from 1")
         if self.shape not in SHAPES:
             raise ValueError(f"shape={self.shape!r}: choose 'looped' or 'v'")
 

@@ -65,9 +65,7 @@ class Delays:
             if 0 < value < 1 and name == "link_bandwidth":
                 raise UsageError(f"{name}={value}: in bytes per second; give at least 1, or 0 for no limit")
         if self.delayed_link < -1:
-            raise UsageError(
-                f"delayed_link={self.delayed_link}: give the number of a stage, or -1 for all links"
-            )
+            raise UsageError(f"delayed_link={self.delayed_link}: give a stage's number, or -1 for all links")
 
     @classmethod
     def of(cls, given: Delays | str) -> Delays:
