@@ -27,6 +27,10 @@ Load: TypeAlias = Callable[[Sequence[frozenset[str]]], Sequence[Mapping[str, Any
 """The fields wanted of each microbatch -> their arrays by name."""
 
 
+Read: TypeAlias = Sequence[jax.Array | None]
+"""What the programs of a stage read of a microbatch: fields, then numbers; None where none reads it."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class StepPrograms:
     """What follows from the rules and buckets of a step alone, for all steps with the same."""
@@ -53,7 +57,7 @@ class LoadedStep:
 
     step: int
     known: StepPrograms
-    inputs: Mapping[int, list[list[jax.Array | None]]]  # see `Inputs.load`
+    inputs: Mapping[int, Sequence[Read]]  # by stage replica, of each microbatch of its replica
     seconds: float  # that a step waited for it
 
 
@@ -80,9 +84,9 @@ class Inputs:
             programs.fields[replica] = frozenset(name for i, (name, *_) in enumerate(bucket) if i in used)
         return programs.fields[replica]
 
-    def load(self, step: int, known: StepPrograms, load: Load) -> dict[int, list[list[jax.Array | None]]]:
-        """Per stage replica and microbatch of its replica, what its programs read: fields, then numbers."""
-        arrived, values = dict[int, list[list[jax.Array | None]]](), list[list[Any]]()
+    def load(self, step: int, known: StepPrograms, load: Load) -> dict[int, list[Read]]:
+        """By stage replica, of each microbatch of its replica, what its programs read."""
+        arrived, values = dict[int, list[Read]](), list[list[Any]]()
         for j, arrays in enumerate(load(known.fields)):
             values.append([arrays.get(name) for name, *_ in known.buckets[j]])
             values[j].append(np.array([self._seed, step, j], IDS.dtype))
@@ -129,7 +133,7 @@ class ModelStep:
 
     Args:
         part: what follows from the step's rules and buckets.
-        inputs: per microbatch, what its programs read: fields, then numbers; None where none reads it.
+        inputs: per microbatch, what its programs read.
         sums_are_final: whether nothing is added to the stage's sums but its own tasks' gradients.
 
     Attributes:
@@ -139,12 +143,7 @@ class ModelStep:
     """
 
     def __init__(
-        self,
-        stage: Stage,
-        phase: str,
-        part: StagePart,
-        inputs: Sequence[Sequence[jax.Array | None]],
-        sums_are_final: bool = False,
+        self, stage: Stage, phase: str, part: StagePart, inputs: Sequence[Read], sums_are_final: bool = False
     ) -> None:
         self.norms: jax.Array | None = None
         self._sums_are_final = sums_are_final
