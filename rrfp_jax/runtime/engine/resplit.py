@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from rrfp_jax.core.step_rules import StepRules
 from rrfp_jax.progress import silent
@@ -15,8 +15,7 @@ from rrfp_jax.runtime.stages import leaves
 from rrfp_jax.runtime.stages.staging import LastingPrograms
 
 
-@dataclass(frozen=True)
-class Ready:
+class Ready(NamedTuple):
     """Another split of an engine for which everything has been compiled."""
 
     engine: Engine

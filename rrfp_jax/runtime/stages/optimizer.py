@@ -16,7 +16,7 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -68,16 +68,14 @@ _SHARED = -1
 """Stands beside the places of parameters for what belongs to none."""
 
 
-@dataclass(frozen=True)
-class OptimizerPart:
+class OptimizerPart(NamedTuple):
     """What a stage has of an optimizer."""
 
     params: Mapping[str, int]  # places of the stage's parameters in the whole model's list, by path
     state: Sequence[int]  # places of its leaves in the whole state
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """What an optimizer does with parameters that are updated together, and with their state.
 
     init      parameters                    -> state
@@ -340,8 +338,7 @@ class Hyperparams:
         return {name: value for name, value in found if name in self.kept}
 
 
-@dataclass(frozen=True)
-class PiecePrograms:
+class PiecePrograms(NamedTuple):
     """What an optimizer does on a stage with some of the leaves there; pieces that are alike share programs.
 
     init          owned parameters -> its leaves of the optimizer's state

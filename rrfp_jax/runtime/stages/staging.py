@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import optax
@@ -31,8 +30,7 @@ from rrfp_jax.runtime.stages.optimizer import Optimizer, OptimizerPart, Optimize
 from rrfp_jax.runtime.stages.stage import Leaf, Stage, leaves_in
 
 
-@dataclass(frozen=True)
-class BuiltStages:
+class BuiltStages(NamedTuple):
     """Stages by stage replica (see `Layout`), what updates them, and by stage what adds up its replicas."""
 
     stages: Mapping[int, Stage]
@@ -40,8 +38,7 @@ class BuiltStages:
     reductions: Mapping[int, Reduction]
 
 
-@dataclass(frozen=True)
-class LastingPrograms:
+class LastingPrograms(NamedTuple):
     """Programs that do not depend on microbatches."""
 
     sums: Mapping[int, SumPrograms]  # by stage replica
