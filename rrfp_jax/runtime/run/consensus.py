@@ -316,7 +316,14 @@ class Agreement:
         self._group = next(ranks for ranks in groups if world.rank in ranks)
         self._member = self._group.index(world.rank)
         others = [self._group[i] for i in partners(self._member, len(self._group), protocol)]
-        self.carrier = _carrier(world, others, carrier)
+        if carrier == "socket":
+            self.carrier: Carrier = SocketCarrier(world, others)
+        else:
+            assert world.mailbox is not None and world.store is not None
+            name, silence = f"group/{world.next_round()}", world.membership.silence
+            by_store = StoreCarrier(world.store, name, world.rank, others, world.mailbox.ring, silence)
+            self.carrier = by_store
+            world.at_last.append(by_store.leave)
         self.alone = len(self._group) == 1  # then there is nothing to agree on
         self._lead = FIRST_LEAD_SECONDS
         self._round, self._began = 0, 0.0
@@ -394,13 +401,3 @@ class Agreement:
             said = msgspec.convert(message, KINDS[kind])
             self._world.recorder.heard(0 if isinstance(said, Decision) else said.rank)
             self._heard.append(said)
-
-
-def _carrier(world: World, partners: Sequence[int], name: CarrierName) -> Carrier:
-    if name == "socket":
-        return SocketCarrier(world, partners)
-    assert world.mailbox is not None and world.store is not None
-    group, silence = f"group/{world.next_round()}", world.membership.silence
-    carrier = StoreCarrier(world.store, group, world.rank, partners, world.mailbox.ring, silence)
-    world.at_last.append(carrier.leave)
-    return carrier

@@ -35,6 +35,7 @@ from collections import Counter
 from collections.abc import Collection, Generator, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from glob import glob
 from math import inf
 from typing import TypeAlias
 
@@ -140,14 +141,11 @@ def retry_often(connection: socket.socket) -> None:
 
 def tcp_connections() -> Iterator[tuple[socket.socket, str]]:
     """Those that this process has, each until the next, with the IP addresses of their other ends."""
-    names: Collection[str] = ()
-    with suppress(OSError):  # no /proc here
-        names = os.listdir("/proc/self/fd")
-    for name in names:
+    for path in glob("/proc/self/fd/*"):  # none, where there is no /proc
         with suppress(OSError):  # it has been closed just now, or is no connection
-            if not stat.S_ISSOCK(os.stat(int(name)).st_mode):
+            if not stat.S_ISSOCK(os.stat(path).st_mode):
                 continue
-            with socket.socket(fileno=os.dup(int(name))) as own:
+            with socket.socket(fileno=os.dup(int(os.path.basename(path)))) as own:
                 if own.type == socket.SOCK_STREAM and own.family in (socket.AF_INET, socket.AF_INET6):
                     yield own, own.getpeername()[0].removeprefix("::ffff:")
 

@@ -262,8 +262,8 @@ def _connect(rank: int, size: int, token: bytes, store: SealedStore, silence: fl
             f"listens; see its output ({str(error).splitlines()[0]})"
         ) from None
     require_reachable([card.node for card in cards], [card.host for card in cards])
-    rest = deadline - monotonic()
-    sockets = connect(listener, [(card.host, card.port) for card in cards], rank, token, rest)
+    addresses = [(card.host, card.port) for card in cards]
+    sockets = connect(listener, addresses, rank, token, deadline - monotonic())
     signs = Signs(rank, datagrams, dict(enumerate(cards)), token)
     return Mailbox(rank, sockets, silence, signs, nodes_of(cards))
 

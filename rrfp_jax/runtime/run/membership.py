@@ -105,7 +105,9 @@ def blamed(pairs: Collection[Deafness], alive: Collection[int], hosts: Collectio
         of = {rank: place for place in places for rank in place}
         ends = [frozenset([of[a], of[b]]) for a, b in pairs]
         shared = frozenset.intersection(*ends)
-        if min(map(len, ends)) < 2 or (len(shared) == 2 and places is hosts and not _all_of(shared, pairs)):
+        # Whether nobody of one place hears, or is heard by, anybody of the other.
+        whole = {frozenset(pair) for pair in pairs} == {frozenset(pair) for pair in product(*shared)}
+        if min(map(len, ends)) < 2 or (len(shared) == 2 and places is hosts and not whole):
             continue
         if len(shared) == 2:
             deaf = {of[rank] for rank, _ in pairs}
@@ -130,11 +132,6 @@ def _cover(pairs: Collection[Deafness]) -> Sequence[Place]:
             count.subtract((*pair, pair[1]))
         left.difference_update(of[worst])
     return [frozenset([rank]) for rank in sorted(found)]
-
-
-def _all_of(two: Collection[Place], pairs: Collection[Deafness]) -> bool:
-    """Whether nobody of one place hears, or is heard by, anybody of the other."""
-    return {frozenset(pair) for pair in pairs} == {frozenset(pair) for pair in product(*two)}
 
 
 class PeerClock:

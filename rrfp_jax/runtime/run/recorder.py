@@ -362,6 +362,11 @@ def read(path: Path) -> Recording:
     page = PageLayout.from_buffer_copy(data)
     whole = [p for p in page.phases if p.count and p.count == p.again and 0 <= p.name < len(PHASES)]
     phase = max(whole, key=lambda p: p.count, default=PhaseLayout(training_step=-1, number=-1))
+    last = []  # the whole entries of the ring
+    ring = data[RING_AT : RING_AT + ENTRIES * ENTRY.size]
+    for i, (position, step, stage, kind, chunk, microbatch, at, again) in enumerate(ENTRY.iter_unpack(ring)):
+        if position and position == again and position % ENTRIES == i and 0 <= kind < len(Kind):
+            last.append(RecordedDispatch(position, step, stage, Task(Kind(kind), chunk, microbatch), at))
     return Recording(
         rank=page.rank,
         pid=page.pid,
@@ -369,7 +374,7 @@ def read(path: Path) -> Recording:
         phase=RunPhase(PHASES[phase.name], phase.number if phase.number >= 0 else None),
         phase_since=phase.since,
         beat=page.beat,
-        last=_entries(data),
+        last=tuple(sorted(last, key=lambda entry: entry.position)),
         host=_text(page.host),
         started=page.started or None,
         dump_signal=page.dump_signal,
@@ -410,16 +415,6 @@ def shared_page(path: Path) -> PageLayout:
     """Another process's flight recorder, to be looked at and written; OSError if it is another user's."""
     with path.open("r+b") as file:
         return PageLayout.from_buffer(mmap.mmap(file.fileno(), SIZE))
-
-
-def _entries(data: bytes) -> tuple[RecordedDispatch, ...]:
-    """The whole entries of the ring, oldest first."""
-    found = []
-    ring = data[RING_AT : RING_AT + ENTRIES * ENTRY.size]
-    for i, (position, step, stage, kind, chunk, microbatch, at, again) in enumerate(ENTRY.iter_unpack(ring)):
-        if position and position == again and position % ENTRIES == i and 0 <= kind < len(Kind):
-            found.append(RecordedDispatch(position, step, stage, Task(Kind(kind), chunk, microbatch), at))
-    return tuple(sorted(found, key=lambda entry: entry.position))
 
 
 def _mapped(path: Path) -> mmap.mmap:

@@ -39,8 +39,6 @@ from rrfp_jax.runtime.transport.protocol import (
     specs_of,
 )
 
-UUID_BITS = 63
-
 
 class Offer(Message, frozen=True):
     """An input can be pulled under this number; its arrays have these shapes and dtypes."""
@@ -109,7 +107,7 @@ class SocketTransport(BetweenProcesses):
         specs = specs_of(arrays)
         full = [array for array in arrays if array.size]
         for rank in receivers:
-            uuid = secrets.randbits(UUID_BITS)  # whoever could guess it could pull the arrays
+            uuid = secrets.randbits(63)  # whoever could guess it could pull the arrays
             self._held[uuid] = key
             if full:
                 self._server.await_pull(uuid, full)
@@ -131,7 +129,13 @@ class SocketTransport(BetweenProcesses):
         arrived = []
         for key, (pull, ended, _) in [*self._moving.items()]:
             if all(array.is_ready() for array in pull.arrays):  # type: ignore[attr-defined]
-                self._verify(key, pull)
+                try:  # a transfer that failed is ready, too, and raises only when read
+                    for array in pull.arrays:
+                        array.block_until_ready()
+                except Exception as error:
+                    self._mailbox.hear_of_losses()
+                    of = f"the input of {key.input} from {self._world.describe(pull.rank)}"
+                    raise TrainingError(f"the transfer of {of} failed: {error}") from None
                 del self._moving[key]
                 self._mailbox.post(pull.rank, Delivered(pull.uuid), self._number)
                 arrived.append(Arrival(key, pull.arrays, ended))
@@ -180,16 +184,6 @@ class SocketTransport(BetweenProcesses):
 
     def _on_delivered(self, rank: int, delivered: Delivered) -> None:
         self._offers.delivered(self._held.pop(delivered.uuid))
-
-    def _verify(self, key: Key, pull: _Pull) -> None:
-        """A transfer that failed is ready, too, and raises only when read."""
-        try:
-            for array in pull.arrays:
-                array.block_until_ready()
-        except Exception as error:
-            self._mailbox.hear_of_losses()
-            of = f"the input of {key.input} from {self._world.describe(pull.rank)}"
-            raise TrainingError(f"the transfer of {of} failed: {error}") from None
 
 
 @lru_cache(maxsize=128)
