@@ -12,9 +12,12 @@ import sys
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from enum import EnumMeta
 from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar
+
+from absl import flags
 
 from rrfp_jax.commands.config_line import ConfigLine
 from rrfp_jax.errors import UsageError
@@ -59,17 +62,19 @@ def config_of(line: ConfigLine) -> RunConfig:
 
 def override(config: T, argv: Sequence[str]) -> T:
     """The config with the command line's `--config.x=y` applied; nested fields as `--config.x.y=z`."""
-    fields = dict(fields_of(config))
-    given: dict[str, str] = {}
+    fields, given = {name: value for name, value, _ in fields_of(config)}, flags.FlagValues()
     for argument in argv:
         if wrong := _misnamed(argument, fields):
             raise UsageError(f"{argument}: {wrong}")
-        given[argument.partition("=")[0].removeprefix("--config.")] = argument  # the last of each counts
+    for name, old, hint in fields_of(config):
+        flags.DEFINE(_Reader(old, hint), f"config.{name}", None, "", given)
+        given[f"config.{name}"].boolean = isinstance(old, bool)  # needs no value
     with called(type(config).__name__, UsageError):
         try:
-            return _rebuilt(config, given)
-        except (ValueError, TypeError) as error:
-            raise UsageError(f"{error}") from error
+            given(["rrfp", *argv])
+            return _rebuilt(config, given, "config.")
+        except (flags.Error, ValueError, TypeError) as error:
+            raise UsageError(printable(str(error).removeprefix("flag "))) from error
 
 
 def _misnamed(argument: str, fields: Mapping[str, Any]) -> str | None:
@@ -92,33 +97,43 @@ def _misnamed(argument: str, fields: Mapping[str, Any]) -> str | None:
     return f"no such flag; {hint}"
 
 
-def _rebuilt(config: T, given: Mapping[str, str], prefix: str = "") -> T:
+def _rebuilt(config: T, given: flags.FlagValues, prefix: str) -> T:
     """A copy of the config with what is given for its fields."""
-    types_of, values = typing.get_type_hints(type(config)), dict[str, Any]()
-    for item in dataclasses.fields(config):  # type: ignore[arg-type]
+    values: dict[str, Any] = {}
+    for item in (own for own in dataclasses.fields(config) if own.init):  # type: ignore[arg-type]
         old, name = getattr(config, item.name), f"{prefix}{item.name}"
-        if item.init and is_nested(old):
+        if is_nested(old):
             values[item.name] = _rebuilt(old, given, f"{name}.")
-        elif name in given:
-            values[item.name] = _read(given[name], old, types_of[item.name])
+        elif given[name].present:
+            values[item.name] = given[name].value
     return dataclasses.replace(config, **values)  # type: ignore[type-var]
 
 
-def _read(argument: str, old: Any, hint: Any) -> Any:
-    """The value that an argument gives a field which has an old one, by the declared type."""
-    flag, given, text = argument.partition("=")
-    is_union = typing.get_origin(hint) in (UnionType, typing.Union)
-    if is_union and text.lower() == "none":
-        return None
-    kinds = _kinds(typing.get_args(hint) if is_union else [hint])
-    known = [kind for kind in READERS if kind in kinds] or [type(plain(old))]  # of a field of any type
-    if known[0] not in READERS:
-        raise UsageError(f"{flag}: no text can be read as {' or '.join(words_of(hint))}: set it in the file")
-    for kind in known:
-        with suppress(KeyError, SyntaxError, TypeError, ValueError):
-            if given or kind is bool:
-                return READERS[kind](text if given else "true")
-    raise UsageError(f"{printable(argument)}: give {' or '.join(words_of(hint))}")
+class _Reader(flags.ArgumentParser):  # type: ignore[misc]
+    """Reads texts for a field that has an old value, by the declared type."""
+
+    def __init__(self, old: Any, hint: Any) -> None:
+        self._old, self._hint = old, hint
+
+    def parse(self, argument: str) -> Any:
+        is_union = typing.get_origin(self._hint) in (UnionType, typing.Union)
+        if is_union and argument.lower() == "none":
+            return None
+        kinds = _kinds(typing.get_args(self._hint) if is_union else [self._hint])
+        known = [kind for kind in (*READERS, *kinds) if kind in kinds and _reader(kind)]
+        readers = [*filter(None, map(_reader, known or [type(plain(self._old))]))]  # of a field of any type
+        may_be = " or ".join(words_of(self._hint))
+        if not readers:
+            raise ValueError(f"no text can be read as {may_be}: set it in the file")
+        for read in readers:
+            with suppress(KeyError, SyntaxError, TypeError, ValueError):
+                return read(argument)
+        raise ValueError(f"give {may_be}")
+
+
+def _reader(kind: Any) -> Callable[[str], Any] | None:
+    is_enum = isinstance(kind, EnumMeta)
+    return flags.EnumClassParser(kind, case_sensitive=False).parse if is_enum else READERS.get(kind)
 
 
 def _kinds(choices: Sequence[Any]) -> list[Any]:

@@ -8,6 +8,7 @@ import inspect
 import json
 import os
 import sys
+import typing
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -264,14 +265,15 @@ def has_flag(value: Any) -> bool:
     return not isinstance(value, (list, Mapping))
 
 
-def fields_of(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The dotted names and values of all fields that can be given, nested dataclasses taken apart."""
+def fields_of(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Dotted names, values and declared types of fields that can be given, nested dataclasses taken apart."""
+    types_of = typing.get_type_hints(type(config))
     for item in (own for own in dataclasses.fields(config) if own.init):
         value = getattr(config, item.name)
         if is_nested(value):
             yield from fields_of(value, f"{prefix}{item.name}.")
         else:
-            yield f"{prefix}{item.name}", value
+            yield f"{prefix}{item.name}", value, types_of[item.name]
 
 
 def plain(value: Any) -> Any:

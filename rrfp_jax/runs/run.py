@@ -317,7 +317,7 @@ class _Run:
                 plan_step(as_data(validation), 0)  # so that missing data is refused now
                 if not config.validation_steps:
                     steps_of(as_data(validation))
-        world.agree("the config", {name: str(value) for name, value in fields_of(config)})
+        world.agree("the config", {name: str(value) for name, value, _ in fields_of(config)})
         processes = f" of {world.size} processes" if world.size > 1 else ""
         self._display.say(
             f"rrfp_jax on jax {jax.__version__}, flax {version('flax')}; {config.name}: {config.steps} "

@@ -13,8 +13,9 @@ import sys
 import threading
 from contextlib import closing
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
-from typing import Literal, Optional
+from typing import Any, Literal, Optional
 
 import jax
 import numpy as np
@@ -210,7 +211,7 @@ def test_help_lists_the_fields_of_the_run(capsys):
     out, err = capsys.readouterr()
     config = load_config(CONFIG.removeprefix("--config="))
     listed = [line.split("=")[0].strip() for line in out.splitlines() if line.startswith("  --config.")]
-    assert sorted(listed) == sorted(f"--config.{name}" for name, _ in fields_of(config))
+    assert sorted(listed) == sorted(f"--config.{name}" for name, *_ in fields_of(config))
     places = [listed.index(f"--config.{name}") for name in ("model.d_model", "steps", "agreement")]
     assert places == sorted(places), "the run's own first, then what every run has, then the seldom changed"
     assert err == "" and main(["--help"]) == 0
@@ -258,6 +259,9 @@ def test_an_override_is_read_by_what_the_field_may_be_and_not_by_what_it_is(own,
     assert override(config, ["--config.steps=1"]) == dataclasses.replace(config, steps=1)
 
 
+Mode = Enum("Mode", "FAST SLOW")
+
+
 @dataclass(frozen=True)
 class Declared:
     """Fields of types that texts are read by."""
@@ -275,6 +279,8 @@ class Declared:
     log: Path | None = None
     words: tuple[str, ...] = ("p", "q")
     letters: tuple[Literal["a", "b"], ...] = ("a",)
+    mode: Mode | None = None
+    anything: Any = 3
     steps: int = 2
     warmup: int | None = dataclasses.field(init=False, default=None)
 
@@ -288,7 +294,7 @@ class Declared:
         ("steps=3", 3),
         *[("words=u,v", ("u", "v")), ("words=u-1, v", ("u-1", "v")), ("words=1,2", ("1", "2"))],
         *[("words=('u,v',)", ("u,v",)), ("words=()", ()), ("words=", ())],
-        ("letters=a,b", ("a", "b")),
+        *[("letters=a,b", ("a", "b")), ("mode=slow", Mode.SLOW), ("mode=None", None), ("anything=4", 4)],
         *[("sizes=3,4", (3, 4)), ("sizes=3", (3,)), ("widths=3,4", (3, 4)), ("widths=3", 3)],
         ("kind=b", "b"),
         *[("rate=0.5", 0.5), ("rate=auto", "auto"), ("cache=False", False)],
@@ -314,6 +320,8 @@ def test_a_text_that_is_no_number_is_refused_for_one():
         override(Declared(), ["--config.share=x"])
     with pytest.raises(UsageError, match=r"^--config\.level=x: give 1 or 2$"):
         override(Declared(), ["--config.level=x"])
+    with pytest.raises(UsageError, match=r"^--config\.mode=x: give FAST or SLOW or None$"):
+        override(Declared(), ["--config.mode=x"])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -339,7 +347,7 @@ def test_a_field_that_is_a_list_or_a_dict_stays_as_the_file_has_it(given, said):
     with pytest.raises(UsageError, match=f"^{re.escape(said)}$"):
         override(Tagged(), [f"--config.{given}"])
     with pytest.raises(
-        UsageError, match=r"^--config\.tags: no text can be read as dict or None: set it in the file$"
+        UsageError, match=r"^--config\.tags=y: no text can be read as dict or None: set it in the file$"
     ):
         override(Declared(), ["--config.tags=y"])
     assert "  tags={'team': 'x'} (in the file only)\n" in listed(Tagged())
