@@ -14,10 +14,10 @@ import io
 import re
 import textwrap
 import tokenize
-from collections.abc import Iterator
+from functools import cache, reduce
 from typing import Any
 
-from rrfp_jax.runs.config import has_flag, is_nested
+from rrfp_jax.runs.config import fields_of, has_flag
 
 WIDTH, INDENT = 100, " " * 8
 """Of the lines of a sentence, and before each of them."""
@@ -25,13 +25,7 @@ WIDTH, INDENT = 100, " " * 8
 MARKS = ("type:", "noqa", "fmt:", "pragma:")
 """How comments begin that are for tools."""
 
-ONLY = "(in the file only)"
-"""Behind a field that has no flag."""
-
-NO_SENTENCE = (
-    "A field without a sentence gets one from a comment on its line, or from `Attributes:` in its class's "
-    "docstring."
-)
+NO_SENTENCE = "A field without a sentence gets one from a comment on its line, or its class's `Attributes:`."
 
 
 def listed(config: Any) -> str:
@@ -43,14 +37,15 @@ def listed(config: Any) -> str:
     # The class that added a field stands last: another value given to it later makes no owner.
     bases = [base for base in type(config).__mro__ if dataclasses.is_dataclass(base)]
     owners = {item.name: base for base in bases for item in dataclasses.fields(base)}
-    fields, parts = list(_fields(config)), []
+    fields, parts = [(name, value, _sentence(config, name)) for name, value in fields_of(config)], []
     fields.sort(key=lambda field: "." in field[0] and owners[field[0].partition(".")[0]] is type(config))
     kinds = [kind for kind in bases if kind in owners.values()]
     for kind in kinds:
         lines = [_heading(kind)] if len(kinds) > 1 else []
         for name, value, sentence in fields:
             if owners[name.partition(".")[0]] is kind:
-                lines.append(f"  --config.{name}={value}" if has_flag(value) else f"  {name}={value} {ONLY}")
+                given = f"{name}={value.__name__ if isinstance(value, type) else value}"
+                lines.append(f"  --config.{given}" if has_flag(value) else f"  {given} (in the file only)")
                 lines += textwrap.wrap(sentence, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT)
         parts.append("\n".join(lines))
     every = all(sentence for _, _, sentence in fields)
@@ -64,18 +59,13 @@ def _heading(kind: type) -> str:
     return f"{kind.__name__}{'' if generated or not said else f': {said}'}"
 
 
-def _fields(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
-    """The dotted names, values and sentences of all fields that can be given, those nested taken apart."""
-    sentences = sentences_of(type(config))
-    for item in (own for own in dataclasses.fields(config) if own.init):
-        value = getattr(config, item.name)
-        if is_nested(value):
-            yield from _fields(value, f"{prefix}{item.name}.")
-        else:
-            shown = value.__name__ if isinstance(value, type) else value
-            yield f"{prefix}{item.name}", shown, sentences.get(item.name, "")
+def _sentence(config: Any, name: str) -> str:
+    """That of a field with a dotted name, or none."""
+    *parents, last = name.split(".")
+    return sentences_of(reduce(getattr, parents, config).__class__).get(last, "")
 
 
+@cache
 def sentences_of(kind: type) -> dict[str, str]:
     """The sentences of a dataclass's fields, by name; a class is believed before those it inherits from."""
     found: dict[str, str] = {}
@@ -93,8 +83,7 @@ def _of_docstring(text: str) -> dict[str, str]:
     names: list[str] = []
     section = re.search(r"^Attributes:\n((?: +.*\n?|\n)*)", inspect.cleandoc(text), re.MULTILINE)
     for line in textwrap.dedent(section[1]).splitlines() if section else ():
-        begins = re.match(r"(\w[\w, ]*): +(.*)", line)
-        if begins:
+        if begins := re.match(r"(\w[\w, ]*): +(.*)", line):
             names = [name.strip() for name in begins[1].split(",")]
             found |= dict.fromkeys(names, begins[2])
         elif line.strip():
