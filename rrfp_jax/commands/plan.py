@@ -115,16 +115,14 @@ class RunPlan:
         }
 
     def __str__(self) -> str:
-        parts = [self.headline]
-        if self.own is not None:
-            parts += [self._told("split", self.own)]
-        if self.own is None or list(self.own.split) != list(self.suggested.split):
-            parts += [self._told("suggested split", self.suggested)]
-        else:
-            parts += ["The suggested split is the same."]
-        if self.none_fits is not None:
-            parts += [self.none_fits[:1].upper() + self.none_fits[1:]]
-        return "\n\n".join(parts)
+        is_same = self.own is not None and list(self.own.split) == list(self.suggested.split)
+        parts = [
+            self.headline,
+            "" if self.own is None else self._told("split", self.own),
+            "The suggested split is the same." if is_same else self._told("suggested split", self.suggested),
+            "" if self.none_fits is None else self.none_fits[:1].upper() + self.none_fits[1:],
+        ]
+        return "\n\n".join(filter(None, parts))
 
     def _told(self, name: str, forecast: Forecast) -> str:
         memory, peak = self.estimate.devices.memory, forecast.peak_bytes
@@ -164,7 +162,7 @@ class RunPlan:
         return "\n".join([table, *names])
 
 
-def plan_run(config: RunConfig, accelerator: Accelerator, link: Link, memory: int | None) -> RunPlan:
+def plan_run(config: RunConfig, card: Accelerator, link: Link, memory: int | None) -> RunPlan:
     """Forecast a run's step, with its own split and with the one by cost."""
     from rrfp_jax.forecast.forecast import REMEDY, Devices, forecast  # these import JAX
     from rrfp_jax.forecast.partition import TooLarge
@@ -176,14 +174,10 @@ def plan_run(config: RunConfig, accelerator: Accelerator, link: Link, memory: in
             f"devices per stage, nor of replicas; give --config.mesh.tp=1 --config.mesh.dp=1"
         )
     run, shared = config.spec(), config.mesh.share_devices
-    alone = shared or config.mesh.pp == 1
+    setting = run.settings.budget
+    transport = None if shared or config.mesh.pp == 1 else run.settings.transport
     devices = Devices(
-        accelerator=accelerator,
-        link=link,
-        memory=memory,
-        setting=run.settings.budget,
-        shared=shared,
-        transport=None if alone else run.settings.transport,
+        accelerator=card, link=link, memory=memory, setting=setting, shared=shared, transport=transport
     )
     found, name = forecast(run, devices), config.schedule
     if found.choice is not None:
