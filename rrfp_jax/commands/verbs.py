@@ -158,8 +158,8 @@ examples:
     flags=STEP + RULES + OUTPUTS,
 )
 
-CARD = "every stage's device"
 CARDS = ["a100-40", "a100-80", "h100", "h100-pcie", "h200", "b200", "l40s"]
+DEVICES = [*CARDS, "cpu", "measured"]
 LINKS = "nvlink3 nvlink4 nvlink5 pcie4 pcie5 hdr ndr ethernet100 loopback"
 
 PLAN = Verb(
@@ -181,12 +181,7 @@ microbatch in flight; peak = the most on the device in the simulated order
 exit status: 0 done, whether or not the run fits; 1 failed, 2 invalid arguments, 130 interrupted""",
     usage="rrfp plan --config=FILE.py [--card=NAME] [--link=NAME] [--config.FIELD=VALUE ...]",
     flags=(
-        Flag(
-            "--card",
-            "NAME",
-            f"{CARD} (this machine's; measured: by two rates)",
-            choices=[*CARDS, "cpu", "measured"],
-        ),
+        Flag("--card", "NAME", "every stage's device (as here; measured: by two rates)", choices=DEVICES),
         Flag(
             "--link",
             "NAME",
@@ -225,7 +220,7 @@ predicts, the second what XLA says
 exit status: 0 done and it fits, 1 it does not fit or failed, 2 invalid arguments, 130 interrupted""",
     usage="rrfp compile --config=FILE.py --card=NAME [--stages=N,...] [--config.FIELD=VALUE ...]",
     flags=(
-        Flag("--card", "NAME", CARD, choices=CARDS, needed=True),
+        Flag("--card", "NAME", "every stage's device", choices=CARDS, needed=True),
         Flag("--processes", "N", "that the run will have (one for each device)", number(int, above=0)),
         Flag("--stages", "N,...", "compile only these (all)"),
         Flag("--out", "FOLDER", "for programs (where the run looks)", folder_of),
