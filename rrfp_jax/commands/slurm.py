@@ -272,10 +272,9 @@ class JobLeader:
         while True:
             self.tell(lost=(*self._lead.lost, *silent))
             left = [node for node in job.nodes if node not in self._lead.lost]
-            enough = len(left) >= len(job.nodes) - job.spare
             if silent:
                 job.say(f"rrfp: no answer from {', '.join(silent)}")
-            if not enough:
+            if len(left) < len(job.nodes) - job.spare:
                 job.say("rrfp: no spare node is left: the job is requeued")
                 return self._requeue(status)
             if self._lead.lost:
