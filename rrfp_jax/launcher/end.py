@@ -239,7 +239,7 @@ def _evidence(rank: RankEnd, names: dict[int, str]) -> Iterable[str]:
         yield f"  it waited for {_waits(report, names)}"
     elif report is None and rank.kind is None and rank.status not in (0, -signal.SIGKILL) and rank.log_tail:
         yield "  the end of its log:"
-        lines = _end_of_log(rank.log_tail)
+        lines = _end_of_log([*rank.log_tail])
     yield from (f"    {line}".rstrip() for line in lines)
 
 

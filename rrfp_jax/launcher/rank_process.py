@@ -43,7 +43,7 @@ class RankProcess:
         self, rank: int, argv: Sequence[str], env: Mapping[str, str], log: Path, show: Callable[[bytes], None]
     ) -> None:
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)  # its latest lines, live ones left out
-        self.end = RankEnd(rank=rank)
+        self.end = RankEnd(rank=rank, log_tail=self.tail)
         self.stopped_since = inf  # `time.monotonic()` since when it was seen in process state T
         self._ended_at = 0.0  # `end.ended` by a clock that nobody sets
         self._killed_at = inf  # `time.monotonic()` of the first SIGKILL

@@ -113,8 +113,12 @@ class Launch:
                     self.patience, self.folder, signals, self._say, len(slots), memory is not None
                 )
                 stack.callback(supervisor.close)
+                flags = self.env.get("XLA_FLAGS", "")
+                if THREADS_FLAG not in flags:  # ranks share the processor: one thread each computes
+                    flags = f"{flags} {THREADS_FLAG}=false".strip()
                 told = {
-                    **_one_thread(self.env),
+                    **self.env,
+                    "XLA_FLAGS": flags,
                     NAME: typed_command(self.env),
                     "RRFP_COORDINATOR": address,
                     "RRFP_PROCESSES": str(len(slots)),
@@ -137,10 +141,9 @@ class Launch:
         """How the attempt went; sees to the folder."""
         reports, recordings = read_all(self.folder.path), recorded(self.folder.path)
         ends = [process.end for process in supervisor.ranks]
-        for end, process in zip(ends, supervisor.ranks, strict=True):
+        for end in ends:
             end.report = reports.get(end.rank) or end.report
             end.recording = recordings.get(end.rank)
-            end.log_tail = tuple(process.tail)
         found = diagnose(ends, interrupted=supervisor.interrupted, stall=supervisor.monitor.stall)
         if not self.folder.has_begun and found.status in self.discards:
             self.folder.discard()
@@ -180,14 +183,6 @@ class Launch:
             reason = error.strerror if self.folder.exists else f"{self.folder.final} was removed"
             raise TrainingError(f"{why}\nand cannot be started again: {reason}") from None
         self._say(f"{why}; see {aside}/")
-
-
-def _one_thread(environment: Mapping[str, str]) -> Mapping[str, str]:
-    """Ranks share the processor: one thread each computes, unless somebody has said something else."""
-    flags = environment.get("XLA_FLAGS", "")
-    if THREADS_FLAG in flags:
-        return environment
-    return {**environment, "XLA_FLAGS": f"{flags} {THREADS_FLAG}=false".strip()}
 
 
 def _signals_within(seconds: float, signals: Signals) -> Collection[int]:
