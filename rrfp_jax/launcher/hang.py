@@ -16,6 +16,7 @@ A run that moves is not looked into any further.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import combinations, pairwise, product
@@ -189,14 +190,13 @@ def _waiting(seen: Snapshots) -> tuple[dict[int, list[int]], list[Lost], list[No
 
 def _ends(on: Mapping[int, Sequence[int]]) -> dict[int, int]:
     """The ranks that wait for nobody, by how many others wait for them, directly or not."""
-    found: dict[int, int] = {}
+    found: Counter[int] = Counter()
     for rank in on:
         reached, new = {rank}, [rank]
         while new:
             new = [other for one in new for other in on.get(one, ()) if other not in reached]
             reached.update(new)
-        for end in reached - on.keys():
-            found[end] = found.get(end, 0) + 1
+        found.update(reached - on.keys())
     return found
 
 
