@@ -332,7 +332,7 @@ class Estimate:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class RunSpec:
     """What a run consists of; see `Trainer`, whose arguments these are. `evaluate` is its validation data."""
 

@@ -117,13 +117,24 @@ class RunConfig(Settings, ABC):
     directory: str = "runs"
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Refuse fields that are not there, and a class that does not say how to build all of it."""
+        """Refuse fields that are not there, and a class that does not say how to build all of it.
+
+        Nor may it have types for names, as fields have, if it is no dataclass.
+        """
         if "__dataclass_params__" in vars(cls) and vars(cls)["__dataclass_params__"].init:
             made = vars(cls)["__init__"]
             taken = inspect.signature(made).parameters
             if kwargs.keys() - taken and not any(own.kind is own.VAR_KEYWORD for own in taken.values()):
                 raise UsageError(misfit_of(cls.__name__, made, args, kwargs))
-        _check_declared(cls)
+        for own in cls.__mro__:
+            if issubclass(own, RunConfig) and "__dataclass_params__" not in vars(own):
+                types_of = inspect.get_annotations(own)
+                if names := [name for name, hint in types_of.items() if "ClassVar" not in str(hint)]:
+                    verb = "are no fields" if names[1:] else "is no field"
+                    raise UsageError(
+                        f"{own.__name__}: {' and '.join(names)} {verb}; "
+                        f"put `@dataclass(frozen=True, kw_only=True)` above the class"
+                    )
         if lacking := sorted(cls.__abstractmethods__):
             methods = " and ".join(f"{name}(self)" for name in lacking)
             raise UsageError(f"{cls.__name__}: define {methods}, which every rrfp.RunConfig needs")
@@ -217,15 +228,9 @@ class RunConfig(Settings, ABC):
 
     def spec(self) -> RunSpec:
         """What the run consists of, but for its validation data, to be forecast or compiled ahead."""
-        return RunSpec(
-            schedule=read_schedule(self.schedule),
-            pipe=self.made("pipeline"),
-            optimizer=self.made("optimizer"),
-            data=as_data(self.made("train_data")),
-            mesh=self.mesh,
-            split=self.layers_per_virtual_stage,
-            settings=self.settings,
-        )
+        schedule, split = read_schedule(self.schedule), self.layers_per_virtual_stage
+        pipe, optimizer, data = map(self.made, ("pipeline", "optimizer", "train_data"))
+        return RunSpec(pipe, optimizer, as_data(data), self.mesh, schedule, split, self.settings)
 
     def trainer(self, mesh: Mesh | None = None) -> Trainer:
         """The run's Trainer, on its own mesh or on another."""
@@ -239,20 +244,6 @@ class RunConfig(Settings, ABC):
             init=self.made("init"),
             settings=self.settings,
         )
-
-
-def _check_declared(kind: type) -> None:
-    """Refuse a class of a config that has a type for a name, as fields have, and is no dataclass."""
-    for own in kind.__mro__:
-        if issubclass(own, RunConfig) and "__dataclass_params__" not in vars(own):
-            types_of = inspect.get_annotations(own)
-            names = [name for name, hint in types_of.items() if "ClassVar" not in str(hint)]
-            if names:
-                verb = "are no fields" if names[1:] else "is no field"
-                decorator = "@dataclass(frozen=True, kw_only=True)"
-                raise UsageError(
-                    f"{own.__name__}: {' and '.join(names)} {verb}; put `{decorator}` above the class"
-                )
 
 
 def is_nested(value: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from enum import Enum
 from typing import Any
@@ -23,7 +24,7 @@ class Default(Enum):
 DEFAULT = Default.DEFAULT
 
 
-def with_arguments(settings: Settings, **given: Any) -> Settings:
+def with_arguments(settings: Settings, given: Mapping[str, Any]) -> Settings:
     """Settings with a Trainer's own arguments, by name; DEFAULT for one that is not given.
 
     Raises:

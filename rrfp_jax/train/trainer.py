@@ -130,25 +130,11 @@ class Trainer:
     ) -> None:
         mesh, settings = Mesh() if mesh is None else mesh, Settings() if settings is None else settings
         check_types(pipe, optimizer, mesh, split, init, on_step, settings)
-        settings = with_arguments(
-            settings,
-            clip_norm=clip_norm,
-            loss_scale=loss_scale,
-            seed=seed,
-            remat=remat,
-            activation_budget=activation_budget,
-            executables=executables,
-        )
+        given: dict[str, Any] = {"clip_norm": clip_norm, "loss_scale": loss_scale, "seed": seed}
+        given |= {"remat": remat, "activation_budget": activation_budget, "executables": executables}
+        settings = with_arguments(settings, given)
         wrapped = None if data is None else as_data(data)
-        run = RunSpec(
-            pipe=pipe,
-            optimizer=optimizer,
-            data=wrapped,
-            mesh=mesh,
-            schedule=read_schedule(schedule),
-            split=split,
-            settings=settings,
-        )
+        run = RunSpec(pipe, optimizer, wrapped, mesh, read_schedule(schedule), split, settings)
         self._stepper = _stepper(run, init)
         self._optimizer, self._data, self._on_step = optimizer, wrapped, on_step
         self._world = self._stepper.engine.world
@@ -256,8 +242,7 @@ class Trainer:
 
         In a run of one process those are all. The next step frees them: copy them.
         """
-        stages = self._started("stage_params").distinct
-        return {k: v for stage in stages for k, v in stage.params.items()}
+        return {k: v for stage in self._started("stage_params").distinct for k, v in stage.params.items()}
 
     # Training and evaluation.
 
