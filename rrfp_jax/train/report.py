@@ -113,13 +113,8 @@ class Report:
 
         It simulates the step some twenty times, which takes up to some seconds.
         """
-        timed = TimedStep(
-            recorded=self.recorded,
-            wall_seconds=max(self.wall_seconds, self.step_seconds),
-            load_seconds=self.load_seconds,
-            planning_seconds=self.planning_seconds or 0.0,
-        )
-        return explain([timed])
+        wall = max(self.wall_seconds, self.step_seconds)
+        return explain([TimedStep(self.recorded, wall, self.load_seconds, self.planning_seconds or 0.0)])
 
     def as_dict(self) -> dict[str, Any]:
         """The step's line of `metrics.jsonl`; None for numbers that are not finite, which JSON lacks."""
@@ -132,15 +127,10 @@ class Report:
             line |= {name: getattr(self, name) for name in ("planning_seconds", "predicted_seconds")}
         return _finite({**line, **self.metrics})
 
-    def __str__(self) -> str:
-        return f"step {self.step:5d}  {self.summary}"
-
     def __repr__(self) -> str:
         return f"Report({self})"
 
-    @property
-    def summary(self) -> str:
-        """The step's figures as one line, without its number."""
+    def __str__(self) -> str:
         metrics = "".join(f"  {name} {value:.4f}" for name, value in self.metrics.items())
         rates = [value for name, value in self.hyperparams.items() if name.endswith("learning_rate")]
         rate = f"  lr {' '.join(f'{value:.2e}' for value in rates)}" if rates else ""
@@ -148,7 +138,7 @@ class Report:
         made = f"  compiled {self.compiled} program{'s' * (self.compiled > 1)}" if self.compiled else ""
         left_out = "" if self.applied else f"  not finite, skipped ({self.skipped} so far)"
         return (
-            f"loss {self.loss:.4f}{metrics}{rate}  norm {self.gradient_norm:.3f}  "
+            f"step {self.step:5d}  loss {self.loss:.4f}{metrics}{rate}  norm {self.gradient_norm:.3f}  "
             f"{self.tokens_per_second:9,.0f} tokens/s  {self.wall_seconds * 1e3:7.1f} ms  "
             f"idle {summary_of_idleness(self.bubble)}{planned}{made}{left_out}"
         )
