@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields as fields_of
 from typing import Any
 
@@ -107,7 +107,7 @@ def check_count(call: str, name: str, value: Any, least: int) -> None:
 
 def check_model(engine: Engine, data: Data, plan: Sequence[Microbatch]) -> None:
     """Refuse a model, its loss, or an optimizer that does not work for the microbatches of a first step."""
-    buckets, pipe, optimizer = buckets_of(plan), engine.pipe, engine.spec.optimizer
+    buckets, optimizer = buckets_of(plan), engine.spec.optimizer
     library, flows = engine.library, []
     for bucket in dict.fromkeys(buckets):
         examined(engine, 0, bucket, buckets, training=True)
@@ -119,10 +119,7 @@ def check_model(engine: Engine, data: Data, plan: Sequence[Microbatch]) -> None:
         refuse_untrained(flows)
         warn_of_lost(engine)
         _ = engine.staging.optimizer_state
-    last = len(plan) - 1  # the one most likely to differ from the rest
-    fields = load_repeatedly(data, 0, last, plan[last])
-    carry = engine.library.examine(buckets[last])[-1].carry_out
-    check_loss_is_a_sum(pipe, carry, dict(fields), engine.alone)
+    check_loss_is_a_sum(engine, data, plan)
 
 
 def examined(engine: Engine, step: int, bucket: Bucket, buckets: Sequence[Bucket], training: bool) -> None:
@@ -175,20 +172,19 @@ def check_losses(totals: Sequence[float], where: str, consequence: str) -> None:
         raise TrainingError(f"{where}: {trouble}")
 
 
-def check_loss_is_a_sum(pipe: Pipeline, carry: Any, fields: Mapping[str, Any], compiler: Compiler) -> None:
+def check_loss_is_a_sum(engine: Engine, data: Data, plan: Sequence[Microbatch]) -> None:
     """Refuse a loss that is a mean: the loss of two rows together must be the sum of the two apart.
 
     Not done where two rows take more than `LARGEST_LOSS_CHECK` bytes, where a row cannot be taken by itself,
     nor for `Pipeline(additive=False)`.
     """
-    if (program := rows_program(pipe, carry, fields, compiler)) is None:
+    if (program := rows_program(engine, data, plan, engine.alone)) is None:
         return
-    losses, pair = program
-    numbers = [i for i, spec in enumerate(jax.tree.leaves(carry)) if not spec.shape]
+    losses, pair, numbers = program
 
     def values(share: float) -> Any:
         given = [(share * v).astype(v.dtype) if i in numbers else v for i, v in enumerate(pair)]
-        return on_host(losses(compiler.stage_mesh.put(given)))
+        return on_host(losses(engine.alone.stage_mesh.put(given)))
 
     trouble = _coupling(values(1.0))
     if trouble:  # a number in the carry may be a sum over rows, as of auxiliary losses, each row with its own
@@ -213,14 +209,17 @@ def _coupling(values: np.ndarray[Any, Any]) -> str:
 
 
 def rows_program(
-    pipe: Pipeline, carry: Any, fields: Mapping[str, Any], compiler: Compiler
-) -> tuple[Compiled, Sequence[Any]] | None:
-    """The program that `check_loss_is_a_sum` runs, and what it takes; None if that runs nothing.
+    engine: Engine, data: Data, plan: Sequence[Microbatch], compiler: Compiler
+) -> tuple[Compiled, Sequence[Any], Sequence[int]] | None:
+    """The program that `check_loss_is_a_sum` runs, what it takes, and where that has numbers of the carry.
 
-    It gives total and weight of the loss for row 0, row 1, and both, float32[3, 2], and takes two rows, a
-    flat list: of the fields, one twice if there is but one, and random values of the carry. Arrays without
-    any element are left as they are.
+    None if that runs nothing. It gives total and weight of the loss for row 0, row 1, and both,
+    float32[3, 2], and takes two rows, a flat list: of the fields, one twice if there is but one, and random
+    values of the carry. Arrays without any element are left as they are.
     """
+    pipe, last = engine.pipe, len(plan) - 1  # the one most likely to differ from the rest
+    fields = load_repeatedly(data, 0, last, plan[last])
+    carry = engine.library.examine(buckets_of(plan)[last])[-1].carry_out
     leaves, structure = jax.tree.flatten((carry, dict(fields)))
     filled = [leaf for leaf in leaves if math.prod(leaf.shape) and leaf.shape]
     if not pipe.additive or not filled:
@@ -256,7 +255,8 @@ def rows_program(
             jax.eval_shape(losses, pair)
     except (TypeError, ValueError):  # such as for a carry [rows * length, ...]; it took all rows together
         return None
-    return compiler(losses, pair, effort="roughly"), pair
+    numbers = [i for i, spec in enumerate(jax.tree.leaves(carry)) if not spec.shape]
+    return compiler(losses, pair, effort="roughly"), pair, numbers
 
 
 def check_jax_settings() -> None:

@@ -18,7 +18,7 @@ import jax
 
 from rrfp_jax.core.step_rules import StepRules, bucket_name
 from rrfp_jax.core.tasks import Kind
-from rrfp_jax.data.contract import Microbatch, buckets_of, declared_buckets, load_repeatedly, plan_step
+from rrfp_jax.data.contract import Microbatch, buckets_of, declared_buckets, plan_step
 from rrfp_jax.environment import ENVIRONMENT
 from rrfp_jax.errors import UsageError
 from rrfp_jax.forecast.forecast import RunSpec
@@ -38,7 +38,7 @@ from rrfp_jax.runtime.transport.choice import compile_ahead as compile_transport
 from rrfp_jax.train.checks import rows_program
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class CompiledStage:
     """What compiling has told of a stage: its ledger, as a run says it at its start, and its programs.
 
@@ -103,7 +103,10 @@ def compile_ahead(
     began, plan = perf_counter(), plan_step(run.data, 0)
     engine = run.engine(run.mesh.lay_out_on(of_rank, stages), None, executables)
     layout, library, staging = engine.layout, engine.library, engine.staging
-    rules = _rules(run, layout.count_of(len(plan)), memory)
+    settings, budget = run.settings, run.settings.budget  # as a Trainer has them with so much memory
+    if budget is None or (budget == "auto" and memory is None):
+        settings = settings.limited(run.mesh.pp)
+    rules = settings.rules(run.mesh.placement(run.order), layout.count_of(len(plan)), run.order)
     check_order(rules)
     library.progress = progress
     buckets = list(dict.fromkeys([*buckets_of(plan), *declared_buckets(run.data)]))
@@ -128,21 +131,11 @@ def compile_ahead(
     return CompiledRun(found, rules, refusal, executables.compiles, perf_counter() - began)
 
 
-def _rules(run: RunSpec, microbatches: int, memory: int | None) -> StepRules:
-    """Of a step that trains, as a Trainer has them on devices with so much memory."""
-    settings, budget = run.settings, run.settings.budget
-    if budget is None or (budget == "auto" and memory is None):
-        settings = settings.limited(run.mesh.pp)
-    return settings.rules(run.mesh.placement(run.order), microbatches, run.order)
-
-
 def _compile_rest(run: RunSpec, engine: Engine, plan: Sequence[Microbatch]) -> None:
     """The check of the loss, and forwards of evaluations."""
-    last = len(plan) - 1
-    carry = engine.library.examine(buckets_of(plan)[last])[-1].carry_out
     first = next(iter(engine.layout.stage_meshes.values())).devices[0]
     compiler = engine.staging.compiler(StageMesh((first,)))
-    rows_program(run.pipe, carry, load_repeatedly(run.data, 0, last, plan[last]), compiler)
+    rows_program(engine, run.data, plan, compiler)
     if run.evaluate is not None:
         plan = plan_step(run.evaluate, 0)
         count = engine.layout.count_of(len(plan))
@@ -155,13 +148,10 @@ def _slot_bytes(engine: Engine) -> dict[int, int]:
 
     But for tied values: these are compiled at the start.
     """
-    return compile_transport(
-        engine.spec.settings.transport,
-        engine.layout.devices,
-        partial(compiled_for, engine.executables),
-        engine.library.arrivals("train"),
-        engine.library.arrivals("evaluate"),
-    )
+    compiler = partial(compiled_for, engine.executables)
+    transport, arrivals = engine.spec.settings.transport, engine.library.arrivals
+    trained, evaluated = arrivals("train"), arrivals("evaluate")
+    return compile_transport(transport, engine.layout.devices, compiler, trained, evaluated)
 
 
 def _stage(
@@ -189,19 +179,16 @@ def _stage(
         compile_seconds=library.compile_seconds[number],
         buckets=BucketLedger.of_programs(programs),
     )
-    return CompiledStage(
-        number=number,
-        ledger=ledger,
-        lasting={
-            "accumulate": each_once(program for own in sums.accumulate for program in own.programs),
-            "norms": sums.norms.programs,
-            "update": [] if optimizer is None else optimizer.updates,
-        },
-        tasks={
-            bucket_name(bucket): {kind.letter: _programs(own, kind) for kind in Kind}
-            for bucket, own in programs.items()
-        },
-    )
+    of_steps = {
+        "accumulate": each_once(program for own in sums.accumulate for program in own.programs),
+        "norms": sums.norms.programs,
+        "update": [] if optimizer is None else optimizer.updates,
+    }
+    tasks = {
+        bucket_name(bucket): {kind.letter: _programs(own, kind) for kind in Kind}
+        for bucket, own in programs.items()
+    }
+    return CompiledStage(number, ledger, of_steps, tasks)
 
 
 def _programs(chunks: Sequence[StagePrograms], kind: Kind) -> list[Any]:
@@ -255,13 +242,8 @@ class MadeFor:
     def of(cls, device: jax.Device, processes: int, environment: Mapping[str, str] = ENVIRONMENT) -> MadeFor:
         """Of programs that are compiled in this process for such a device."""
         flags = (flags_for(device.platform, environment.get(name)) for name in COMPILER_VARIABLES)
-        return cls(
-            device=device.device_kind,
-            compiler=compiler_of(device),
-            jax_version=jax.__version__,
-            processes=processes,
-            flags=" ".join(filter(None, flags)),
-        )
+        given = " ".join(filter(None, flags))
+        return cls(device.device_kind, compiler_of(device), jax.__version__, processes, given)
 
     def write(self, folder: Path, run: str) -> None:
         """Beside the programs of a run."""
