@@ -50,12 +50,10 @@ class Display:
 
     def say(self, text: str) -> None:
         """Print lines, above the bar if there is one; from any thread."""
-        if self._silent:
-            return
-        if self._live is None:
-            printing.say(text)
-        else:
+        if self._live is not None:
             self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        elif not self._silent:
+            printing.say(text)
 
     def tell(self, doing: Doing) -> None:
         """Show what lasts; a listener."""
@@ -64,12 +62,9 @@ class Display:
 
     def show(self, report: Report, validation: Evaluation | None) -> None:
         """Show one step, and the validation that followed it."""
-        if self._silent:
-            return
         checked = f"  validation {validation.loss:.4f}" if validation is not None else ""
         if self._live is None:
-            printing.say(f"{report}{checked}")
-            return
+            return self.say(f"{report}{checked}")
         self._latest = str(report)
         self._live.update(self._task, completed=report.step + 1, description=self._latest)
         if checked:
