@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -232,8 +232,7 @@ def best_buckets(rows: NDArray[np.int64], multiple: int = 1) -> Iterator[tuple[t
     for every j the lowest of the lines least[i] + S[i] - C[i] x at x = L[j]. Slopes fall with i and x rises
     with j, so a lower envelope of lines that is built and read from left to right gives all of them.
     """
-    rounded = -(-rows // multiple) * multiple
-    lengths, where = np.unique(rounded, return_inverse=True)
+    lengths, where = np.unique(-(-rows // multiple) * multiple, return_inverse=True)
     L = [0, *lengths.tolist()]
     C = [0, *np.cumsum(np.bincount(where)).tolist()]
     S = [0, *np.cumsum(np.bincount(where, rows)).astype(np.int64).tolist()]
@@ -335,8 +334,7 @@ def _fewer(rows: NDArray[np.int64]) -> NDArray[np.int64]:
 # Documents as rows.
 
 
-@dataclass(frozen=True)
-class Pieces:
+class Pieces(NamedTuple):
     """Parts of documents, in the order of documents and from their beginnings on; [P] each.
 
     A piece of n predictions reads n tokens and, as labels, the token after each of them. So all tokens of a
@@ -348,8 +346,7 @@ class Pieces:
     size: NDArray[np.int64]  # of its row; int64[P] predictions, or int64[P, 2]
 
 
-@dataclass(frozen=True)
-class Rows:
+class Rows(NamedTuple):
     """Which pieces each row holds: those at `order[start[r]:start[r + 1]]`, one behind the other."""
 
     start: NDArray[np.int64]  # [R + 1]

@@ -96,8 +96,7 @@ class InMemory:
         step, position = microbatch.source
         if self._source is not None and step != self._step:
             self.plan(step)
-        arrays = self._current[position]
-        return {name: arrays[name] for name in fields}
+        return {name: self._current[position][name] for name in fields}
 
 
 class Stream:
@@ -173,8 +172,7 @@ class Stream:
                 f"step {microbatch.source[0]}: the stream gives other microbatches than before; it must give "
                 "the same ones whenever it is iterated over anew: seed it"
             )
-        arrays = self._arrays[microbatch.source]
-        return {name: arrays[name] for name in fields}
+        return {name: self._arrays[microbatch.source][name] for name in fields}
 
 
 def as_data(data: Any) -> Data:

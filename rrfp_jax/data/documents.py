@@ -132,12 +132,11 @@ class Documents:
         if self.patches is not None and not self._cut:
             raise UsageError(f"patches={self.patches}: the corpus has no images; give tokens or rows")
         sizes = {name: getattr(self, name) for name in (*reversed(self._counted), "rows")}
-        check_counts("nothing" if self._cut else "no token", **sizes)
+        check_counts("nothing" if self._cut else "no token", **sizes, microbatches=self.microbatches)
         if (self.rows is None) == (not any(self._limits)):
             given = ", ".join(f"{name}={size}" for name, size in sizes.items())
             either = "the size of a microbatch, tokens, patches or both, or else rows"
             raise UsageError(f"{given}: give {either if self._cut else 'one, the size of a microbatch'}")
-        check_counts("no token", microbatches=self.microbatches)
         check_sampling(self.split, self.validation_share, self.order)
         if self.balance is not None and isinstance(self.balance, Costs) != bool(self._cut):
             raise UsageError(f"balance={self.balance}: give {'Costs' if self._cut else 'a cost of tokens'}")
@@ -203,8 +202,7 @@ class Documents:
             UsageError: an unknown field, a plan of other documents, or documents that have changed.
         """
         bucket, *rows = planned(microbatch, self.fingerprint, fields, self._dtypes, "documents")
-        specs = self._fields[bucket]
-        arrays = empty({name: specs[name] for name in fields})
+        arrays = empty({name: self._fields[bucket][name] for name in fields})
         for r, row in enumerate(rows):
             if row != EMPTY:
                 pieces = (self.corpus.piece(self.pieces, p, fields) for p in self.rows_of_split.pieces(row))

@@ -246,6 +246,5 @@ def _coloured(picture: Any) -> Any:
         picture = pillow.fromarray((grey // 257).astype(np.uint8))
     if picture.has_transparency_data:
         picture = picture.convert("RGBA")
-        white = pillow.new("RGBA", picture.size, "white")
-        picture = pillow.alpha_composite(white, picture)
+        picture = pillow.alpha_composite(pillow.new("RGBA", picture.size, "white"), picture)
     return picture.convert("RGB")

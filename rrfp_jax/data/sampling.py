@@ -15,8 +15,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,8 +51,7 @@ def planned(
     return source
 
 
-@dataclass(frozen=True)
-class Draw:
+class Draw(NamedTuple):
     """How many rows each bucket has, how many of them a microbatch takes, and the seed of their order."""
 
     rows: tuple[int, ...]
