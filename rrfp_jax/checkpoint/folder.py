@@ -15,10 +15,10 @@ import shutil
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -169,14 +169,11 @@ class CheckpointFolder:
         staging, final = self.staging(step), self.final(step)
         try:
             self.discard(staging)
-            staging.mkdir(parents=True)
-            for path in sorted(checkpoint.rglob("*")):
+            for path in filter(Path.is_file, checkpoint.rglob("*")):
                 copy = staging / path.relative_to(checkpoint)
-                if path.is_dir():
-                    copy.mkdir()
-                else:
-                    shutil.copyfile(path, copy)
-                    sync(copy)
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, copy)
+                sync(copy)
             staging.rename(final)
             sync(self.path)
         except OSError:
@@ -238,8 +235,7 @@ def _checksum(content: Any) -> int:
     return zlib.crc32(json.dumps(content).encode())
 
 
-@dataclass(frozen=True)
-class CheckpointView:
+class CheckpointView(NamedTuple):
     """A complete checkpoint as a process reads it that has no part in the run; first its small files."""
 
     folder: Path

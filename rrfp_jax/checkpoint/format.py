@@ -308,15 +308,14 @@ def tree_metadata(keys: Iterable[Key], custom: Mapping[str, Any]) -> bytes:
         }
         for key in keys
     }
-    return json.dumps(
-        {
-            "tree_metadata": tree,
-            "use_ocdbt": False,
-            "use_zarr3": True,
-            "store_array_data_equal_to_fill_value": True,
-            "custom_metadata": custom,
-        }
-    ).encode()
+    content = {
+        "tree_metadata": tree,
+        "use_ocdbt": False,
+        "use_zarr3": True,
+        "store_array_data_equal_to_fill_value": True,
+        "custom_metadata": custom,
+    }
+    return json.dumps(content).encode()
 
 
 # Arrays.

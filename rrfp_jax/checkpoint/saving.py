@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import msgspec
@@ -81,8 +81,7 @@ class NoneIntact(TrainingError):
     """There are checkpoints, but only damaged ones."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Restored:
+class Restored(NamedTuple):
     """A checkpoint, as far as this process has asked for it."""
 
     run: RunState
@@ -98,17 +97,12 @@ class LeafSelection:
     layers: int | None = None  # of the model that they are for, for messages; None if that is not known
     base: BaseRefusal = needs_base
 
-    def of_key(self, key: Key) -> Key:
-        """Whose value a leaf is to have."""
-        return self.sources.get(key, key)
-
     def of(self, leaves: LeafRecords) -> LeafRecords:
         """The leaves below the root."""
         return {name: leaf for name, leaf in leaves.items() if self.root in (None, leaf.key[0])}
 
 
-@dataclass(frozen=True)
-class _Saving:
+class _Saving(NamedTuple):
     """A checkpoint under way: first every rank writes its leaves, then rank 0 commits it."""
 
     run: RunState
@@ -344,8 +338,9 @@ class Checkpoints:
             refusal = refusal or (only.base(folder, run.base) if run.base else "")
             if not refusal:
                 absent = left_out(run)
-                stored = {key: own for key, own in wanted.items() if name_of(only.of_key(key)) not in absent}
-                found = Restored(run=run, leaves=_read_all(folder, leaves, stored, only))
+                names = {key: name_of(only.sources.get(key, key)) for key in wanted}
+                stored = {key: leaves[name] for key, name in names.items() if name not in absent}
+                found = Restored(run=run, leaves=_read_all(folder, stored, wanted))
         except Damaged as error:
             damage = str(error)
         told = self._world.gather(f"the checkpoint of step {step} as read", [damage, refusal], START_SECONDS)
@@ -378,8 +373,7 @@ def _state(job: Future[Any]) -> str:
         return RUNNING
     error = job.exception()
     if isinstance(error, OSError):
-        where = f"{error.filename}: " if error.filename else ""
-        return f"{where}{error.strerror}"
+        return f"{error.filename}: {error.strerror}" if error.filename else f"{error.strerror}"
     return "" if error is None else f"{type(error).__name__}: {error}"
 
 
@@ -390,19 +384,17 @@ def _host_copy(leaf: jax.Array, shards: Shards) -> Parts:
     return Parts(leaf.shape, np.dtype(leaf.dtype), leaf.sharding.shard_shape(leaf.shape), copies)
 
 
-def _read_all(
-    folder: Path, leaves: LeafRecords, wanted: Mapping[Key, Any], only: LeafSelection
-) -> dict[Key, Parts]:
-    """Of the wanted leaves, what this process's devices have; `Damaged` if a file has changed."""
+def _read_all(folder: Path, leaves: Mapping[Key, LeafRecord], specs: Mapping[Key, Any]) -> dict[Key, Parts]:
+    """Of these leaves, what this process's devices have; `Damaged` if a file has changed."""
 
-    def read(key: Key, spec: Any) -> Parts:
-        leaf = leaves[name_of(only.of_key(key))]
+    def read(key: Key) -> Parts:
+        leaf, spec = leaves[key], specs[key]
         if spec.sharding is None:
             return read_leaf(folder, leaf)
         return read_leaf(folder, leaf, spec.sharding.shard_shape(spec.shape), places_here(spec))
 
     with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
-        return dict(zip(wanted, pool.map(read, wanted, wanted.values()), strict=True))
+        return dict(zip(leaves, pool.map(read, leaves), strict=True))
 
 
 def left_out(run: RunState) -> frozenset[str]:
@@ -419,23 +411,21 @@ def leaf_differences(leaves: LeafRecords, here: Forms) -> list[str]:
     return found + [f"its {name} is {there[name]} instead of {here[name]}" for name in other]
 
 
-def mismatch_reason(
-    folder: Path, run: RunState, leaves: LeafRecords, everything: Forms, only: LeafSelection
-) -> str:
+def mismatch_reason(where: Path, run: RunState, leaves: LeafRecords, here: Forms, only: LeafSelection) -> str:
     """Why a checkpoint has other leaves than those wanted, whose forms are given; "" if not."""
     absent = left_out(run)
-    if unknown := sorted(absent - everything.keys()):
-        return f"{folder} is of another model: it leaves out {unknown[0]}, which is not in the model"
-    everything = {name: form for name, form in everything.items() if name not in absent}
-    misfits = leaf_differences(only.of(leaves), everything)
+    if unknown := sorted(absent - here.keys()):
+        return f"{where} is of another model: it leaves out {unknown[0]}, which is not in the model"
+    here = {name: form for name, form in here.items() if name not in absent}
+    misfits = leaf_differences(only.of(leaves), here)
     if not misfits:
         return ""
-    params = {name: form for name, form in everything.items() if name.partition(".")[0] == PARAMETERS}
+    params = {name: form for name, form in here.items() if name.partition(".")[0] == PARAMETERS}
     of_params = leaf_differences(LeafSelection(root=PARAMETERS).of(leaves), params)
     what, cause, remedy = "model", "the parameters differ", ""
     if not of_params:
         what, cause = "optimizer", "the parameters fit, the optimizer's state does not"
-        if len(params) == len(everything):
+        if len(params) == len(here):
             cause = "the parameters fit, but this Trainer has no optimizer, or one without state"
         remedy = "; for the parameters alone: restore(folder, params_only=True)"
     elif run.layers and only.layers not in (None, len(run.layers)):
@@ -443,6 +433,6 @@ def mismatch_reason(
     examples = of_params or misfits
     more = f"; and {len(examples) - EXAMPLES} more" if len(examples) > EXAMPLES else ""
     return (
-        f"{folder} is of another {what}: {cause} ({'; '.join(examples[:EXAMPLES])}{more}){remedy}; "
+        f"{where} is of another {what}: {cause} ({'; '.join(examples[:EXAMPLES])}{more}){remedy}; "
         f"{METADATA} in it has the config that it was saved with"
     )
