@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import shown
@@ -25,8 +25,7 @@ Json: TypeAlias = Mapping[str, Any]
 """An object of `config.json`."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LayerNames:
+class LayerNames(NamedTuple):
     """What the layers of `models/` know of all families that they compute: of decoders, or of encoders."""
 
     sizes: Mapping[str, str]  # the key of each field of our config that may differ between models
@@ -265,8 +264,7 @@ def _colours(config: Json, key: str, least: float) -> tuple[float, ...]:
 
 def _encoder_file(config: Json) -> dict[str, Any]:
     derived = ("num_key_value_heads", "head_dim", "grid", "image_mean", "image_std")
-    kept = {key: value for key, value in config.items() if key not in derived}
-    return kept | {"image_size": _side(config)}
+    return {key: value for key, value in config.items() if key not in derived} | {"image_size": _side(config)}
 
 
 def _side(config: Json) -> int:
@@ -296,14 +294,7 @@ ENCODERS = LayerNames(
         "mean": "image_mean",
         "std": "image_std",
     },
-    fixed={
-        "norm": "layer",
-        "gated": False,
-        "biases": True,
-        "qk_norm": False,
-        "positions": "learned",
-        "causal": False,
-    },
+    fixed={"norm": "layer", "gated": False, "biases": True, "positions": "learned", "causal": False},
     completed=_encoder_config,
     reduced=_encoder_file,
     elsewhere=("hidden.", "out."),
@@ -311,7 +302,7 @@ ENCODERS = LayerNames(
 
 VIT = Family(
     *("vit", ("vit",), "ViTModel", VIT_TABLE, ENCODERS),
-    fixed={"class_token": True, "exact_gelu": True},
+    fixed={"class_token": True, "exact_gelu": True, "qk_norm": False},
     understood={"hidden_act": "gelu", "qkv_bias": True, "num_channels": 3},
     defaults=_DEFAULTS | {"layer_norm_eps": 1e-12},
     processor="ViTImageProcessor",
@@ -321,7 +312,7 @@ VIT = Family(
 
 SIGLIP = Family(
     *("siglip", ("siglip_vision_model", "siglip"), "SiglipVisionModel", SIGLIP_TABLE, ENCODERS),
-    fixed={"class_token": False, "exact_gelu": False},
+    fixed={"class_token": False, "exact_gelu": False, "qk_norm": False},
     understood={"hidden_act": "gelu_pytorch_tanh", "num_channels": 3},
     defaults=_DEFAULTS | {"layer_norm_eps": 1e-6},
     written={"vision_use_head": False},  # that head is not of our layers

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -107,8 +108,7 @@ def together(*inits: InitFunction) -> InitFunction:
     return Together(inits)
 
 
-@dataclass(frozen=True)
-class Model:
+class Model(NamedTuple):
     """What a folder says of the model in it."""
 
     family: Family
@@ -201,12 +201,11 @@ _LAYERS = "n_layers"
 """The field by which the config of layers is known."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Publication:
+class Publication(NamedTuple):
     """What is to be written."""
 
     sources: Sequence[TensorSource]
-    others: Mapping[str, Any] = field(default_factory=dict)  # JSON files, by name
+    others: Mapping[str, Any] = MappingProxyType({})  # JSON files, by name
     left_out: Sequence[str] = ()  # paths of parameters that are in none of them
 
 
@@ -244,8 +243,7 @@ class Parameters:
 
     def source(self, path: str, stored: TensorNames) -> TensorSource:
         """What makes the public tensors of one of them."""
-        shape = self.checkpoint.leaves[self.keys[path]].shape
-        nbytes = math.prod(shape) * self.dtype_of(path).itemsize
+        nbytes = math.prod(self.checkpoint.leaves[self.keys[path]].shape) * self.dtype_of(path).itemsize
         return TensorSource(stored.names, nbytes, lambda: stored.arrangement.theirs(self.read(path)))
 
 

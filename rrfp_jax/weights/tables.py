@@ -13,16 +13,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
 
-@dataclass(frozen=True)
-class Arrangement:
+class Arrangement(NamedTuple):
     """One way and back."""
 
     ours: Callable[..., Array]  # of published arrays
@@ -68,8 +66,7 @@ ROWS = Arrangement(lambda theirs: theirs[0], lambda ours: [ours[None]])
 """A table [N, D], published as [1, N, D]."""
 
 
-@dataclass(frozen=True)
-class TensorNames:
+class TensorNames(NamedTuple):
     """The published tensors of one of our parameters, and the arrangement of their values."""
 
     names: tuple[str, ...]
@@ -80,8 +77,7 @@ Part: TypeAlias = Mapping[str, TensorNames]
 """By the path of a parameter in its layer, such as "attention.query.kernel"."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class FamilyTable:
+class FamilyTable(NamedTuple):
     """A family's names for a list of layers: one, some equal ones, one."""
 
     first: Part
@@ -154,8 +150,7 @@ LLAMA_TABLE = FamilyTable(
 
 _EXPERT = _LAYER + "block_sparse_moe.experts.{expert}."
 
-MIXTRAL_TABLE = replace(
-    LLAMA_TABLE,
+MIXTRAL_TABLE = LLAMA_TABLE._replace(
     block={
         **_ATTENTION,
         "experts.router": _one(_LAYER + "block_sparse_moe.gate.weight", KERNEL),
@@ -165,8 +160,7 @@ MIXTRAL_TABLE = replace(
     },
 )
 
-QWEN3_TABLE = replace(
-    LLAMA_TABLE,
+QWEN3_TABLE = LLAMA_TABLE._replace(
     block={
         **LLAMA_TABLE.block,
         "attention.query_norm.scale": _one(_LAYER + "self_attn.q_norm.weight"),

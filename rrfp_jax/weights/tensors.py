@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from os import PathLike
 from pathlib import Path
-from typing import Any, Self, TypeAlias
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import jax
 import msgspec
@@ -256,8 +256,7 @@ FORMAT = {"format": "pt"}
 """What `transformers` wants to be told: that matrices are [outputs, inputs], as PyTorch has them."""
 
 
-@dataclass(frozen=True)
-class TensorSource:
+class TensorSource(NamedTuple):
     """What makes some tensors, of so many bytes together, which are written to one file."""
 
     names: tuple[str, ...]
