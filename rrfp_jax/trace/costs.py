@@ -71,10 +71,8 @@ class Workload:
             raise ValueError(f"{name} has {len(table)} rows, forward has {self.stages}: give one row a stage")
         for i, row in enumerate(table):
             if len(row) != self.microbatches:
-                raise ValueError(
-                    f"{name}[{i}] has {len(row)} entries, forward[0] has {self.microbatches}: "
-                    "give every row one entry a microbatch"
-                )
+                entries = f"{len(row)} entries, forward[0] has {self.microbatches}"
+                raise ValueError(f"{name}[{i}] has {entries}: give every row one entry a microbatch")
             for j, time in enumerate(row):
                 if not _is_time(time):
                     remedy = f"give a finite number of {unit}, at least 0"
@@ -90,12 +88,9 @@ class Workload:
 
     def scaled(self, forward: Factors, backward: Factors) -> Workload:
         """With the times of its forwards, and of both parts of its backwards, times `[stage][microbatch]`."""
-        return replace(
-            self,
-            forward=_scaled(self.forward, forward),
-            backward_input=_scaled(self.backward_input, backward),
-            backward_weight=_scaled(self.backward_weight, backward),
-        )
+        halves = ("backward_input", "backward_weight")
+        backwards = {name: _scaled(getattr(self, name), backward) for name in halves}
+        return replace(self, forward=_scaled(self.forward, forward), **backwards)
 
     @classmethod
     def from_json_object(cls, data: object) -> Workload:
@@ -204,10 +199,8 @@ def _filled(stages: int, microbatches: int, time: float) -> Table:
 
 
 def _scaled(table: Table, factors: Factors) -> Table:
-    return tuple(
-        tuple(time * factor for time, factor in zip(*rows, strict=True))
-        for rows in zip(table, factors, strict=True)
-    )
+    pairs = (zip(*rows, strict=True) for rows in zip(table, factors, strict=True))
+    return tuple(tuple(time * factor for time, factor in row) for row in pairs)
 
 
 Row: TypeAlias = tuple[float, ...]
@@ -243,10 +236,8 @@ class WorkloadCosts(StepCosts):
 
     def __post_init__(self) -> None:
         if self.workload.stages != self.placement.stages:
-            raise ValueError(
-                f"the workload has {self.workload.stages} stages, the placement {self.placement.stages}: "
-                "they must be equal"
-            )
+            stages = f"{self.workload.stages} stages, the placement {self.placement.stages}"
+            raise ValueError(f"the workload has {stages}: they must be equal")
 
     @cached_property
     def _durations(self) -> Mapping[Kind, Sequence[Row]]:
