@@ -284,7 +284,5 @@ def peak_of_order(order: Iterable[Task], chunks: int) -> int:
 def peak_bytes(trace: StepTrace, activation_bytes: Sequence[Sequence[float]]) -> list[float]:
     """Per stage, the most that it held of `[stage][microbatch]`, which its chunks share equally."""
     chunks = trace.placement.chunks
-    return [
-        peak_charge(trace.order(stage), [[size / chunks for size in row]] * chunks)
-        for stage, row in enumerate(activation_bytes)
-    ]
+    equal = [[[size / chunks for size in row]] * chunks for row in activation_bytes]
+    return [peak_charge(trace.order(stage), costs) for stage, costs in enumerate(equal)]

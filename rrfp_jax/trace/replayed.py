@@ -74,10 +74,7 @@ def replay_of(trace: StepTrace) -> ReplayInputs:
             elif _arrives(trace, record):
                 began = min(began, max(arrivals[place], trace.start if last is None else last.end))
             durations[place] = record.end - began
-    transfers = {
-        (sender.stage, sender.task): max(0.0, arrivals[receiver.stage, receiver.task] - sender.end)
-        for sender, receiver in trace.transfers()
-    }
+    transfers = {(a.stage, a.task): max(0.0, arrivals[b.stage, b.task] - a.end) for a, b in trace.transfers()}
     return ReplayInputs(TableCosts(durations, transfers), leads)
 
 
