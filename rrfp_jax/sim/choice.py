@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import inf
+from operator import itemgetter
 
 from rrfp_jax.core.hints import Hint
 from rrfp_jax.core.schedules import by_name
@@ -157,14 +158,9 @@ def choose(
     if not seconds:
         reasons = "; ".join(f"{name}: {refused[name]}" for name in candidates)
         raise ValueError(f"no hint can run: {reasons or 'there is none to choose from'}")
-    ranked = sorted(seconds, key=seconds.__getitem__)  # stable: the first of equals stays first
-    fastest = seconds[ranked[0]]
-    name = min((one for one in ranked if (1 - EQUAL) * seconds[one] <= fastest), key=tasks.__getitem__)
+    seconds = dict(sorted(seconds.items(), key=itemgetter(1)))  # stable: the first of equals stays first
+    fastest = min(seconds.values())
+    name = min((one for one in seconds if (1 - EQUAL) * seconds[one] <= fastest), key=tasks.__getitem__)
     if present in seconds and fastest >= (1 - GAIN) * seconds[present]:
         name = present
-    return Choice(
-        name=name,
-        seconds={other: seconds[other] for other in ranked},
-        simulated=simulated,
-        microbatches=rules[0].microbatches,
-    )
+    return Choice(name=name, seconds=seconds, simulated=simulated, microbatches=rules[0].microbatches)
