@@ -308,10 +308,8 @@ def layer_work(engine: Engine, split: Sequence[int], buckets: Sequence[Bucket], 
     if alike and seconds[-1] > SAME * max(alike):
         names[-1] += " and loss"
     lasting = _lasting_bytes(engine)
-    layers = [
-        LayerWork(name, n, cost.footprint.held_bytes, lasting.get(i, 0))
-        for i, (name, n, cost) in enumerate(zip(names, seconds, costs, strict=True))
-    ]
+    known = enumerate(zip(names, seconds, costs, strict=True))
+    layers = [LayerWork(name, n, of.footprint.held_bytes, lasting.get(i, 0)) for i, (name, n, of) in known]
     return Work(layers, split)
 
 

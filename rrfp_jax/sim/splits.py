@@ -122,10 +122,7 @@ class Layers:
         """The step's costs and its budgets with another split of the same layers."""
         ranges = self.work.ranges(split)
         own = self.placement.virtual_stage
-        durations = {
-            (stage, task): self._seconds(costs, stage, task, ranges[own(stage, task.chunk)])
-            for stage, task in costs.durations
-        }
+        durations = {(s, t): self._seconds(costs, s, t, ranges[own(s, t.chunk)]) for s, t in costs.durations}
         budgets = step.budgets and [self._budget(step.budgets, s, ranges) for s in range(len(step.budgets))]
         return replace(costs, durations=durations), replace(step, budgets=budgets)
 

@@ -146,9 +146,6 @@ def noisy(workload: Workload, draw: random.Random, sigma: float = NOISE) -> Work
     """Every F and every B times a log-normal factor of its own, with mean 1 and this sd of the logarithm."""
 
     def factors() -> list[list[float]]:
-        return [
-            [math.exp(draw.gauss(-(sigma**2) / 2, sigma)) for _ in range(workload.microbatches)]
-            for _ in range(workload.stages)
-        ]
+        return [[math.exp(draw.gauss(-(sigma**2) / 2, sigma)) for _ in row] for row in workload.forward]
 
     return workload.scaled(factors(), factors())
