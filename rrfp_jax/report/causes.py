@@ -63,10 +63,7 @@ class Finding:
 
 
 def main_cause(
-    steps: Sequence[RecordedStep],
-    shares: Mapping[str, float],
-    saved: Sequence[Saving],
-    layers: Layers | None = None,
+    steps: Sequence[RecordedStep], shares: Mapping[str, float], saved: Sequence[Saving], layers: Layers | None
 ) -> Finding:
     """The cause that costs most.
 
@@ -81,10 +78,8 @@ def main_cause(
     most = max((name for name in SHARES if name != "compute"), key=lambda name: shares[name])
     if not saved and shares[most] > share:  # what most is lost to, where nothing can be predicted
         kind, subject, share = "idle", most, shares[most]
-        said = (
-            f"Stages compute {shares['compute']:.0%} of the time. The largest other part is "
-            f"{SHARES[most].words.removeprefix('idle: ')}: {share:.0%}."
-        )
+        part = f"{SHARES[most].words.removeprefix('idle: ')}: {share:.0%}"
+        said = f"Stages compute {shares['compute']:.0%} of the time. The largest other part is {part}."
     elif share < NOTEWORTHY:
         kind, subject = "nothing", None
         said = (

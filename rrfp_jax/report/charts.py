@@ -269,11 +269,7 @@ def slowdowns(traces: Sequence[StepTrace]) -> tuple[str, list[Cell]]:
         alike = [trace.busy_by_replica for trace in traces if len(trace.busy_by_replica) == replicas]
         columns = {r: [fmean(busy[r][stage] for busy in alike) for stage in stages] for r in range(replicas)}
     mean = fmean(seconds for column in columns.values() for seconds in column) or 1.0
-    cells = [
-        Cell(stage, number, seconds, seconds / mean)
-        for number, column in columns.items()
-        for stage, seconds in enumerate(column)
-    ]
+    cells = [Cell(s, n, own, own / mean) for n, column in columns.items() for s, own in enumerate(column)]
     return ("replica" if replicas else "step"), cells
 
 

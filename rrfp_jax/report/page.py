@@ -58,10 +58,8 @@ class Section(NamedTuple):
 def page(run: Run, explanation: Explanation) -> str:
     """The HTML of a run's report."""
     last = run.steps[-1].recorded
-    about = (
-        f"{len(run.steps)} steps of {last.trace.stages} stages and {last.rules.microbatches} microbatches, "
-        f"{explanation.seconds * 1e3:.1f} ms each (mean)"
-    )
+    size = f"{last.trace.stages} stages and {last.rules.microbatches} microbatches"
+    about = f"{len(run.steps)} steps of {size}, {explanation.seconds * 1e3:.1f} ms each (mean)"
     sections = list(_sections(run, explanation))
     specs = {f"chart{i}": own.plot.readable() for i, own in enumerate(sections) if own.plot is not None}
     body = "".join(_html(f"chart{i}", section) for i, section in enumerate(sections))
@@ -135,8 +133,6 @@ def _measured(run: Run) -> str:
         return ""
     limits, peaks = dict(enumerate(line.budget_bytes)), enumerate(line.peak_bytes)
     own = charts.fullest([Held(stage, [(0.0, peak)], limits.get(stage), True) for stage, peak in peaks])
-    most = f"{'was closest to its budget' if own.limit else 'held most'}, {charts.of_limit(own)}"
-    return (
-        f"With messages, and what programs need while they run, stage {own.stage} {most} (peak_bytes of the "
-        "last step)."
-    )
+    most = "was closest to its budget" if own.limit else "held most"
+    who = f"stage {own.stage} {most}, {charts.of_limit(own)}"
+    return f"With messages, and what programs need while they run, {who} (peak_bytes of the last step)."

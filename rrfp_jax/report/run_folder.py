@@ -124,12 +124,11 @@ class TwoRuns:
         """How their steps compare, what matters most in each, and how far that can be trusted."""
         one, two = (explanation.seconds for explanation in self.explanations)
         faster, share = (1, 1 - two / one) if two <= one else (0, 1 - one / two)
-        compared = (
-            f"A step of {self.names[faster]} takes {share:.1%} less time: {min(one, two) * 1e3:.1f} ms "
-            f"instead of {max(one, two) * 1e3:.1f} ms (means of the traced steps)."
-        )
+        both = f"{min(one, two) * 1e3:.1f} ms instead of {max(one, two) * 1e3:.1f} ms"
+        means = "(means of the traced steps)"
+        compared = f"A step of {self.names[faster]} takes {share:.1%} less time: {both} {means}."
         if share < LEAST:
-            compared = f"Steps of both take equally long: {one * 1e3:.1f} ms (means of the traced steps)."
+            compared = f"Steps of both take equally long: {one * 1e3:.1f} ms {means}."
         causes = zip(self.names, self.explanations, strict=True)
         said = [f"{name}: {explanation.sentence} {explanation.trust}" for name, explanation in causes]
         return [compared, *said, *{own.caveat for own in self.explanations if own.caveat}]

@@ -147,10 +147,8 @@ def compare(*drawn: HasTimeline | Timeline) -> Timeline:
     panels: list[Panel] = []
     for one in drawn:
         if not isinstance(one, Timeline) and not callable(getattr(one, "timeline", None)):
-            raise UsageError(
-                f"compare: {type(one).__name__} is no step; give the reports that a Trainer's steps have, or "
-                f"what rrfp_jax.simulate returns"
-            )
+            remedy = "give the reports that a Trainer's steps have, or what rrfp_jax.simulate returns"
+            raise UsageError(f"compare: {type(one).__name__} is no step; {remedy}")
         panels += (one if isinstance(one, Timeline) else one.timeline()).panels
     if not panels:
         raise UsageError("compare: nothing is given; give two reports of steps")

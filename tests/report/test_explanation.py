@@ -123,10 +123,10 @@ def test_a_stage_that_no_other_split_helps():
 )
 def test_a_limit_counts_only_where_it_held_something_back(kind, much, ends):
     shares = dict.fromkeys(SHARES, 0.0) | {"compute": 0.6, "memory": 0.4}
-    found = main_cause([ran(COSTS)], shares, [Saving(kind, much, "", 0.05)])
+    found = main_cause([ran(COSTS)], shares, [Saving(kind, much, "", 0.05)], None)
     assert found.kind == kind and found.sentence.endswith(ends)
     shares |= {"memory": 0.01, "stage": 0.39}
-    assert main_cause([ran(COSTS)], shares, [Saving(kind, much, "", 0.05)]).kind == "nothing"
+    assert main_cause([ran(COSTS)], shares, [Saving(kind, much, "", 0.05)], None).kind == "nothing"
 
 
 def test_a_link_that_is_slow_there_and_back():
@@ -193,7 +193,7 @@ def test_time_between_steps_is_named(limit):
 @pytest.mark.parametrize("share", [name for name in SHARES if name != "compute"])
 def test_the_largest_share_is_named_where_nothing_is_predicted(share):
     shares = dict.fromkeys(SHARES, 0.0) | {"compute": 0.4, share: 0.6}
-    found = main_cause([ran(COSTS)], shares, [])
+    found = main_cause([ran(COSTS)], shares, [], None)
     assert found.share == 0.6 and (found.kind == share or (found.kind, found.subject) == ("idle", share))
 
 
