@@ -256,12 +256,9 @@ def _read(step: StoredStep) -> RecordedStep:
     ran = ListedOrder(trace.placement, microbatches, rows)
     as_it_ran = ran if step.fixed_order else Ranked(ran, reserve=False)
     unnamed = {RECORDED: as_it_ran, RANKED + RECORDED: Ranked(ran)}
-    rules = StepRules(
-        placement=trace.placement,
-        schedule=unnamed.get(step.schedule) or by_name(step.schedule),
-        **{name: getattr(step, name) for name in RULES},
-    )
-    same = {name: getattr(step, name) for name in STEP}
+    schedule = unnamed.get(step.schedule) or by_name(step.schedule)
+    of_rules, same = ({name: getattr(step, name) for name in names} for names in (RULES, STEP))
+    rules = StepRules(placement=trace.placement, schedule=schedule, **of_rules)
     return RecordedStep(trace=trace, rules=rules, budgets=budgets, work=lambda: work, **same)
 
 

@@ -278,10 +278,8 @@ def _fits(trace: StepTrace, step: RecordedStep) -> bool:
     most = _held(step.trace, step.rules) if step.fixed_order else limit
     if most is not None and _held(trace, step.rules) > most:
         return False
-    return all(
-        budget is None or peak_charge(trace.order(stage), budget.costs) <= budget.limit
-        for stage, budget in enumerate(step.budgets or ())
-    )
+    budgets = enumerate(step.budgets or ())
+    return all(own is None or peak_charge(trace.order(s), own.costs) <= own.limit for s, own in budgets)
 
 
 def _held(trace: StepTrace, rules: StepRules) -> float:
