@@ -21,7 +21,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from enum import IntEnum
 from functools import partial
 from time import monotonic
@@ -162,10 +162,10 @@ def exit_now(status: int, *, also_waited_for: bool = False) -> NoReturn:
 
 
 class Signals:
-    """The signals that came, readable like a file when there are some; `numbers` are those that are told."""
+    """The signals that came, readable like a file when there are some; `told` are those that it tells."""
 
     def __init__(self, numbers: Sequence[int]) -> None:
-        self._numbers = frozenset(numbers)
+        self.told = set(numbers)
         self._reader, self.writer = socket.socketpair()
         self._reader.setblocking(False)
         self.writer.setblocking(False)
@@ -174,20 +174,9 @@ class Signals:
     def take(self) -> Sequence[int]:
         """Signals since the last call, in order."""
         try:
-            return [number for number in self._reader.recv(4096) if number in self._numbers]
+            return [number for number in self._reader.recv(4096) if number in self.told]
         except BlockingIOError:
             return ()
-
-    @contextmanager
-    def also(self, numbers: Sequence[int]) -> Iterator[None]:
-        """Inside, these are told, too; to be called in the main thread."""
-        usual = self._numbers
-        with _only_waking(numbers):
-            self._numbers |= frozenset(numbers)
-            try:
-                yield
-            finally:
-                self._numbers = usual
 
     def wake(self) -> None:
         """Make this readable, though no signal has come; from any thread."""
@@ -260,19 +249,22 @@ class EndsAtOnce(SignalAnswer):
 
 
 class StopSignals:
-    """The signals of a process, and its answer to them; without `signals` somebody else listens."""
+    """The signals of a process that are `told`, and its answer to them."""
 
-    def __init__(self, signals: Signals | None, answer: SignalAnswer) -> None:
-        self._signals, self.answer = signals, answer
+    def __init__(self, told: set[int], answer: SignalAnswer) -> None:
+        self._told, self.answer = told, answer
 
     @contextmanager
     def answered_by(self, answer: SignalAnswer, *also: int) -> Iterator[None]:
         """Inside, signals have another answer, and some more are heard that nobody has handlers for."""
         before, self.answer = self.answer, answer
+        more = replaceable(also)
+        self._told.update(more)
         try:
-            with nullcontext() if self._signals is None else self._signals.also(replaceable(also)):
+            with _only_waking(more):
                 yield
         finally:
+            self._told.difference_update(more)
             self.answer = before
 
 
@@ -280,10 +272,10 @@ class StopSignals:
 def heard_signals(*numbers: int, answer: SignalAnswer) -> Iterator[StopSignals]:
     """Inside, a thread answers these signals, as far as nobody has handlers for them; main thread only."""
     if threading.current_thread() is not threading.main_thread():
-        yield StopSignals(None, answer)
+        yield StopSignals(set(), answer)
         return
     with collected_signals(replaceable(numbers)) as signals:
-        heard, ended = StopSignals(signals, answer), threading.Event()
+        heard, ended = StopSignals(signals.told, answer), threading.Event()
 
         def listen() -> None:
             while not ended.is_set():
@@ -302,7 +294,9 @@ def heard_signals(*numbers: int, answer: SignalAnswer) -> Iterator[StopSignals]:
 
 
 def replaceable(numbers: Sequence[int]) -> list[int]:
-    """The signals among these that nobody ignores or has a handler of their own for."""
+    """Those that nobody ignores or has a handler of their own for; none outside of the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        return []
     usual = (signal.SIG_DFL, signal.default_int_handler)
     return [number for number in numbers if signal.getsignal(number) in usual]
 
