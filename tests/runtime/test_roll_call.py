@@ -122,7 +122,7 @@ def test_what_is_no_coordinator_is_not_believed():
                 connection.sendall(said)
                 connection.close()
             assert waiting.result() is False
-        assert not call.missing
+        assert not call.news.missing
 
 
 def test_a_rank_0_that_fails_serves_on_for_those_that_have_not_heard_yet():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
 from contextlib import suppress
 from time import monotonic, sleep
 
@@ -26,9 +25,9 @@ LONGEST_SAID = 2**20
 
 
 class News(Struct):
-    """A line of the coordinator's: who is missing, whose number several have; or that all have come.
+    """A line of the coordinator's: who is missing, whose number several have, who take each other's place.
 
-    Or that a rank counts other processes, how many, and how many rank 0 counts.
+    Or that a rank counts other processes, how many, and how many rank 0 counts; or that all have come.
     """
 
     missing: list[int] = []
@@ -38,10 +37,10 @@ class News(Struct):
 
 
 class RollCall:
-    """A rank's part: it says that it is there, and hears who is `missing`; None as long as nobody says so.
+    """A rank's part: it says that it is there, and hears the latest `news`.
 
-    And whose number, of those there, several processes have: they take each other's place. `card` is what it
-    says of itself besides, `told` what it hears when all have come; `limit` names what allows them more time.
+    `card` is what it says of itself besides, `told` what it hears when all have come; `limit` names what
+    allows them more time.
     """
 
     def __init__(
@@ -49,10 +48,7 @@ class RollCall:
     ) -> None:
         self._where, self._server, self._limit = place.coordinator, server, limit
         self._call = f"{place.rank} {place.processes} {card}\n".encode()
-        self.missing: Sequence[int] | None = None
-        self.told = ""
-        self.twice: Sequence[int] = ()
-        self._apart: tuple[int, int, int] | None = None
+        self.news, self.told = News(), ""
         self._is_counted = False  # it has heard that others are missing, so the coordinator knows of it
 
     def answer(self, seconds: float) -> bool:
@@ -61,7 +57,7 @@ class RollCall:
         while (left := deadline - monotonic()) > 0:
             # Nobody may serve yet, or still another run, for the seconds by which it outlives its rank 0.
             with suppress(OSError, MsgspecError, RecursionError):
-                self.missing = None
+                self.news.missing = []
                 with socket.create_connection(self._where, min(left, CALL_SECONDS)) as line:
                     if self._heard(line, deadline):
                         return True
@@ -70,17 +66,17 @@ class RollCall:
 
     def said(self) -> str:
         """How far it has come, in words."""
-        more = f"{self._limit} allows more time"
-        if self._apart:
-            rank, count, first = self._apart
+        news, more = self.news, f"{self._limit} allows more time"
+        if news.apart:
+            rank, count, first = news.apart
             return f"rank {rank} is started with {PROCESSES}={count}, rank 0 with {first}: give all the same"
-        if self.twice:
-            return f"several processes are started as rank {enumerated(self.twice)}: give each its own {RANK}"
-        if not self.missing:
+        if news.twice:
+            return f"several processes are started as rank {enumerated(news.twice)}: give each its own {RANK}"
+        if not news.missing:
             asks = f"is {self._server}, which serves there, started, and is that address right? {more}"
             return f"{self._where.tried()}; {asks}"
-        several = len(self.missing) > 1
-        named = f"rank{'s' * several} {enumerated(self.missing)} {'are' if several else 'is'}"
+        several = len(news.missing) > 1
+        named = f"rank{'s' * several} {enumerated(news.missing)} {'are' if several else 'is'}"
         return f"{named} missing: started, and alive? {more}"
 
     def _heard(self, line: socket.socket, deadline: float) -> bool:
@@ -96,9 +92,9 @@ class RollCall:
                 return True
             *lines, said = (said + data).split(b"\n")
             for each in lines:
-                if (told := json.decode(each, type=News)).go is not None:
-                    self.told = told.go
+                self.news = json.decode(each, type=News)
+                if self.news.go is not None:
+                    self.told = self.news.go
                     return True
-                self.missing, self.twice, self._apart = told.missing, told.twice, told.apart
-                self._is_counted |= bool(told.missing)
+                self._is_counted |= bool(self.news.missing)
         return False
