@@ -20,9 +20,9 @@ from typing import NamedTuple
 
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.run.coordinator import retry_often, tcp_connections
+from rrfp_jax.runtime.run.handshake import PROOF
 
 BODY = Struct("!IIQ")
-PROOF = 32  # bytes
 
 MOST_A_PEER = 8
 """Datagrams that are read of each peer at once, strangers' among them; more are left for later."""

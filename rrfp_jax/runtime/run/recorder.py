@@ -284,7 +284,7 @@ class FlightRecorder:
 
     def runs(self, stages: str, numbers: Collection[int] = ()) -> None:
         """Say which stages the process runs: as text, and their numbers, as far as there is room for them."""
-        self.page.stages = _clipped(stages, 62)
+        self.page.stages = stages.encode("utf-8", "replace")[:62]
         for word in range(STAGE_WORDS):
             self.page.stage_bits[word] = sum(1 << number % 64 for number in numbers if number // 64 == word)
 
@@ -315,7 +315,7 @@ class FlightRecorder:
 
     def enters(self, what: str) -> None:
         """A program is dispatched that runs on several processes together and is no task."""
-        self._board.collective = _clipped(what, 78)
+        self._board.collective = what.encode("utf-8", "replace")[:78]
         self._board.entered += 1
 
     def joins(self, ranks: Sequence[int]) -> None:
@@ -429,10 +429,6 @@ def _mapped(path: Path) -> mmap.mmap:
         return mmap.mmap(file, SIZE)
     finally:
         os.close(file)
-
-
-def _clipped(text: str, most: int) -> bytes:
-    return text.encode("utf-8", "replace")[:most]
 
 
 def _text(data: bytes) -> str:
