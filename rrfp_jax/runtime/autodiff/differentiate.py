@@ -129,7 +129,6 @@ def differentiate(
     chosen = [*own, *(len(params) + i for i in flow_in)]
     whole, facts = _trace_with_residuals(stage, params, carry, inputs, chosen, cotangents)
     kept = facts.out + facts.has_statistics
-    whole = inline(whole)  # a call's cheap results are computed again like any others
     prepared, saved = plan_residuals(whole, len(params), kept)
     prepare = with_given(whole, prepared, quiet=True)
     sent = [*whole.jaxpr.outvars[:kept], *saved]
@@ -152,8 +151,7 @@ def differentiate(
     if early is not None:
         prepare, more = prepared_too(prepare, early, params), len(early.closed.jaxpr.outvars)
         forward = Program(forward.closed, tuple(i + more * (i >= fixed) for i in forward.reads))
-    # Not what is prepared only to make other values of it.
-    read = {*forward.reads, *rest.reads}
+    read = {*forward.reads, *rest.reads}  # not what is prepared only to make other values of it
     unread = [i for i in range(len(params), fixed + more) if i not in read]
     places = {i: i - bisect(unread, i) for i in read}
     return Differentiated(
@@ -234,4 +232,5 @@ def _trace_with_residuals(
         facts = _Facts(len(out), flow_out, getattr(loss, "dtype", None), has_statistics, structure, specs)
         return [*(out[i] for i in range(len(out))), *[statistics][:has_statistics], *map(plain, residuals)]
 
-    return jax.make_jaxpr(traced)(*params, *carry, *inputs), facts
+    whole = jax.make_jaxpr(traced)(*params, *carry, *inputs)
+    return inline(whole), facts  # a call's cheap results are computed again like any others
