@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import jax
@@ -243,7 +243,7 @@ class SegmentSpecs(NamedTuple):
     """Of the values that its programs take and give, with where they lie; see `Differentiated`."""
 
     params: Specs
-    layers: Sequence[tuple[int, int]]  # how many parameters and sums each layer has
+    layers: Sequence[tuple[Specs, int]]  # of each layer: of its parameters; how many sums it has
     prepared: Specs
     carry: Specs
     inputs: Specs
@@ -295,7 +295,7 @@ class Segment:
         both, first = len(made), where(made[:])
         sums = [wide(spec) for spec, own in zip(params, shape.trained, strict=True) if own]
         for kind in sorted({*kinds, *lowered} - {FORWARD}):  # W takes what I gives
-            program, row = program_of(traced, kind), KINDS[kind]
+            program, row = getattr(traced, kind.name.lower()), KINDS[kind]
             if kind not in lowered:
                 at_hand = [*specs, *made]
                 given = [at_hand[i] for i in program.reads]
@@ -303,15 +303,11 @@ class Segment:
                 lowered[kind] = by.lower(program, given, first if row.flow else (), added)
             if row.holds is not None:
                 made[both:] = by.outputs(program, lowered[kind])[both:]
-        layers = [(own.structure.num_leaves, len(own.trained)) for own in shape.leaves]
-        of = SegmentSpecs(params, layers, prepared, carry, inputs, outputs, cotangents, scale, made)
-        return cls(traced, forward, passed, list(shape.metrics), prepare, lowered, of)
+        own = iter(params)
+        layers = [([*islice(own, of.structure.num_leaves)], len(of.trained)) for of in shape.leaves]
+        lie = SegmentSpecs(params, layers, prepared, carry, inputs, outputs, cotangents, scale, made)
+        return cls(traced, forward, passed, list(shape.metrics), prepare, lowered, lie)
 
     def program(self, kind: Kind) -> Program:
-        """What is lowered for a kind of task."""
-        return self.forward if KINDS[kind].flow > 0 else program_of(self.traced, kind)
-
-
-def program_of(traced: Differentiated, kind: Kind) -> Program:
-    """The traced program of a kind of task, after which it is called."""
-    return getattr(traced, kind.name.lower())  # type: ignore[no-any-return]
+        """What is lowered for a kind of task, after which the traced program is called."""
+        return self.forward if KINDS[kind].flow > 0 else getattr(self.traced, kind.name.lower())

@@ -7,10 +7,10 @@ arrays. Each task appends what has arrived for it and what it computes, and leav
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, islice
+from itertools import chain
 from typing import Any, NamedTuple
 
 import jax
@@ -166,7 +166,8 @@ class _Numbers:
 
     def __init__(self, layers: Sequence[range], segments: Sequence[Segment], ends: WidthChanges) -> None:
         self._segments, self._ends, self.values = segments, ends, list[Any]()  # specs, with where they lie
-        leaves = dict(chain.from_iterable(map(_leaves, layers, segments)))
+        of_layers = chain.from_iterable(segment.specs.layers for segment in segments)
+        leaves = dict(zip(chain.from_iterable(layers), of_layers, strict=True))
         params, sums, self.sums = dict[int, list[int]](), dict[int, range](), 0
         for i in sorted(leaves, key=str):  # those of a stage lie as in {layer index as text: tree}
             specs, count = leaves[i]
@@ -331,13 +332,6 @@ def _step(
     program = segment.lowered[kind]
     takes = [args[i] for i in segment.program(kind).reads]
     return None if program is None else _Planned(program, takes, gives, sums)
-
-
-def _leaves(layers: range, segment: Segment) -> Iterator[tuple[int, tuple[list[Any], int]]]:
-    """Of each layer of a segment, the specs of its parameters, and how many sums it has."""
-    specs = iter(segment.specs.params)
-    for i, (params, sums) in zip(layers, segment.specs.layers, strict=True):
-        yield i, ([*islice(specs, params)], sums)
 
 
 def _row(
