@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rrfp_jax.runtime.engine.engine import Engine
-from rrfp_jax.runtime.programs.fingerprint import fingerprint, layer_fingerprints
+from rrfp_jax.runtime.programs.fingerprint import fingerprint
 from rrfp_jax.runtime.programs.library import specs_of
 
 
@@ -24,7 +24,9 @@ def as_text(engine: Engine) -> dict[str, str]:
 def traced_programs(engine: Engine) -> dict[str, str]:
     """Hashes of what the whole model computes, by name: layers, loss and optimizer."""
     bucket, shapes = engine.library.first
-    found = layer_fingerprints(engine.pipe, shapes, specs_of(bucket))
+    known = {id(own): fingerprint(own.traced, own.initial) for own in shapes}  # repeats are alike
+    found = {f"layer {index}": known[id(own)] for index, own in enumerate(shapes)}
+    found["the loss"] = fingerprint(engine.pipe.traced_loss(shapes[-1].carry_out, specs_of(bucket)))
     if engine.spec.optimizer is not None:
         whole, _ = engine.staging.optimizer_parts
         found["the optimizer"] = fingerprint(whole.init, whole.update)

@@ -12,7 +12,6 @@ from jax.extend.core import ClosedJaxpr
 from rrfp_jax.fields import without_addresses
 from rrfp_jax.random_keys import is_key
 from rrfp_jax.runtime.autodiff.traced import without_prints
-from rrfp_jax.runtime.model.pipeline import LayerShapes, Pipeline, Specs
 from rrfp_jax.runtime.programs.equality import LARGEST_BYTES
 
 
@@ -34,10 +33,3 @@ def fingerprint(*programs: ClosedJaxpr) -> str:
 def _is_small(value: Any) -> bool:
     is_array = isinstance(value, np.ndarray | jax.Array) and not isinstance(value, jax.core.Tracer)
     return is_array and not is_key(value) and value.nbytes <= LARGEST_BYTES
-
-
-def layer_fingerprints(pipe: Pipeline, shapes: list[LayerShapes], fields: Specs) -> dict[str, str]:
-    """By layer the hash of its program and of that of its initial values; and the loss."""
-    known = {id(own): fingerprint(own.traced, own.initial) for own in shapes}  # repeats are alike
-    found = {f"layer {index}": known[id(own)] for index, own in enumerate(shapes)}
-    return found | {"the loss": fingerprint(pipe.traced_loss(shapes[-1].carry_out, fields))}
