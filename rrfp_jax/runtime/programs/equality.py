@@ -81,7 +81,10 @@ def _of(value: Any) -> Hashable:
         case Jaxpr():
             found = _of_jaxpr(value)
         case np.ndarray() | np.generic() | jax.Array():
-            found = _of_array(value)
+            if isinstance(value, jax.core.Tracer) or value.dtype == object or nbytes([value]) > LARGEST_BYTES:
+                return Itself(value)
+            raw = np.asarray(plain(value) if is_key(value) else value)
+            found = str(value.dtype), value.shape, getattr(value, "weak_type", False), raw.tobytes()
         case tuple() | list():
             found = type(value), tuple(map(_of, value))
         case Mapping():
@@ -93,11 +96,3 @@ def _of(value: Any) -> Hashable:
     except TypeError:
         return Itself(value)
     return found  # type: ignore[no-any-return]
-
-
-def _of_array(value: Any) -> Hashable:
-    if isinstance(value, jax.core.Tracer) or value.dtype == object or nbytes([value]) > LARGEST_BYTES:
-        return Itself(value)
-    weak = getattr(value, "weak_type", False)
-    raw = np.asarray(plain(value) if is_key(value) else value)
-    return str(value.dtype), value.shape, weak, raw.tobytes()
