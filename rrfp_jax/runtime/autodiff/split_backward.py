@@ -421,8 +421,7 @@ def _body_sources(
     inside = []
     for i, (source, var) in enumerate(zip(sources, body.jaxpr.invars, strict=True)):
         if n <= i < n + m:
-            own = early[i - n]
-            inside.append(SplitInput(own, not own, nbytes(var.aval), following))
+            inside.append(SplitInput(early[i - n], not early[i - n], nbytes(var.aval), following))
         else:
             held = source.held // max(length, 1)
             inside.append(SplitInput(source.first or i in reads, True, held, source.from_cotangent))

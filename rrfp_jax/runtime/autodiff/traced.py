@@ -180,11 +180,9 @@ def with_given(
     """
     jaxpr, given, equations = closed.jaxpr, set(known), list[JaxprEqn]()
     for equation in jaxpr.eqns:
-        if not any(var in given for var in equation.outvars):
-            equations.append(equation)
-        elif not all(var in given or isinstance(var, DropVar) for var in equation.outvars):
-            rest = [DropVar(var.aval) if var in given else var for var in equation.outvars]
-            equations.append(equation.replace(outvars=rest))
+        left = [DropVar(var.aval) if var in given else var for var in equation.outvars]
+        if given.isdisjoint(equation.outvars) or not all(isinstance(var, DropVar) for var in left):
+            equations.append(equation.replace(outvars=left))
     inputs = [*jaxpr.invars[:at], *known, *jaxpr.invars[at:]]
     own = ClosedJaxpr(jaxpr.replace(invars=inputs, outvars=list(outputs), eqns=equations), closed.consts)
     return reduce(without_prints(own) if quiet else own)

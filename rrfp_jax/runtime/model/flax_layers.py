@@ -361,5 +361,4 @@ def _with_streams(function: Callable[[Mapping[str, jax.Array]], Any], key: jax.A
         if asked <= rngs.keys():
             return out
         for name in asked - rngs.keys():
-            own = zlib.crc32(name.encode())
-            rngs[name] = key if name == _DROPOUT else jax.random.fold_in(key, own)
+            rngs[name] = key if name == _DROPOUT else jax.random.fold_in(key, zlib.crc32(name.encode()))

@@ -213,8 +213,7 @@ class Pipeline:
         metrics: dict[str, Any] = {}
 
         def traced(params: Params, carry: Any, fields: Specs, ids: Any, number: Any) -> tuple[Any, Any]:
-            view = MicrobatchView(fields, ids, number, training)
-            out, term = self.apply_layer(index, params, carry, view)
+            out, term = self.apply_layer(index, params, carry, MicrobatchView(fields, ids, number, training))
             _check_carry(out)
             if term is None:
                 return out, None

@@ -128,9 +128,8 @@ class Roles:
         """Resolve the names and patterns of a `Pipeline`; `constants` are frozen whatever `frozen` says."""
         specs = dict(zip(leaf_paths(params), jax.tree.leaves(params), strict=True))
         owners = _resolve_ties(specs, len(params), tied)
-        matched = set(constants)
-        for pattern in frozen:
-            matched |= matching(f"frozen={pattern!r}", pattern, specs, len(params))
+        named = (matching(f"frozen={pattern!r}", pattern, specs, len(params)) for pattern in frozen)
+        matched = set(constants).union(*named)
         one = {path: owners.get(path, path) for path in specs}  # a tied parameter has several names
         names = {one[path] for path in matched}
         every = frozenset(path for path in specs if one[path] in names)

@@ -52,8 +52,7 @@ def counting(
     lock = threading.Lock()  # a listener is called by one thread at a time
 
     def tell(failed: bool = False) -> None:
-        under_way = {bucket for bucket, _ in left}
-        current = min(buckets - len(under_way) + 1, buckets)
+        current = min(buckets - len({bucket for bucket, _ in left}) + 1, buckets)
         detail = f"bucket {current} of {buckets}" if buckets > 1 else ""
         if not (left or failed) and compiles() == before:
             detail = "all loaded"

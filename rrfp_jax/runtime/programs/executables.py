@@ -130,14 +130,11 @@ def user_key(environment: Mapping[str, str]) -> bytes:
         with suppress(FileNotFoundError):
             return _read_key(path)
         path.parent.mkdir(mode=0o700, exist_ok=True)
-        descriptor, part = tempfile.mkstemp(dir=path.parent, suffix=PART)  # mode 0600
-        try:
-            with os.fdopen(descriptor, "wb") as out:
-                out.write(secrets.token_bytes(KEY))
+        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=PART) as out:  # mode 0600
+            out.write(secrets.token_bytes(KEY))
+            out.flush()
             with suppress(FileExistsError):  # another process was faster, and a link replaces nothing
-                os.link(part, path)
-        finally:
-            os.unlink(part)
+                os.link(out.name, path)
         return _read_key(path)
     except (OSError, RuntimeError, ValueError) as error:  # no home; a name with NUL
         why = error.strerror if isinstance(error, OSError) else str(error)
@@ -231,8 +228,7 @@ class Request:
         if calls_python(self.lowered):
             return None
         device = self.devices[0]
-        options = self._options(environment)
-        program = self._text, self.lowered.in_tree, self.lowered.out_tree, options
+        program = self._text, self.lowered.in_tree, self.lowered.out_tree, self._options(environment)
         compiler = jax.__version__, version("jaxlib"), compiler_of(device)
         machine = device.platform, device.device_kind, len(self.devices)
         shared_by = ids_of(self.devices) if self._shared else ()
@@ -435,8 +431,7 @@ class Executables:
         if self._files is None or not self._writable:
             return
         try:
-            serialized = serialize_executable.serialize(found), made_for
-            self._files.write(kind + ENDING, pickle.dumps(serialized))
+            self._files.write(kind + ENDING, pickle.dumps((serialize_executable.serialize(found), made_for)))
         except Exception as error:
             self._writable = self._writable and not isinstance(error, OSError)
             self._complain(f"{self._files.folder / kind}{ENDING} is not stored", error)

@@ -151,9 +151,8 @@ class InRow:
         """Those that `program` makes for the specs of a group of layers, given by the specs of all layers."""
         specs = [tuple(spec for i in group for spec in layers[i]) for group in in_groups(layers)]
         ends = accumulate(map(len, specs))
-        return cls(
-            [slice(end - len(own), end) for own, end in zip(specs, ends, strict=True)], [*map(program, specs)]
-        )
+        leaves = [slice(end - len(own), end) for own, end in zip(specs, ends, strict=True)]
+        return cls(leaves, [*map(program, specs)])
 
     def __call__(self, *lists: Sequence[jax.Array]) -> list[jax.Array]:
         made = zip(self.programs, self.leaves, strict=True)
@@ -237,8 +236,7 @@ def adding(program: Callable[..., Sequence[Any]], count: int) -> Callable[..., l
     def sums_and_rest(*args: Any) -> list[Any]:
         results = program(*args[count:])
         own = len(results) - count
-        sums = map(added, args[:count], results[own:])
-        return [*results[:own], *sums, jnp.zeros(TOKEN.shape, TOKEN.dtype)]
+        return [*results[:own], *map(added, args[:count], results[own:]), jnp.zeros(TOKEN.shape, TOKEN.dtype)]
 
     return sums_and_rest
 

@@ -85,8 +85,7 @@ class Library:
         """How parameters and carries lie on the stages of so many devices; `UsageError` if they cannot."""
         if width not in self._shardings:
             layers = {i for own in self._everywhere if own.width == width for i in own.layers}
-            _, shapes = self.first
-            self._shardings[width] = sharding_of(self._pipe, shapes, self.roles, layers, width)
+            self._shardings[width] = sharding_of(self._pipe, self.first[1], self.roles, layers, width)
         return self._shardings[width]
 
     @property
@@ -97,8 +96,7 @@ class Library:
     @property
     def params(self) -> Params:
         """Specs of all parameters, {layer index as text: nested dict}."""
-        _, shapes = self.first
-        return {str(i): layer.params for i, layer in enumerate(shapes)}
+        return {str(i): layer.params for i, layer in enumerate(self.first[1])}
 
     @property
     def updated(self) -> Params:
@@ -178,8 +176,7 @@ class Library:
         What was compiled stays, so that a change of schedule back and forth compiles once. Whether there was
         anything to compile.
         """
-        stages = rules.placement.stages
-        kinds = {s: rules.backward_kinds(s % stages) for s in self._virtual_stages}
+        kinds = {s: rules.backward_kinds(s % rules.placement.stages) for s in self._virtual_stages}
         if not rules.forward_only:
             self.joined = rules.joined and not self._halves
         phase = phase_of(rules)
