@@ -77,11 +77,9 @@ class ListedOrder(FixedOrder):
         return super().turns_back(placement, microbatches) if self.turns is None else self.turns
 
     def order(self, stage: int, placement: Placement, microbatches: int) -> Sequence[Task]:
-        if (placement, microbatches) != (self.placement, self.microbatches):
-            raise ValueError(
-                f"the order is for {_sizes(self.placement, self.microbatches)}, not for "
-                f"{_sizes(placement, microbatches)}"
-            )
+        own, given = (self.placement, self.microbatches), (placement, microbatches)
+        if own != given:
+            raise ValueError(f"the order is for {_sizes(*own)}, not for {_sizes(*given)}")
         return self.rows[stage]
 
 

@@ -294,17 +294,16 @@ class StageScheduler:
             return None
         try:
             task, _ = choice
-            can_run = task in self.view
+            if task in self.view:
+                return choice
         except (IndexError, TypeError, ValueError):
             raise ScheduleError(
                 f"{self._hint} returned {choice!r} on stage {self.stage}; a hint returns a task of this "
                 f"step, and its state"
             ) from None
-        if not can_run:
-            raise ScheduleError(
-                f"{self._hint} chose {task} on stage {self.stage}, which cannot run now; {self._recently()}"
-            )
-        return choice
+        raise ScheduleError(
+            f"{self._hint} chose {task} on stage {self.stage}, which cannot run now; {self._recently()}"
+        )
 
     def _foresee(self, room: Room) -> tuple[Task, Any] | None:
         """As `_choose` with foreseen inputs as arrived; after it only that of the choice is."""
