@@ -273,11 +273,7 @@ class Engine:
         return LoadedStep(step=step, known=known, inputs=inputs, seconds=perf_counter() - began)
 
     def run(
-        self,
-        loaded: LoadedStep,
-        loss_scale: float = 1.0,
-        waited_seconds: float = 0.0,
-        meanwhile: Sequence[Callable[[], None]] = (),
+        self, loaded: LoadedStep, loss_scale: float, waited: float, meanwhile: Sequence[Callable[[], None]]
     ) -> Sums:
         """Run one step; the gradients are then in the stages' sums, unless it has forwards only.
 
@@ -286,7 +282,7 @@ class Engine:
         Args:
             loaded: what `load` gave.
             loss_scale: by which gradients are multiplied.
-            waited_seconds: that its data has been waited for already.
+            waited: that its data has been waited for already (s).
             meanwhile: what else there is to do; see `Driver.run`. The last puts data like that of `loaded` on
                 the devices, where microbatches were; it is left out if they took less.
 
@@ -315,7 +311,7 @@ class Engine:
                 self._add_replicas()
             if self._ties:
                 ties.collect_gradients(self._ties, self.stages, self.driver.exchange)
-        mine = self._results(step, known, parts, records) | {"load_seconds": waited_seconds + loaded.seconds}
+        mine = self._results(step, known, parts, records) | {"load_seconds": waited + loaded.seconds}
         told = mine if self.layout.reported else None  # of every stage replica once
         gathered = self.driver.gather(f"the results of {phase} step {step}", told, records, step)
         results = [*filter(None, gathered)]
@@ -326,7 +322,7 @@ class Engine:
     ) -> dict[str, Any]:
         """What this process has found, as plain data that `add_up` takes; replicas are alike."""
         layout, training = self.layout, known.phase == "train"
-        statistics, norms, peaks, hyperparams = [], [], [], list[list[Any]]()
+        statistics, norms = [], []
         for s, part in parts.items():
             replica, stage = divmod(s, layout.stages)
             for (kind, chunk, i), vector in part.statistics.items():
@@ -336,17 +332,15 @@ class Engine:
                 statistics.append([virtual_stage, microbatch, int(kind), metrics, vector])
             if training and not replica:
                 norms.append([stage, self.stages[s].norms() if part.norms is None else part.norms])
-            peaks.append([s, part.meter.peak])
-        for optimizer in self.optimizers if training else ():
-            if not hyperparams and (of := optimizer.hyperparams):
-                hyperparams.append([of.names, of(optimizer.state)])
+        tells = [(of, own.state) for own in self.optimizers if training and (of := own.hyperparams)]
+        hyperparams: list[list[Any]] = [[of.names, of(state)] for of, state in tells[:1]]
         self._read(step, statistics)
         by_replica = self._by_replica(records)  # while devices work out the norms
         self._read(step, [*norms, *hyperparams])
         return {
             "hyperparams": dict(zip(*hyperparams[0], strict=True)) if hyperparams else {},
             "norms": norms,
-            "peaks": peaks,
+            "peaks": [[s, part.meter.peak] for s, part in parts.items()],
             "virtual_stages": statistics,
             "parts": by_replica,
         }

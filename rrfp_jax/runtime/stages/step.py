@@ -294,8 +294,7 @@ def add_up(found: Sequence[Mapping[str, Any]], recorded: RecordedStep, budgets: 
     norms, peaks = _norms(rows("norms")), [0] * stages
     for number, peak in rows("peaks"):
         peaks[number % stages] = max(peaks[number % stages], peak)
-    limits = [[own for own in budgets[s::stages] if own is not None] for s in range(stages)]
-    least = [min(own, default=None) for own in limits]
+    least = [min((own for own in budgets[s::stages] if own is not None), default=None) for s in range(stages)]
     total = float(np.sum(np.asarray(totals, np.float64)))
     return Sums(total, totals, weight, metrics, hyperparams, norms, recorded, peaks, least, seconds)
 
