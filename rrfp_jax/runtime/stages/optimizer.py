@@ -59,7 +59,7 @@ from rrfp_jax.runtime.programs.gradients import (
     widest,
 )
 from rrfp_jax.runtime.sizes import nbytes
-from rrfp_jax.runtime.stages.stage import Stage, replace_arrays
+from rrfp_jax.runtime.stages.stage import Arrays, Stage, replace_arrays
 
 _SETTLING = 3
 """Traces of `update` within which the dtypes of the state must have become what they stay."""
@@ -521,16 +521,12 @@ class Optimizer:
     """The optimizer of one stage; `stages` are those of its replicas that are updated together here."""
 
     def __init__(
-        self,
-        programs: OptimizerPrograms,
-        stage_mesh: StageMesh,
-        stages: Sequence[Stage],
-        state: Sequence[jax.Array] | None = None,
+        self, programs: OptimizerPrograms, mesh: StageMesh, stages: Sequence[Stage], state: Arrays | None
     ) -> None:
-        self._programs, self.stage_mesh, self.stages = programs, stage_mesh, stages
+        self._programs, self.stage_mesh, self.stages = programs, mesh, stages
         self.places, self.hyperparams = programs.places, programs.hyperparams
         self._meshes = [stage.stage_mesh for stage in stages]
-        self._alone = self._meshes == [stage_mesh]
+        self._alone = self._meshes == [mesh]
         self.state: list[jax.Array] = [*state] if state is not None else []
         if state is None:
             self.begin()
