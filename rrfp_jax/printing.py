@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeAlias
+
+Say: TypeAlias = Callable[[str], None]
+"""Tells whoever is there some lines."""
 
 CANNOT_PRINT = (AttributeError, OSError, ValueError)
 """Raised for streams that are None, broken or full, and closed."""

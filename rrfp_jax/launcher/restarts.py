@@ -11,9 +11,10 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from math import inf
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from rrfp_jax.errors import FAILED
+from rrfp_jax.printing import Say
 from rrfp_jax.runtime.run.host_memory import HostMemory
 
 BACK_OFF_SECONDS = (1.0, 5.0, 30.0)
@@ -62,8 +63,6 @@ def assigned(needs: Mapping[int, int], lost: Collection[int]) -> Assignment | No
     most = max((n for n, ranks in needs.items() if ranks <= len(left)), default=None)
     return None if most is None else Assignment(most, tuple(left[: needs[most]]))
 
-
-Say: TypeAlias = Callable[[str], None]
 
 LEAST_WAIT = 1.0
 """Seconds until those who were lost again at once are brought back."""

@@ -26,6 +26,7 @@ from rrfp_jax.fields import counted
 from rrfp_jax.files import MOVED_AWAY, is_used, move_away, named, written_whole
 from rrfp_jax.json_files import Count, Unreadable, read_json, write_output
 from rrfp_jax.name_lock import used_folder
+from rrfp_jax.printing import Say
 from rrfp_jax.report.store import LATEST, METRICS, StepFile, lines_as
 from rrfp_jax.runs.config import RunConfig, as_json
 from rrfp_jax.runtime.run.alike import found_versions
@@ -136,7 +137,7 @@ class RunFiles:
         done: int = 0,
         source: Path | None = None,
         hardware: Mapping[str, Any] = MappingProxyType({}),
-        say: Callable[[str], None] = printing.say,
+        say: Say = printing.say,
     ) -> None:
         self.trouble = ""
         self._say, self._failing, self._use = say, dict[str, str](), ExitStack()
@@ -165,8 +166,7 @@ class RunFiles:
     def write(self, name: str, content: Any) -> None:
         """Write a JSON file beside the others, before the first step."""
         if self._world.rank == 0:
-            text = json.dumps(as_json(content), indent=2)
-            write_output(self.folder / name, f"{text}\n".encode())
+            write_output(self.folder / name, f"{json.dumps(as_json(content), indent=2)}\n".encode())
 
     def add(self, step: RecordedStep, line: Mapping[str, Any]) -> None:
         """Write a step's line; complete at once, so a run can be watched and nothing is lost.
@@ -232,7 +232,7 @@ class RunFiles:
             made.rename(self.folder)
 
 
-def _lines_before(step: int, folder: Path, say: Callable[[str], None]) -> list[str]:
+def _lines_before(step: int, folder: Path, say: Say) -> list[str]:
     """The complete lines of the steps before this one, from an earlier start of the run.
 
     They are in the run's folder, or else in the latest of those that were moved away: a start that was killed

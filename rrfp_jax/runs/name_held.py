@@ -11,7 +11,7 @@ import fcntl
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from rrfp_jax.errors import UsageError
 from rrfp_jax.fields import printable
 from rrfp_jax.files import is_used, read_whole
 from rrfp_jax.name_lock import lock_of, lock_within
+from rrfp_jax.printing import Say
 from rrfp_jax.runtime.run.signals import undone
 from rrfp_jax.runtime.run.world import START_SECONDS, World
 
@@ -31,7 +32,7 @@ ASKED_SECONDS = 0.05
 
 
 @contextmanager
-def name_held(world: World, folder: Path, say: Callable[[str], None]) -> Iterator[None]:
+def name_held(world: World, folder: Path, say: Say) -> Iterator[None]:
     """Inside, no other run can take this name; UsageError if a live one has it. All processes together."""
     with ExitStack() as stack:
         lock, holder = lock_of(folder), ""

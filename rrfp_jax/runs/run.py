@@ -198,7 +198,7 @@ class _Run:
         config, world = self._config, self._world
         self._trainer, self._validation = trainer, validation = self._made()
         folder, say = checkpoints_of(config), self._display.say
-        self._saver = saver = Saver(trainer, world, config.checkpoint, folder, say, self._memory)
+        self._saver = saver = Saver(trainer, config.checkpoint, folder, say, self._memory)
         there = saver.look_ahead(as_json(config))
         if there >= config.steps:
             self._display.say(
@@ -250,8 +250,7 @@ class _Run:
         on_cpu = devices[0].platform == "cpu"
         names = [f"{self._world.rank}.{i}" for i in range(len(used))] if on_cpu else gpu_names(used)
         here = platform.node(), sorted(os.sched_getaffinity(0)), devices[0].device_kind, names
-        found = self._world.gather("the machines", here)
-        return hardware_of([tuple(own) for own in found], on_cpu)
+        return hardware_of([tuple(own) for own in self._world.gather("the machines", here)], on_cpu)
 
     def _follow(self, report: Report) -> Followed:
         found = None
@@ -303,8 +302,7 @@ class _Run:
             wants = bool(getattr(self._config, name)(*about))
         if wants:
             self._world.stop.request(StopReason.ASKED)
-        told = self._world.gather(f"whether {name} ends the run", wants)
-        return any(told) and not self._is_pressed
+        return any(self._world.gather(f"whether {name} ends the run", wants)) and not self._is_pressed
 
     def _made(self) -> tuple[Trainer, Any]:
         """The Trainer, and the validation data."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -20,11 +20,11 @@ from rrfp_jax.checkpoint.saving import NoneIntact
 from rrfp_jax.environment import ENVIRONMENT
 from rrfp_jax.errors import DONE, UsageError
 from rrfp_jax.files import move_away, read_whole
+from rrfp_jax.printing import Say
 from rrfp_jax.runs.config import Checkpointing, differences
 from rrfp_jax.runs.lent_folder import outlives_launcher
 from rrfp_jax.runtime.mesh.topology import Mesh
 from rrfp_jax.runtime.run.host_memory import HostMemory
-from rrfp_jax.runtime.run.world import World
 from rrfp_jax.train.report import Report
 from rrfp_jax.train.trainer import Trainer
 
@@ -44,15 +44,9 @@ class Saver:
     """
 
     def __init__(
-        self,
-        trainer: Trainer,
-        world: World,
-        settings: Checkpointing,
-        folder: Path,
-        say: Callable[[str], None],
-        memory: HostMemory | None = None,
+        self, trainer: Trainer, settings: Checkpointing, folder: Path, say: Say, memory: HostMemory | None
     ) -> None:
-        self._trainer, self._world, self._say = trainer, world, say
+        self._trainer, self._world, self._say = trainer, trainer._world, say
         self._settings, self._folder = settings, folder
         self._memory, self.keeps, self.saved = memory, False, False
         held = CheckpointFolder(memory.states).steps() if memory is not None else []
@@ -79,8 +73,7 @@ class Saver:
             self._say("\n  ".join(["changed since the checkpoint that is there:", *changed]))
         if found.refusal:
             raise UsageError(
-                f"{found.refusal}. To begin anew, which keeps that checkpoint: "
-                f"--config.checkpoint.resume=False"
+                f"{found.refusal}. To begin anew, which keeps that one: --config.checkpoint.resume=False"
             )
         return found.steps
 
@@ -196,7 +189,7 @@ def ranks_of_replicas(mesh: Mesh, processes: int) -> Mapping[int, int]:
     return found
 
 
-def save_latest(memory: HostMemory, checkpoints: Path | None, ended: int, say: Callable[[str], None]) -> bool:
+def save_latest(memory: HostMemory, checkpoints: Path | None, ended: int, say: Say) -> bool:
     """Copy the latest state to the run's checkpoints if it is later than all of them; whether they have it.
 
     It stays in memory, in a folder of its own, until it has been copied, also if the launcher is killed.

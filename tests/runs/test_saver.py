@@ -32,10 +32,11 @@ def resumed(tmp_path):
     run.mkdir()
 
     def resumed(damaged=(), memory=None, folder=run, **settings):
-        trainer, world = Notes(damaged), SimpleNamespace(rank=0, folder=folder, gather=lambda *about: None)
+        trainer = Notes(damaged)
+        trainer._world = SimpleNamespace(rank=0, folder=folder, gather=lambda *about: None)
         lent = None if memory is None else HostMemory(memory, 1)
         settings = Checkpointing(every_steps=4, **settings)
-        Saver(trainer, world, settings, tmp_path / "checkpoints", said.append, lent).resume()
+        Saver(trainer, settings, tmp_path / "checkpoints", said.append, lent).resume()
         return trainer, said
 
     return resumed
