@@ -13,7 +13,6 @@ Author: TypeAlias = Literal["user", "ours", "jax", "package", "standard"]
 OURS = os.path.dirname(__file__) + os.sep
 PACKAGES = tuple(sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib"))
 STANDARD = ("<frozen ", "<string>", *(sysconfig.get_path(n) + os.sep for n in ("stdlib", "platstdlib")))
-SITE = re.compile("/(site|dist)-packages/")
 
 
 def author_of(file: str) -> Author:
@@ -22,7 +21,7 @@ def author_of(file: str) -> Author:
         return "ours"
     if is_of(file, "jax") or is_of(file, "jaxlib"):
         return "jax"
-    if file.startswith(PACKAGES) or SITE.search(file):
+    if file.startswith(PACKAGES) or re.search("/(site|dist)-packages/", file):
         return "package"
     return "standard" if file.startswith(STANDARD) else "user"
 

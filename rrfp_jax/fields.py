@@ -180,10 +180,10 @@ def check_name(name: str, given: str, folder: str) -> None:
     check_path(name, given)
 
 
-def printable(text: str) -> str:
+def printable(text: str, longest: int = LONGEST_REASON) -> str:
     """A reason that may quote a file: on one line, without characters that command a terminal, and short."""
     plain = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
-    return plain if len(plain) <= LONGEST_REASON else f"{plain[:LONGEST_REASON]}..."
+    return plain if len(plain) <= longest else f"{plain[:longest]}..."
 
 
 def counted(number: int, what: str) -> str:
@@ -203,8 +203,7 @@ def numbered(what: str, numbers: Sequence[int]) -> str:
 def shown(value: Any) -> str:
     """A value as messages have it; Python writes no number of more than 4,300 digits."""
     try:
-        text = printable(repr(value))
-        return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
+        return printable(repr(value), LONGEST_VALUE)
     except ValueError:
         return f"<{type(value).__name__} of too many digits>"
 
@@ -220,8 +219,7 @@ def _fits(value: Any, hint: Any) -> bool:
     if origin in (typing.Union, UnionType):
         fits = any(_fits(value, choice) for choice in choices)
     elif hint in (int, float):
-        kind = Integral if hint is int else Real
-        fits = isinstance(value, kind) and not isinstance(value, bool)
+        fits = isinstance(value, Integral if hint is int else Real) and not isinstance(value, bool)
     elif hint is str:
         fits = isinstance(value, (str, os.PathLike))
     elif origin is tuple:
