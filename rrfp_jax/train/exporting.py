@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
 def whole_params(engine: Engine) -> Params:
     """Those of a started engine, {layer index as text: tree}, on the host; a layer at a time."""
-    first = engine.layout.stages  # further stage replicas are of other replicas, which are alike
-    stages = [stage for number, stage in engine.stages.items() if number < first]
+    # Further stage replicas are of other replicas, which are alike.
+    stages = [stage for number, stage in engine.stages.items() if number < engine.layout.stages]
     mine = dict(leaves_of(stages, []))
     found = {}
     for layer, specs in engine.library.params.items():
@@ -161,14 +161,13 @@ def export(
         return source.params(modules=modules)
     if modules and pipe is None:
         raise UsageError("export(folder, modules=True): the folder has no modules; give pipe=, the model")
-    params, layers = _of_folder(source, pipe, step)
-    return flax_states(layers, params, modules)
+    return flax_states(*_of_folder(source, pipe, step), modules)
 
 
 def _of_folder(
     folder: str | PathLike[str], pipe: Pipeline | None, step: int | None
-) -> tuple[Params, Sequence[Any]]:
-    """All parameters, and the layers: of the model if it is given, else as they were stored."""
+) -> tuple[Sequence[Any], Params]:
+    """The layers, of the model if it is given, else as they were stored; and all parameters."""
     if pipe is not None and not isinstance(pipe, Pipeline):
         raise UsageError(f"export: pipe is of type {type(pipe).__name__}, not Pipeline")
     for stored in readable_checkpoints("export", folder, step):
@@ -182,11 +181,10 @@ def _of_folder(
         except Damaged as error:
             say(f"the checkpoint {stored.folder} is rejected: {error}")
             continue
-        inside = {key[:n] for key in arrays for n in range(len(key))}
-        if mixed := inside & arrays.keys():
+        if mixed := {key[:n] for key in arrays for n in range(len(key))} & arrays.keys():
             raise UsageError(f"{stored.folder}: {name_of(min(mixed))} is an array, and has arrays in it")
         if pipe is not None:
-            return _of_pipe(pipe, stored, arrays), pipe.layers
+            return pipe.layers, _of_pipe(pipe, stored, arrays)
         if not stored.run.layers:
             raise UsageError(
                 f"export({str(folder)!r}): the checkpoint was written by an earlier version, which did not "
@@ -196,7 +194,7 @@ def _of_folder(
         told = [_key_of(i, path) for i, layer in enumerate(layers) for path in layer.paths]
         if sorted(told) != sorted(arrays):
             raise UsageError(f"{stored.folder}: its layers have other arrays than it says; give pipe=")
-        return {str(i): _of_stored(i, layer, arrays) for i, layer in enumerate(layers)}, layers
+        return layers, {str(i): _of_stored(i, layer, arrays) for i, layer in enumerate(layers)}
     raise AssertionError("the last of them raises")
 
 
