@@ -150,8 +150,7 @@ class Stepper:
         if self.saves.latest is not None:
             self.saves.latest.advance()
         ran = self.run("train", data, step, more=bool(left))
-        recorded = replace(ran.sums.recorded, work=self._work)
-        sums = replace(ran.sums, recorded=recorded)
+        sums = replace(ran.sums, recorded=replace(ran.sums.recorded, work=self._work))
         unit = sums.weight * scale  # the gradient sums over this are the gradient
         norm = sums.norms.gradient / unit
         applied = sums.norms.finite and all(map(math.isfinite, [*sums.totals, sums.weight]))
@@ -161,10 +160,10 @@ class Stepper:
             with interrupts_held():
                 self.standing = self._skip_or_stop(step, sums)
                 self._count(ran)
-        self.recorded.append(recorded)
+        self.recorded.append(sums.recorded)
         return Report.of(
             sums,
-            schedule="planned" if ran.planning else recorded.rules.name,
+            schedule="planned" if ran.planning else sums.recorded.rules.name,
             wall_seconds=perf_counter() - began,
             gradient_norm=norm,
             loss_scale=scale,
@@ -233,8 +232,7 @@ class Stepper:
         engine.prepare(buckets, rules)  # the budgets follow from the programs
         budgets = engine.memory.of_step(replace(rules, schedule=planned.hint), buckets).budgets
         with refusing("planned orders: "):
-            costs = WorkloadCosts(table.workload(names), rules.placement)
-            found = planned.plan(rules, costs, budgets)
+            found = planned.plan(rules, WorkloadCosts(table.workload(names), rules.placement), budgets)
         order = replace(rules, schedule=found.order)
         engine.world.agree(f"the planned order of step {step}", str(order.schedule))
         planning = {"planning_seconds": perf_counter() - began, "predicted_seconds": found.makespan}
