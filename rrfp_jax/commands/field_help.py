@@ -37,7 +37,7 @@ def listed(config: Any) -> str:
     # The class that added a field stands last: another value given to it later makes no owner.
     bases = [base for base in type(config).__mro__ if dataclasses.is_dataclass(base)]
     owners = {item.name: base for base in bases for item in dataclasses.fields(base)}
-    fields, parts = [(name, value, _sentence(config, name)) for name, value in fields_of(config)], []
+    fields, parts = [(name, value, _sentence(config, name)) for name, value, _ in fields_of(config)], []
     fields.sort(key=lambda field: "." in field[0] and owners[field[0].partition(".")[0]] is type(config))
     kinds = [kind for kind in bases if kind in owners.values()]
     for kind in kinds:

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, DropVar, Jaxpr, Literal, Var
 
-from rrfp_jax.random_keys import is_key, plain
+from rrfp_jax.random_keys import plain
 from rrfp_jax.runtime._jax import settings_here
 from rrfp_jax.runtime.sizes import nbytes
 
@@ -83,7 +83,7 @@ def _of(value: Any) -> Hashable:
         case np.ndarray() | np.generic() | jax.Array():
             if isinstance(value, jax.core.Tracer) or value.dtype == object or nbytes([value]) > LARGEST_BYTES:
                 return Itself(value)
-            raw = np.asarray(plain(value) if is_key(value) else value)
+            raw = np.asarray(plain(found))
             found = str(value.dtype), value.shape, getattr(value, "weak_type", False), raw.tobytes()
         case tuple() | list():
             found = type(value), tuple(map(_of, value))
