@@ -253,9 +253,8 @@ class Job:
 
 def slurm(*command: str) -> str | None:
     """What a command of SLURM prints; None if it failed."""
-    with suppress(subprocess.TimeoutExpired):
-        done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False)
-        return None if done.returncode else done.stdout
+    with suppress(subprocess.SubprocessError):
+        return subprocess.check_output(command, stderr=subprocess.DEVNULL, text=True, timeout=ANSWER_SECONDS)
     return None
 
 
