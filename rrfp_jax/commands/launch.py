@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -81,6 +81,10 @@ def _launch_run(options: argparse.Namespace, line: ConfigLine) -> int:
     count = config.mesh.devices if options.n is None else options.n
     config.mesh.groups(count)  # refuses what cannot be
     patience = Patience.of(ENVIRONMENT)
+    # Virtual CPU devices, unless somebody has said how many: ranks could not ask for them any more if their
+    # config uses JAX when it is read.
+    asked = CPU_DEVICES in ENVIRONMENT or "xla_force_host_platform" in ENVIRONMENT.get("XLA_FLAGS", "")
+    cpus = {} if asked else {CPU_DEVICES: str(config.mesh.devices_of_process(count))}
     argv = [sys.executable, "-m", "rrfp_jax", "train", f"{FLAG}={line.file}", *line.overrides]
     with _replicas(options.replace_after, options.max_restarts, config, count) as replicas:
         launch = Launch(
@@ -88,7 +92,7 @@ def _launch_run(options: argparse.Namespace, line: ConfigLine) -> int:
             replicas,
             RunFolder(Path(config.directory), config.name),
             patience,
-            env=with_cpu_devices(config.mesh.devices_of_process(count), ENVIRONMENT),
+            env={**ENVIRONMENT, **cpus},
             max_restarts=options.max_restarts,
             discards=(DONE, REFUSED, INTERRUPTED),  # done without having begun: nothing was left to do
         )
@@ -127,15 +131,6 @@ def _replicas(seconds: int | None, max_restarts: int, config: RunConfig, count: 
         yield Elastic(
             needs, seconds, folder, lambda memory, status, say: save_latest(memory, checkpoints, status, say)
         )
-
-
-def with_cpu_devices(count: int, environment: Mapping[str, str]) -> dict[str, str]:
-    """An environment in which JAX has so many virtual CPU devices, unless it says how many.
-
-    Ranks could not ask for them any more if their config uses JAX when it is read.
-    """
-    asked = CPU_DEVICES in environment or "xla_force_host_platform" in environment.get("XLA_FLAGS", "")
-    return {**environment, **({} if asked else {CPU_DEVICES: str(count)})}
 
 
 def leave_accelerators_alone() -> None:
