@@ -23,7 +23,7 @@ from itertools import combinations, pairwise, product
 from typing import NamedTuple, TypeAlias
 
 from rrfp_jax.core.events import WaitCause
-from rrfp_jax.core.tasks import Direction, Input, Output
+from rrfp_jax.core.tasks import Direction, Input
 from rrfp_jax.launcher.snapshot import RankSnapshot
 from rrfp_jax.runtime.run.consensus import difference, first_difference
 from rrfp_jax.runtime.run.recorder import (
@@ -282,8 +282,12 @@ def _held_up(
     if bits & PRODUCED:
         heard = bool(round.got(stage_replica, wanted) & COMING)
         return Lost(sender, rank, f"the input of {wanted} on stage {stage} in step {round.step}", heard)
-    asks = not bits & OFFERED and seen[sender].listens
-    lacked = _lacked_for(theirs, at, output) if asks else None
+    if bits & OFFERED or not seen[sender].listens:
+        return sender
+    # What the task of the output lacks at its own stage; without that it could run.
+    directions = dict.fromkeys((output.direction, Direction.FORWARD))
+    inputs = (Input(direction, output.chunk, output.microbatch) for direction in directions)
+    lacked = next((one for one in inputs if _lacks(theirs, at, one)), None)
     return sender if lacked is None else _held_up(seen, ranks, sender, at, lacked)
 
 
@@ -291,13 +295,6 @@ def _lacks(round: RecordedRound, stage_replica: int, wanted: Input) -> bool:
     """Whether an input comes from another virtual stage, and has not come."""
     needed = round.placement.source(stage_replica % round.placement.stages, wanted) is not None
     return needed and not round.got(stage_replica, wanted) & ARRIVED
-
-
-def _lacked_for(round: RecordedRound, stage_replica: int, output: Output) -> Input | None:
-    """What the task of an output lacks at its own stage; None if it could run."""
-    directions = dict.fromkeys((output.direction, Direction.FORWARD))
-    wanted = (Input(direction, output.chunk, output.microbatch) for direction in directions)
-    return next((one for one in wanted if _lacks(round, stage_replica, one)), None)
 
 
 # Words.
