@@ -49,9 +49,7 @@ def name_held(world: World, folder: Path, say: Say) -> Iterator[None]:
                 say(f"{lock} cannot be locked ({error.strerror}): start no other run of this name meanwhile")
         holder = world.gather("whether the run's name is free", holder, START_SECONDS)[0]
         if holder:
-            raise UsageError(
-                f"{folder} is being trained by {holder}: give this run another --config.name, or stop it"
-            )
+            raise UsageError(f"{folder} is being trained by {holder}: give another --config.name, or stop it")
         yield
 
 

@@ -197,12 +197,10 @@ def _programs(chunks: Sequence[StagePrograms], kind: Kind) -> list[Any]:
     return each_once(one for one in found if one is not None)
 
 
-def _refusal(
-    run: RunSpec, found: Sequence[CompiledStage], rules: StepRules, buckets: Sequence[str]
-) -> str | None:
+def _refusal(run: RunSpec, found: list[CompiledStage], rules: StepRules, names: list[str]) -> str | None:
     """What a run would say to such ledgers; or which stage cannot update."""
     try:
-        memory_of_step(run.settings.budget, [own.ledger for own in found], rules, buckets)
+        memory_of_step(run.settings.budget, [own.ledger for own in found], rules, names)
     except UsageError as error:
         return str(error)
     for own in found:

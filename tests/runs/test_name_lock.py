@@ -50,7 +50,7 @@ def test_whoever_only_asks_is_in_nobodys_way(tmp_path, monkeypatch):
 
 def test_the_second_is_refused_and_the_first_leaves_nothing(tmp_path):
     folder = tmp_path / "runs" / "second"
-    who = rf"{folder} is being trained by process {os.getpid()} on .* \(since .*\): give this run another"
+    who = rf"{folder} is being trained by process {os.getpid()} on .* \(since .*\): give another"
     with held(folder):
         with pytest.raises(rrfp.UsageError, match=who), held(folder):
             pytest.fail("both live")
