@@ -401,7 +401,7 @@ def _patch_of_token(document: Any, behind: int) -> NDArray[np.int64]:
 
 _FIELDS: Mapping[str, Callable[[TokenizedDocument, int, int, int], Any]] = {
     "tokens": lambda own, segment, patch, image: own.tokens[: own.places],
-    "labels": lambda own, segment, patch, image: np.where(own.is_label, own.following, 0),
+    "labels": lambda own, segment, patch, image: own.is_label * np.append(own.tokens[1:], 0)[: own.places],
     "mask": lambda own, segment, patch, image: own.is_label,
     "segments": lambda own, segment, patch, image: segment,
     "positions": lambda own, segment, patch, image: np.arange(own.places),

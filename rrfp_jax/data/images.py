@@ -146,7 +146,6 @@ class Patches:
             BadDocument: the image is missing, broken, too large, of a kind that has no colours, or has not
                 the known grid.
         """
-        pillow = _pillow()
         with _opened(image) as picture:
             coloured = _coloured(_upright(picture))
             rows, columns = self.grid(*coloured.size)
@@ -154,7 +153,7 @@ class Patches:
                 raise BadDocument("with an image of another size than before", name_of(image))
             wanted = (columns * self.size, rows * self.size)
             if coloured.size != wanted:
-                coloured = coloured.resize(wanted, pillow.Resampling.BICUBIC, reducing_gap=3.0)
+                coloured = coloured.resize(wanted, _pillow().Resampling.BICUBIC, reducing_gap=3.0)
             return self.cut(np.asarray(coloured, np.uint8))
 
 

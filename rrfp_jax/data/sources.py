@@ -14,7 +14,7 @@ import os
 import re
 import sysconfig
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import BufferedReader
 from mmap import ACCESS_READ, mmap
@@ -410,14 +410,12 @@ def _raw(example: Any, field: str) -> Raw:
         example = example[field]
     if isinstance(example, (bytes, str)):
         return example
-    is_array = isinstance(example, (list, tuple)) or hasattr(example, "__array__")
-    try:
-        array = np.asarray(example) if is_array else None
-    except (TypeError, ValueError, OverflowError) as error:  # ragged
-        raise BadDocument("neither text nor tokens") from error
-    if array is None or array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        raise BadDocument("neither text nor tokens")
-    return array
+    if isinstance(example, (list, tuple)) or hasattr(example, "__array__"):
+        with suppress(TypeError, ValueError, OverflowError):  # ragged
+            array = np.asarray(example)
+            if array.ndim == 1 and (not array.size or array.dtype.kind in "iu"):
+                return array
+    raise BadDocument("neither text nor tokens")
 
 
 def decoded(raw: bytes) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -69,11 +70,14 @@ class ModelFile:
         except OSError as error:
             raise UsageError(f"tokenizer {self.path}: cannot be read: {error.strerror}") from error
 
-    def _package(self, name: str) -> Any:
-        """The package that reads the file, which must be there."""
+    def _read_by(self, name: str, kind: str, read: Callable[[Any], Any]) -> Any:
+        """What a package of this name reads from the file; `UsageError` if the file is not of the kind."""
         package = imported(name, f"the tokenizer {self.path}")
-        assert self.fingerprint
-        return package
+        assert self.fingerprint  # which asks first whether the file is there
+        try:
+            return read(package)
+        except Exception as error:  # packages raise no narrower one
+            raise UsageError(f"{self.path}: not {kind} ({error})") from error
 
 
 class TokenizerFile(ModelFile):
@@ -94,11 +98,8 @@ class TokenizerFile(ModelFile):
 
     @functools.cached_property
     def _tokenizer(self) -> Any:
-        package = self._package("tokenizers")
-        try:
-            tokenizer = package.Tokenizer.from_file(self.path)
-        except Exception as error:  # the package raises no narrower one
-            raise UsageError(f"{self.path}: not the JSON file of a tokenizer ({error})") from error
+        kind = "the JSON file of a tokenizer"
+        tokenizer = self._read_by("tokenizers", kind, lambda it: it.Tokenizer.from_file(self.path))
         tokenizer.no_padding()
         tokenizer.no_truncation()
         return tokenizer
@@ -118,8 +119,7 @@ class SentencePiece(ModelFile):
 
     @functools.cached_property
     def _model(self) -> Any:
-        package = self._package("sentencepiece")
-        try:
-            return package.SentencePieceProcessor(model_file=self.path)
-        except (OSError, RuntimeError) as error:
-            raise UsageError(f"{self.path}: not a sentencepiece model ({error})") from error
+        kind = "a sentencepiece model"
+        return self._read_by(
+            "sentencepiece", kind, lambda it: it.SentencePieceProcessor(model_file=self.path)
+        )
