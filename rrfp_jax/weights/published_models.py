@@ -86,7 +86,8 @@ def published(folder: AnyPath, config: Any, *, first: int = 0) -> InitFunction:
     stored = family.stored(model.fields, first, prefix, model.tied)
     wanted = {name for own in stored.values() for name in own.names}
     missing = sorted(wanted - where.keys())
-    others = where.keys() - wanted - family.table.computed_names(blocks)
+    computed = {name.replace("{}", str(b)) for name in family.table.computed for b in range(blocks)}
+    others = where.keys() - wanted - computed
     not_needed = (*family.extra, HEAD) if model.tied else family.extra
     left = sorted(name for name in others if not name.startswith(not_needed))
     for names, what in ((missing, "lacks"), (left, "has, besides those of the model,")):

@@ -97,10 +97,6 @@ class FamilyTable(NamedTuple):
             for path, own in layer.items()
         }
 
-    def computed_names(self, blocks: int) -> set[str]:
-        """All names of `computed`."""
-        return {name.replace("{}", str(block)) for name in self.computed for block in range(blocks)}
-
 
 def _numbered(name: str, block: int, experts: int) -> list[str]:
     """The name in a block, and of each of its experts."""
