@@ -120,6 +120,4 @@ class SentencePiece(ModelFile):
     @functools.cached_property
     def _model(self) -> Any:
         kind = "a sentencepiece model"
-        return self._read_by(
-            "sentencepiece", kind, lambda it: it.SentencePieceProcessor(model_file=self.path)
-        )
+        return self._read_by("sentencepiece", kind, lambda it: it.SentencePieceProcessor(self.path))
