@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 HALF = frozenset(["bfloat16", "float16"])
 
@@ -138,8 +139,7 @@ CUDNN = 9, 10
 """The cuDNN that programs are made for: the oldest that jax 0.10 to 0.12 take."""
 
 
-@dataclass(frozen=True)
-class Architecture:
+class Architecture(NamedTuple):
     """What all cards of a compute capability have in common.
 
     Attributes:
@@ -164,8 +164,7 @@ HOPPER = Architecture((9, 0), 2048, 233472, 232448, 128, special=True)
 BLACKWELL = Architecture((10, 0), 2048, 233472, 232448, 128, special=True)
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(NamedTuple):
     """One card.
 
     Attributes:

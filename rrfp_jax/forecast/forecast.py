@@ -7,7 +7,7 @@ compiler's, which `rrfp compile` asks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from itertools import chain
@@ -211,7 +211,7 @@ class Estimate:
         with refusing():
             trace = own.simulated()
         chunks = self._chunks(split)
-        stages = self._stages(trace, chunks, ledgers)
+        stages = list(self._stages(trace, chunks, ledgers))
         together = len(stages) if self.devices.shared else 1
         devices = [range(s, s + together) for s in range(0, len(stages), together)]
         place = self.rules.placement.place
@@ -247,30 +247,26 @@ class Estimate:
 
     def _stages(
         self, trace: StepTrace, chunks: Sequence[Sequence[range]], ledgers: Sequence[StageLedger]
-    ) -> list[StageForecast]:
+    ) -> Iterator[StageForecast]:
         """What each stage takes and, at most, holds in the simulated order, whatever the delays."""
         met = list(dict.fromkeys(self.buckets))
         names = [bucket_name(bucket) for bucket in met]
         orders = [trace.order(stage) for stage in range(trace.stages)]
         footprints = [[ledger.buckets[name].chunks for name in names] for ledger in ledgers]
         in_flight = order_peaks(orders, footprints, [met.index(bucket) for bucket in self.buckets])
-        found = []
         for stage, (own, ledger, flying) in enumerate(zip(chunks, ledgers, in_flight, strict=True)):
             known = [ledger.buckets[name] for name in names]
             data = sum(ledger.buckets[bucket_name(bucket)].data_bytes for bucket in self.buckets)
             prepared = sum(bucket.prepared_bytes for bucket in known)
-            found.append(
-                StageForecast(
-                    ledger=ledger,
-                    flops=[self._times.flops(bucket, own) for bucket in self.distinct],
-                    flops_of_step=sum(self._times.flops(bucket, own) for bucket in self.buckets),
-                    compute_seconds=trace.busy(stage),
-                    update_seconds=sum(self._times.updates[i] for layers in own for i in layers),
-                    lasting_bytes=ledger.fixed_bytes + data + prepared + flying,
-                    transient_bytes=max(bucket.transient_bytes for bucket in known),
-                )
+            yield StageForecast(
+                ledger=ledger,
+                flops=[self._times.flops(bucket, own) for bucket in self.distinct],
+                flops_of_step=sum(self._times.flops(bucket, own) for bucket in self.buckets),
+                compute_seconds=trace.busy(stage),
+                update_seconds=sum(self._times.updates[i] for layers in own for i in layers),
+                lasting_bytes=ledger.fixed_bytes + data + prepared + flying,
+                transient_bytes=max(bucket.transient_bytes for bucket in known),
             )
-        return found
 
     def _does_not_fit(self, stages: Sequence[StageForecast], devices: Sequence[range]) -> str | None:
         """Which device would have to hold more than it gives."""
