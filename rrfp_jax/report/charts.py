@@ -486,7 +486,7 @@ RATE_CHANGE = 2.0
 def history(lines: Sequence[StepLine]) -> Plot:
     """Lines of all steps, at least one, with a mark wherever something changed."""
     rows = list(_rows(lines))
-    marks = [{"step": step, "what": what} for step, what in changes(lines)[-MOST_MARKS:]]
+    marks = [{"step": step, "what": what} for step, what in [*changes(lines)][-MOST_MARKS:]]
     seconds = [line.wall_seconds for line in lines]
     top = milliseconds(min(max(seconds), MOST_MEDIANS * median(seconds)))
     last = alt.Scale(domain=[0, max(lines[-1].step, 1)], nice=False)
@@ -504,22 +504,20 @@ def history(lines: Sequence[StepLine]) -> Plot:
     return Plot(chart, {"history": rows, "changes": marks})
 
 
-def changes(lines: Sequence[StepLine]) -> list[tuple[int, str]]:
+def changes(lines: Sequence[StepLine]) -> Iterator[tuple[int, str]]:
     """What changed in a run, by step: schedule, learning rate, restarts, and updates that were left out."""
-    found: list[tuple[int, str]] = []
     marked = _rate(lines[0])
     for before, line in pairwise([lines[0], *lines]):
         if line.resumed:
-            found.append((line.step, "the run was started again"))
+            yield line.step, "the run was started again"
         if line.schedule != before.schedule:
-            found.append((line.step, f"schedule {before.schedule} -> {line.schedule}"))
+            yield line.step, f"schedule {before.schedule} -> {line.schedule}"
         if not line.applied:
-            found.append((line.step, "the update was left out: not finite"))
+            yield line.step, "the update was left out: not finite"
         rate = _rate(line)
         if rate is not None and not _alike(rate, marked):
-            found.append((line.step, f"learning rate {rate:.3g}"))
+            yield line.step, f"learning rate {rate:.3g}"
             marked = rate
-    return found
 
 
 def _rate(line: StepLine) -> float | None:

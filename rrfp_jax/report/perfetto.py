@@ -37,17 +37,16 @@ def write_trace(path: str | Path, steps: Mapping[str, Iterable[RecordedStep]], c
     write_json(path, {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about})
 
 
-def _group(name: str, steps: Sequence[StepTrace]) -> list[dict[str, Any]]:
+def _group(name: str, steps: Sequence[StepTrace]) -> Iterator[dict[str, Any]]:
     """The events of some steps, but for the number of their group."""
     origin = min((step.start for step in steps), default=0.0)
-    events: list[dict[str, Any]] = [{"ph": "M", "name": "process_name", "args": {"name": name}}]
+    yield {"ph": "M", "name": "process_name", "args": {"name": name}}
     for stage in range(max((step.stages for step in steps), default=0)):
         title = {"name": f"stage {stage}"}
-        events.append({"ph": "M", "name": "thread_name", "tid": stage, "args": title})
+        yield {"ph": "M", "name": "thread_name", "tid": stage, "args": title}
     for step in steps:
-        events += _slices(step, origin)
-        events += _arrows(step, origin, f"{name}.{step.step}")
-    return events
+        yield from _slices(step, origin)
+        yield from _arrows(step, origin, f"{name}.{step.step}")
 
 
 def _slices(step: StepTrace, origin: float) -> Iterator[dict[str, Any]]:
