@@ -102,16 +102,13 @@ def _candidates(saved: Sequence[Saving], shares: Mapping[str, float]) -> list[Sa
     """Causes that changes would undo, but for those that others explain."""
     undone = [change for change in saved if change.kind != "schedule"]
     one_way = {cause.subject: cause.share for cause in undone if cause.kind == "link"}
-    causes = [  # without a link there and back where one way explains most of it
-        cause
-        for cause in undone
-        if cause[:2] != ("links", 0.0)
-        and (
-            cause.kind != "link"
-            or len(ways := ways_of(cause.subject)) == 1
-            or all(one_way.get(way, 0.0) < MOSTLY * cause.share for way in ways)
-        )
-    ]
+
+    def is_of_one_way(cause: Saving) -> bool:
+        """Whether it is a link there and back, of which one way explains most."""
+        ways = ways_of(cause.subject) if cause.kind == "link" else ()
+        return len(ways) > 1 and any(one_way.get(way, 0.0) >= MOSTLY * cause.share for way in ways)
+
+    causes = [cause for cause in undone if cause[:2] != ("links", 0.0) and not is_of_one_way(cause)]
     for one, of_all in WHOLES.items():
         whole = [cause for cause in causes if cause[:2] == of_all]
         single = [cause for cause in causes if cause.kind == one and cause[:2] != of_all]
@@ -122,13 +119,10 @@ def _candidates(saved: Sequence[Saving], shares: Mapping[str, float]) -> list[Sa
     left_out = ["uneven" if best >= NOTEWORTHY else "split"]
     if shares["memory"] < NOTEWORTHY:  # with more in flight nearly all goes faster, also where no limit holds
         left_out += ["in flight", "bytes"]
-    injected = _most([cause for cause in causes if cause.kind == "injected"])  # explains jitter, slow links
-    return [
-        cause
-        for cause in causes
-        if cause.kind not in left_out
-        and (cause.kind not in ("jitter", "link", "links") or injected < MOSTLY * cause.share)
-    ]
+    injected = _most([cause for cause in causes if cause.kind == "injected"])
+    explained_by_it = ("jitter", "link", "links")
+    causes = [own for own in causes if own.kind not in explained_by_it or injected < MOSTLY * own.share]
+    return [cause for cause in causes if cause.kind not in left_out]
 
 
 def _most(causes: Sequence[Saving]) -> float:
