@@ -26,10 +26,8 @@ class Stretch(NamedTuple):
 
 def critical_path(trace: StepTrace, grouped: bool = False) -> list[Stretch]:
     """Its stretches in the order of time, each beginning where the one before ends; they fill the step."""
-    before: dict[tuple[int, Task], TaskRecord] = {}  # on the same device
-    for stage in range(trace.stages):
-        records = trace.stage_records(stage)
-        before.update({(stage, b.task): a for a, b in pairwise(records)})
+    rows = map(trace.stage_records, range(trace.stages))
+    before = {(b.stage, b.task): a for row in rows for a, b in pairwise(row)}  # on the same device
     path: list[Stretch] = []
     record: TaskRecord | None = max(trace.records, key=lambda r: r.end)
     now = trace.end

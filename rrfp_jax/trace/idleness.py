@@ -109,7 +109,7 @@ def shares(times: Sequence[StageTimes]) -> dict[str, float]:
 
 
 def _of_stage(trace: StepTrace, stage: int, fixed_order: bool, grouped: bool) -> Iterator[Idle]:
-    records = _once_ready(trace, stage)
+    records = [*_once_ready(trace, stage)]
     ready_first = {  # of each record and those after it
         cause: [*accumulate(reversed(records), partial(_first_ready, cause))][::-1]
         for cause in (None, Cause.MEMORY, Cause.TURN)
@@ -127,15 +127,14 @@ def _of_stage(trace: StepTrace, stage: int, fixed_order: bool, grouped: bool) ->
         yield Idle(stage, idle_since, trace.end, Cause.END)
 
 
-def _once_ready(trace: StepTrace, stage: int) -> list[TaskRecord]:
+def _once_ready(trace: StepTrace, stage: int) -> Iterator[TaskRecord]:
     """A stage's records: what follows from a task dispatched before its input came is not ready before."""
-    found, ready = list[TaskRecord](), dict[tuple[int, int], float]()
+    ready = dict[tuple[int, int], float]()
     for record in trace.stage_records(stage):
         sender, own = trace.sender(record), record.task[1:]
         before = ready.get(own if sender is None else sender.task[1:], -inf)
         ready[own] = max(record.ready, before)
-        found.append(record._replace(ready=ready[own]))
-    return found
+        yield record._replace(ready=ready[own])
 
 
 def _gap(

@@ -69,8 +69,7 @@ class Work:
         return max(seconds, key=seconds.__getitem__)
 
 
-@dataclass(frozen=True)
-class LayerShares:
+class LayerShares(NamedTuple):
     """How the time of a pipeline's stages comes about."""
 
     of_time: Sequence[float]  # by layer, its share of what its virtual stage takes

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
 from statistics import median
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from rrfp_jax.core.tasks import Task
 from rrfp_jax.trace.costs import TableCosts
@@ -31,8 +30,7 @@ Place: TypeAlias = tuple[int, Task]
 """A task on a stage."""
 
 
-@dataclass(frozen=True)
-class ReplayInputs:
+class ReplayInputs(NamedTuple):
     """What a step is run again with: a task that ran as soon as its input came has the host's time.
 
     `leads` say how long before the end of a task the next one was chosen (s), where that is known; below 0 it
@@ -46,12 +44,9 @@ class ReplayInputs:
 def replay_of(trace: StepTrace) -> ReplayInputs:
     """How to run a step again."""
     stages = [trace.stage_records(stage) for stage in range(trace.stages)]
-    noticed = [  # how long it took to see that a task had ended, where the next one was there already
-        record.dispatched - last.end
-        for records in stages
-        for last, record in pairwise(records)
-        if record.ready <= last.end < record.dispatched
-    ]
+    pairs = chain.from_iterable(map(pairwise, stages))
+    # How long it took to see that a task had ended, where the next one was there already.
+    noticed = [b.dispatched - a.end for a, b in pairs if b.ready <= a.end < b.dispatched]
     notice = MOSTLY_HOST * median(noticed or [0.0])
     durations: dict[Place, float] = {}
     arrivals: dict[Place, float] = {}  # by receiver
