@@ -34,7 +34,7 @@ from rrfp_jax.core.step_rules import Budgets, StepRules, charges_of
 from rrfp_jax.core.tasks import FORWARD, KINDS, Placement, Task
 from rrfp_jax.sim.choice import Candidate
 from rrfp_jax.trace.costs import CostTable, StepCosts
-from rrfp_jax.trace.records import StepTrace, peak_charge
+from rrfp_jax.trace.records import StepTrace, TaskRecord, peak_charge
 
 Rows: TypeAlias = Sequence[Sequence[Task]]
 """The order of each stage."""
@@ -69,14 +69,12 @@ def reranked(trace: StepTrace, rng: random.Random) -> Rows:
     distance = span * math.exp(rng.uniform(-6.0, -2.0))
     alike = rng.choice(ALIKE)
     moves: dict[object, float] = defaultdict(lambda: rng.gauss(0.0, distance))
-    moved = []
-    for stage in range(trace.stages):
-        places = [
-            (r.start if abs(r.start - centre) > half else r.start + moves[alike(stage, r.task)], at, r.task)
-            for at, r in enumerate(trace.stage_records(stage))
-        ]
-        moved.append([task for _, _, task in sorted(places)])
-    return moved
+
+    def place(r: TaskRecord) -> float:
+        return r.start if abs(r.start - centre) > half else r.start + moves[alike(r.stage, r.task)]
+
+    rows = map(trace.stage_records, range(trace.stages))
+    return [[r.task for r in sorted(row, key=place)] for row in rows]
 
 
 EVALUATIONS = 200
@@ -188,7 +186,7 @@ class _Planner:
         return None
 
 
-MOST_EVALUATIONS = 1_000_000
+MOST = 1_000_000
 """Simulations for one step: hours of them."""
 
 
@@ -217,10 +215,8 @@ class Planned:
     def __post_init__(self) -> None:
         number = self.evaluations
         whole = isinstance(number, Integral) and not isinstance(number, bool)
-        if not whole or not 0 <= number <= MOST_EVALUATIONS:
-            raise ValueError(
-                f"evaluations={number!r}: give a number of simulations, from 0 to {MOST_EVALUATIONS:,}"
-            )
+        if not whole or not 0 <= number <= MOST:
+            raise ValueError(f"evaluations={number!r}: give a number of simulations, from 0 to {MOST:,}")
         if not isinstance(self.base, (Hint, FixedOrder)):
             raise ValueError(f"base={self.base!r}: give a schedule, such as BF()")
         if not isinstance(self.costs, (CostTable, str, NoneType)):
