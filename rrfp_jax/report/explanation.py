@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import io
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -167,7 +167,7 @@ def explain(steps: Sequence[TimedStep]) -> Explanation:
 
 def _time_shares(steps: Sequence[TimedStep]) -> dict[str, float]:
     """Of all seconds of all steps."""
-    seconds: dict[str, float] = defaultdict(float)
+    seconds = Counter[str]()
     for step in steps:
         recorded = step.recorded
         span = recorded.trace.makespan
@@ -176,8 +176,7 @@ def _time_shares(steps: Sequence[TimedStep]) -> dict[str, float]:
         before = max(step.wall_seconds - span - step.planning_seconds, 0.0)
         data = min(step.load_seconds, before)  # other stages may have begun while one still loads
         found |= {"data": data, "planning": step.planning_seconds, "between": before - data}
-        for name, own in found.items():
-            seconds[name] += own
+        seconds.update(found)
     whole = sum(seconds.values())
     return {name: seconds[name] / whole if whole else 0.0 for name in SHARES}
 

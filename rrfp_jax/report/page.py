@@ -21,10 +21,9 @@ body { margin: 2em auto; padding: 0 1em }
 h1 { font-size: 1.5em; margin-bottom: 0.2em } h2 { font-size: 1.1em; margin: 2em 0 0.4em }
 .cause { font-size: 1.25em; border-left: 4px solid #41505e; padding-left: 0.8em; margin: 1em 0 }
 p.note { color: #606060; margin: 0.2em 0 0.6em } .chart { overflow-x: auto }
-table { border-collapse: collapse }
+table { border-collapse: collapse } #vg-tooltip-element { white-space: pre-line }
 td, th { padding: 0.15em 0.9em; text-align: right; border-bottom: 1px solid #e5e5e5 }
 td:first-child, th:first-child { text-align: left }
-#vg-tooltip-element { white-space: pre-line }
 @media (prefers-color-scheme: dark) {
   :root { color-scheme: dark }
   body { background: #1a1c1e; color: #e4e4e4 }

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import fmean, median
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from rrfp_jax.core.orders import FixedOrder
 from rrfp_jax.core.schedules import by_name
@@ -223,8 +223,7 @@ MANY_TASKS = 8_000
 """Tasks of a step beyond which less is tried, so that it takes some seconds."""
 
 
-@dataclass(frozen=True)
-class WhatIf:
+class WhatIf(NamedTuple):
     """One thing that could be different, and what the step would take (s)."""
 
     kind: str  # what is changed, as `_variants` has it
@@ -233,8 +232,7 @@ class WhatIf:
     seconds: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class WhatIfs:
+class WhatIfs(NamedTuple):
     """What the step would have taken (s)."""
 
     replayed: float  # what the simulator says that it took; what is saved is counted from here
