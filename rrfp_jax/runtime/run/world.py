@@ -151,15 +151,12 @@ class World:
                 self.mailbox.post_all(Gathered(number, what, piece, index == len(parts)))
             self._await(self.mailbox, what, values, limit)
         del self._values[number]
-        found = []
-        for rank in range(self.size):
-            theirs, own, wanted = values[rank]
+        told = [values[rank] for rank in range(self.size)]
+        for rank, (theirs, _, _) in enumerate(told):
             if theirs != what:
                 raise self._apart(self.rank, what, rank, theirs)
-            found.append(own)
-            requested = max(requested, wanted)
-        self.stop.agreed = max(self.stop.agreed, StopReason(requested))
-        return found
+        self.stop.agreed = max(self.stop.agreed, StopReason(max(wanted for _, _, wanted in told)))
+        return [own for _, own, _ in told]
 
     def decide(self, what: str, find: Callable[[], Any], limit: float | None = None) -> Any:
         """What rank 0 finds, as plain data, told to all, which ask together; raises as `gather` does.
@@ -230,17 +227,17 @@ class World:
             return [ForGather(number=self.gathers, what=what, ranks=missing())]
 
         with self.waits_for(awaited, limit) as wait:
-            known = self.membership.gone
-            mailbox.pump()
-            while ranks := missing():
+            while True:
+                known = self.membership.gone
+                mailbox.pump()
+                if not (ranks := missing()):
+                    return
                 for rank, ahead in self._compared.get(self._comparisons, {}).items():
                     if rank in ranks:  # as its messages come in order, it will not come to this
                         raise self._apart(self.rank, what, rank, ahead.what)
                 self.membership.require(ranks, known)
                 wait.check()
                 mailbox.sleep(wait.shortened(LONGEST_SLEEP_SECONDS))
-                known = self.membership.gone
-                mailbox.pump()
 
     def _on_gathered(self, rank: int, message: Gathered) -> None:
         self._pieces[rank, message.number].append(message.piece)
