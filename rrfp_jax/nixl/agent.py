@@ -141,14 +141,12 @@ class Agent:
         ended = self._progress(self._agent.postXferReq, request)
         return lambda: ended or self._progress(self._agent.getXferStatus, request)
 
-    def write_within(
-        self, seconds: float, rank: int, here: Sequence[MemoryRange], there: Sequence[MemoryRange]
-    ) -> float:
-        """Write, and wait until all is there; how long that took."""
-        began, has_ended = perf_counter(), self.write(rank, here, there)
+    def write_within(self, seconds: float, rank: int, *ends: Sequence[MemoryRange]) -> float:
+        """Write from the first of two ends, and wait until all is at the other; how long that took."""
+        began, has_ended = perf_counter(), self.write(rank, *ends)
         while not has_ended():
             if (waited := perf_counter() - began) > seconds:
-                size = sum(each.size for each in here)
+                size = sum(each.size for each in ends[0])
                 raise WriteFailed(f"{size} bytes were not written in {seconds:.0f} s")
             sleep(pause(waited))
         return perf_counter() - began
