@@ -46,10 +46,8 @@ def learn_hosts(world: World) -> None:
             f"same versions on every node"
         )
     if other and world.rank == 0:
-        warn(
-            f"{'; '.join(other.values())}: training begins only if all ranks trace the same layers, loss and "
-            f"optimizer"
-        )
+        said = "; ".join(other.values())
+        warn(f"{said}: training begins only if all ranks trace the same layers, loss and optimizer")
 
 
 def differing_versions(of_ranks: Sequence[Mapping[str, str]], hosts: Sequence[str]) -> dict[str, str]:

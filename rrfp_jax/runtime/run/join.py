@@ -44,7 +44,7 @@ from rrfp_jax.runtime.run.recorder import FlightRecorder, recorder_in
 from rrfp_jax.runtime.run.roll_call import RollCall
 from rrfp_jax.runtime.run.stacks import first_used
 from rrfp_jax.runtime.run.status_report import StatusResponder, dump_on_signal
-from rrfp_jax.runtime.run.token import FILE, HOW, SealedStore, shared_token, take_token
+from rrfp_jax.runtime.run.token import NO_TOKEN, SealedStore, shared_token, take_token
 from rrfp_jax.runtime.run.world import World
 
 REMINDER_SECONDS = 30.0
@@ -171,10 +171,7 @@ def _joined() -> World:
             path = Path.home() / ".rrfp" / f"{step.name}.token"
             token = shared_token(path, _jax.key_value_store(), rank, size, CONNECT_SECONDS)
         if token is None:
-            raise UsageError(
-                f"jax.distributed was initialized, but no token says who is of this run: on every rank set "
-                f"{FILE} to the same: {HOW}"
-            )
+            raise UsageError(f"jax.distributed was initialized, but {NO_TOKEN}")
         store = SealedStore(_jax.key_value_store(), token)
         joining.waits_for("the addresses and calls of all other ranks", CONNECT_SECONDS)
         world = World(rank, size, _connect(rank, size, token, store, silence), folder, recorder, store)
@@ -204,7 +201,7 @@ def _require_able(place: Place, token: bytes | None) -> None:
             f"`rrfp.join()`, before all other imports"
         )
     if token is None and place.step is None:
-        raise UsageError(f"no token says who is of this run: on every rank set {FILE} to the same: {HOW}")
+        raise UsageError(NO_TOKEN)
     place.coordinator.require_known()
     try:
         with socket.socket() as probe:

@@ -88,10 +88,7 @@ def dumped_threads(lines: Iterable[str]) -> Sequence[Thread]:
             found.append((thread[1], []))
         elif found and (frame := DUMPED_FRAME.match(line)):
             found[-1][1].append(StackFrame(frame[1], int(frame[2]), frame[3]))
-    return [
-        Thread(name, bool(frames) and frames[-1].function == "<module>", tuple(frames))
-        for name, frames in found
-    ]
+    return [Thread(name, bool(own) and own[-1].function == "<module>", tuple(own)) for name, own in found]
 
 
 PASSED_OVER = ("jax", "jaxlib", "flax")

@@ -34,6 +34,9 @@ HOW = (
 )
 """The commands that make one by hand."""
 
+NO_TOKEN = f"no token says who is of this run: on every rank set {FILE} to the same: {HOW}"
+REMEDY = f"give all ranks the same {NAME}, or {FILE}, before srun: {HOW}"
+
 
 def new_token() -> str:
     """A token that nobody has seen."""
@@ -81,7 +84,7 @@ def shared_token(path: Path, store: Any, rank: int, size: int, seconds: float) -
     if blind:
         raise UsageError(
             f"{path}: rank 0 writes the run's token there, but {', '.join(blind)} has another such folder: "
-            f"{_remedy()}"
+            f"{REMEDY}"
         )
     return token
 
@@ -97,12 +100,8 @@ def write_token(path: Path) -> bytes:
             file.write(token)
         part.rename(path)
     except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}: {_remedy()}") from None
+        raise UsageError(f"{path}: {error.strerror}: {REMEDY}") from None
     return token.encode()
-
-
-def _remedy() -> str:
-    return f"give all ranks the same {NAME}, or {FILE}, before srun: {HOW}"
 
 
 def _read(path: Path) -> str:

@@ -107,9 +107,7 @@ class MailedTransport(Transport):
             return
         self._offers.observer.coming(mail.key)
         copiers = itertools.cycle(self._copiers[mail.key.stage])
-        values = (
-            np.frombuffer(data, np.dtype(dtype)).reshape(shape)
-            for data, (shape, dtype) in zip(mail.arrays, mail.specs, strict=True)
-        )
+        sent = zip(mail.arrays, mail.specs, strict=True)
+        values = (np.frombuffer(data, np.dtype(dtype)).reshape(shape) for data, (shape, dtype) in sent)
         arrays = [copy([value])[0] for copy, value in zip(copiers, values, strict=False)]
         self._arrived.append(Arrival(mail.key, arrays, mail.ended - self._world.clock[0]))
