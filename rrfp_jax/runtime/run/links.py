@@ -54,7 +54,9 @@ class Signs:
     def __init__(self, rank: int, own: socket.socket, cards: Mapping[int, Card], token: bytes) -> None:
         self._rank, self._socket, self._count = rank, own, 0
         self._peers = {other: card for other, card in cards.items() if other != rank}
-        self._keys = {r: _key(token, cards[rank].number, card.number) for r, card in self._peers.items()}
+        # Shared by two ranks in this run alone, by the numbers of their cards.
+        numbers = {r: " ".join(sorted([cards[rank].number, card.number])) for r, card in self._peers.items()}
+        self._keys = {r: hmac.digest(token, f"signs of life{n}".encode(), sha256) for r, n in numbers.items()}
         self._latest = dict.fromkeys(self._peers, 0)
         own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BYTES_A_PEER * len(self._peers))  # at most
         own.setblocking(False)
@@ -98,11 +100,6 @@ class Signs:
             return None
         self._latest[rank] = count
         return int(rank)
-
-
-def _key(token: bytes, *numbers: str) -> bytes:
-    """Shared by two ranks in this run alone, by the numbers of their cards."""
-    return hmac.digest(token, f"signs of life{' '.join(sorted(numbers))}".encode(), sha256)
 
 
 def require_reachable(nodes: Sequence[str], hosts: Sequence[str]) -> None:

@@ -75,8 +75,7 @@ class World:
         recorder: FlightRecorder | None = None,
         store: SealedStore | None = None,
     ) -> None:
-        self.rank, self.size, self.mailbox, self.store = rank, size, mailbox, store
-        self.folder = folder
+        self.rank, self.size, self.mailbox, self.store, self.folder = rank, size, mailbox, store, folder
         # The descriptor still leads to the folder when that has been renamed.
         self.folder_descriptor = None if folder is None else os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         self.recorder = recorder or FlightRecorder(None, rank, "")
