@@ -102,8 +102,7 @@ class Coordinator:
 
     def close(self) -> None:
         try:
-            with suppress(BrokenPipeError):  # it has ended before
-                self._process.communicate(b"\n", CLOSE_SECONDS)
+            self._process.communicate(b"\n", CLOSE_SECONDS)
         except subprocess.TimeoutExpired:  # it stands still
             self._process.kill()
             self._process.wait()

@@ -138,20 +138,15 @@ class PeerClock:
     """Rank 0's clock, from round trips; known to within half of one, as in NTP."""
 
     def __init__(self) -> None:
-        self._samples: deque[tuple[float, float]] = deque(maxlen=SAMPLES)  # round trip, offset
+        self.samples: deque[tuple[float, float]] = deque(maxlen=SAMPLES)  # round trip, offset
         # What to add to a time of this process, and how wrong that may be (s); other threads read both.
         self.offset = self.precision = 0.0
 
     def sample(self, sent: float, theirs: float, back: float) -> None:
         """Note one round trip: `theirs` is on rank 0's clock, the other times on this process's."""
-        self._samples.append((back - sent, theirs - (sent + back) / 2))
-        round_trip, self.offset = min(self._samples)
+        self.samples.append((back - sent, theirs - (sent + back) / 2))
+        round_trip, self.offset = min(self.samples)
         self.precision = round_trip / 2
-
-    @property
-    def samples(self) -> int:
-        """How many round trips are known, at most `SAMPLES`."""
-        return len(self._samples)
 
 
 class Membership:

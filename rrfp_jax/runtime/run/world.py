@@ -127,7 +127,7 @@ class World:
             with self.waits_for(ForAnswer(what="the time", ranks=(0,)), CLOCK_SECONDS) as wait:
                 for wanted in range(1, CLOCK_ROUNDS + 1):
                     self.mailbox.post(0, Beat(perf_counter()))
-                    while self.membership.clock.samples < wanted:
+                    while len(self.membership.clock.samples) < wanted:
                         self.membership.require([0])
                         wait.check()
                         self.mailbox.sleep(wait.shortened(LONGEST_SLEEP_SECONDS))

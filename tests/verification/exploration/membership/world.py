@@ -328,7 +328,7 @@ def copied(machine: Membership) -> Membership:
     """A machine with a memory of its own."""
     new = copy.copy(machine)
     new._heard, new.clock = dict(machine._heard), copy.copy(machine.clock)
-    new.clock._samples = machine.clock._samples.copy()
+    new.clock.samples = machine.clock.samples.copy()
     return new
 
 
