@@ -11,13 +11,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 
 from rrfp_jax.core.footprint import Footprint, held_fields
 from rrfp_jax.core.tasks import FORWARD, KINDS, Kind, parts_of
-from rrfp_jax.runtime.autodiff.traced import reduce
+from rrfp_jax.runtime.autodiff.traced import Specs, reduce
 from rrfp_jax.runtime.mesh.stage_mesh import WidthChanges
 from rrfp_jax.runtime.model.metrics import Name, joined_vectors
 from rrfp_jax.runtime.programs.compiler import each_once
@@ -26,6 +26,9 @@ from rrfp_jax.runtime.programs.segments import Lowering, Segment
 from rrfp_jax.runtime.sizes import nbytes, temporary_bytes
 
 ALONE = WidthChanges()
+
+Numbers: TypeAlias = Sequence[int]
+"""Of the values of a virtual stage; see `_Numbers`."""
 
 
 class Tokens(list[jax.Array]):
@@ -135,9 +138,9 @@ class StagePrograms:
 class _Edge(NamedTuple):
     """What tasks take from one neighbour and give to the other, by values' numbers; see `TaskProgram`."""
 
-    arrives: Sequence[int] = ()
-    scale: Sequence[int] = ()  # the loss scale, which comes with gradients
-    sends: Sequence[int] = ()
+    arrives: Numbers = ()
+    scale: Numbers = ()  # the loss scale, which comes with gradients
+    sends: Numbers = ()
     once: WidthChanges = ALONE
 
 
@@ -151,10 +154,10 @@ class _Vector(NamedTuple):
 class _Planned(NamedTuple):
     """A program of a row, by values' numbers."""
 
-    program: Any
-    takes: Sequence[int]
-    gives: Sequence[int]
-    sums: Sequence[int] = ()  # of the stage's, which it takes first, and gives last, before a token
+    program: Any  # None if it computes nothing
+    takes: Numbers
+    gives: Numbers
+    sums: Numbers = ()  # of the stage's, which it takes first, and gives last, before a token
 
 
 class _Numbers:
@@ -188,19 +191,19 @@ class _Numbers:
         self._fixed = len(self.values)
         self.prepare = _row(prepare, shared, range(len(shared), self._fixed), 0, self.values)
         self._carry, self.inputs = self._new(segments[0].specs.carry), self._new(segments[0].specs.inputs)
-        self._steps: dict[Kind, list[_Planned | None]] = {}  # by kind, of each segment in the order of calls
+        self._steps: dict[Kind, list[_Planned]] = {}  # by kind, of each segment in the order of calls
         self._vectors: dict[int, _Vector] = {}  # by flow of the tasks that give one
 
     def forwards(self, by: Lowering) -> None:
         """Number what the forward takes and gives; statistics of several segments are added up."""
-        arriving, vectors, steps = self._carry, list[_Vector](), list[_Planned | None]()
+        arriving, vectors, steps = self._carry, list[_Vector](), list[_Planned]()
         for args, segment in zip(self._arguments, self._segments, strict=True):
             args.extend([*arriving, *self.inputs])
-            made = list[int]()
-            for i, spec in enumerate(segment.specs.outputs):
-                made.append(args[segment.passed[i]] if i in segment.passed else self._new([spec])[0])
-            own = [number for i, number in enumerate(made) if i not in segment.passed]
-            steps.append(_step(FORWARD, segment, args, own))
+            specs, passed = segment.specs.outputs, segment.passed
+            own = self._new([spec for i, spec in enumerate(specs) if i not in passed])
+            takes, new = [args[i] for i in segment.forward.reads], iter(own)
+            steps.append(_Planned(segment.lowered[FORWARD], takes, own))
+            made = [args[passed[i]] if i in passed else next(new) for i in range(len(specs))]
             args.extend(made)
             out = segment.traced.out
             arriving = made[:out]
@@ -234,7 +237,8 @@ class _Numbers:
                 most = len(made) if KINDS[kind].holds is not None else gradients + counts
                 gives = made[:most] if KINDS[kind].flow else ()
                 sums = self._places[k] if KINDS[kind].charge < 0 else ()
-                self._steps[kind].append(_step(kind, segment, args, gives, sums))
+                takes = [args[i] for i in segment.program(kind).reads]
+                self._steps[kind].append(_Planned(segment.lowered[kind], takes, gives, sums))
             arriving = made[:gradients]
         ends = self._ends
         self._edges = {
@@ -289,8 +293,7 @@ class _Numbers:
             gradient_out_bytes=nbytes(self._specs(backward.sends)),
             **held_fields({kind: task.held_bytes for kind, task in tasks.items()}),
             temporary_bytes={
-                kind.letter: 0 if task.program is None else task.program.temporary_bytes
-                for kind, task in tasks.items()
+                of.letter: task.program.temporary_bytes if task.program else 0 for of, task in tasks.items()
             },
             dropped_bytes={kind.letter: task.dropped_bytes for kind, task in tasks.items()},
         )
@@ -300,7 +303,7 @@ class _Numbers:
         return {number for kind in kinds for number in self._reads(kind)}
 
     def _calls(self, kind: Kind) -> list[_Planned]:
-        return [step for step in self._steps[kind] if step is not None]
+        return [step for step in self._steps[kind] if step.program is not None]
 
     def _reads(self, kind: Kind) -> list[int]:
         """The values that a task reads or sends and does not compute, in order."""
@@ -325,22 +328,8 @@ class _Numbers:
         return [self.values[i] for i in values]
 
 
-def _step(
-    kind: Kind, segment: Segment, args: Sequence[int], gives: Sequence[int], sums: Sequence[int] = ()
-) -> _Planned | None:
-    """A segment's program of a kind, if it computes anything."""
-    program = segment.lowered[kind]
-    takes = [args[i] for i in segment.program(kind).reads]
-    return None if program is None else _Planned(program, takes, gives, sums)
-
-
 def _row(
-    steps: Sequence[_Planned],
-    given: Sequence[int],
-    gives: Sequence[int],
-    sums: int,
-    specs: Sequence[Any],
-    statistics: Collection[int] = (),
+    steps: list[_Planned], given: Numbers, gives: Numbers, sums: int, specs: Specs, statistics: Numbers = ()
 ) -> Row | None:
     """The calls that take `sums` sums and the values `given`, and give the values `gives`, then the sums.
 
