@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from itertools import accumulate, groupby, islice
 from typing import Any
 
@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from rrfp_jax.runtime.autodiff.traced import Specs
 from rrfp_jax.runtime.mesh.stage_mesh import StageMesh
 from rrfp_jax.runtime.model.layers import Params, zeros
 from rrfp_jax.runtime.model.roles import LeafRoles
@@ -54,15 +55,14 @@ class SumPrograms:
         trees = [of.tree(of.trained, [sums[i] for i in of.trained]) for _, sums, of in parts]
         trained = [owned_layers([tree]) for tree in trees]
         zeros_of = cache(lambda own: _zeros_program(compiler, [*own]))
+        add_to = partial(compiler, _add_aliases, donate=(0,))
         add = cache(lambda own: compiler(_accumulate, [*own], [*own], out=where([*own]), donate=(0,)))
         return cls(
             zeros=[InRow.of(own, zeros_of) for own in trained],
             zero_aliases=_zeros_program(compiler, [sums[i] for _, sums, of in parts for i in of.aliases]),
             accumulate=[InRow.of(own, add) for own in trained],
             add_aliases={
-                (chunk, i): compiler(
-                    *(_add_aliases, sums[i], [sums[i]] * count), out=sums[i].sharding, donate=(0,)
-                )
+                (chunk, i): add_to(sums[i], [sums[i]] * count, out=sums[i].sharding)
                 for chunk, (_, sums, of) in enumerate(parts)
                 for i, count in of.owners.items()
             },
@@ -252,11 +252,7 @@ class Reduction:
     """Adds up the gradients of one stage's replicas, given compilers for those here, and one for all."""
 
     def __init__(
-        self,
-        replicas: Sequence[Compiler],
-        home: Compiler,
-        sums: Sequence[Any],
-        partition: Sequence[PartitionSpec],
+        self, replicas: Sequence[Compiler], home: Compiler, sums: Specs, partition: Sequence[PartitionSpec]
     ) -> None:
         self._meshes, self._home = [compiler.stage_mesh for compiler in replicas], home.stage_mesh
         beside = [jax.ShapeDtypeStruct((home.stage_mesh.replicas, *s.shape), s.dtype) for s in sums]
