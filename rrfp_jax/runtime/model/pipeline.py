@@ -180,7 +180,7 @@ class Pipeline:
             with named(self.who(index), "cannot compare what it gets with what its repeats get"):
                 is_known = kind in known
             if not is_known:
-                known[kind] = self._shapes_of_layer(index, carry, fields, built[index] if built else None)
+                known[kind] = self._layer_shapes(index, carry, fields, built[index] if built else None)
             shapes.append(known[kind])
             carry = known[kind].carry_out
             if alike and index + 1 < len(self) and _specs(carry) != _specs(built[index].carry_out):
@@ -203,9 +203,7 @@ class Pipeline:
             check_pure(closed)
         return closed
 
-    def _shapes_of_layer(
-        self, index: int, carry: Any, fields: Specs, built: LayerShapes | None
-    ) -> LayerShapes:
+    def _layer_shapes(self, index: int, carry: Any, fields: Specs, built: LayerShapes | None) -> LayerShapes:
         """Specs of a layer that gets `carry`; when evaluating, with what was built for training."""
         spec, who, given = self.layers[index], self.who(index), self._given(index, carry, fields)
         key, mb = jax.eval_shape(jax.random.key, 0), MicrobatchView(fields, IDS, index)
@@ -247,18 +245,15 @@ class Pipeline:
     def _given(self, index: int, carry: Any, fields: Specs) -> str:
         """What a layer, or the loss, gets from the one before; at the ends, with the microbatch's fields."""
         own = f" and the fields {describe(dict(fields))}" if index in (0, len(self)) else ""
-        if index == 0:
-            return f" with None as carry{own}"
-        return f" with what {self.who(index - 1)} gives, {describe(carry)}{own}"
+        what = f"what {self.who(index - 1)} gives, {describe(carry)}" if index else "None as carry"
+        return f" with {what}{own}"
 
     def _called(self, index: int, carry: Any, fields: Specs, training: bool) -> tuple[str, str]:
         """Who is called, and what is said if that fails: a layer before that gave None is named first."""
         who = self.who(index)
         if carry is None and index > 0:
-            return (
-                f"{self.who(index - 1)} returned None (is a `return` missing?), and {who}",
-                "failed because of it",
-            )
+            before = f"{self.who(index - 1)} returned None (is a `return` missing?)"
+            return f"{before}, and {who}", "failed because of it"
         to = "" if training else " to evaluate, with mb.training = False,"
         return who, f"failed when it was called{to}{self._given(index, carry, fields)}"
 
