@@ -372,7 +372,7 @@ def _split_scan(
     """
     n, m = scan_counts(equation)
     early = _early(equation.params["jaxpr"], n, m, wanted)
-    first, second, crossing = _halve(equation.params["jaxpr"], early, _body_sources(equation, early, sources))
+    first, second, crossing = _halve(equation.params["jaxpr"], early, _in_body(equation, early, sources))
     pairs = list(zip(first.jaxpr.invars, equation.invars, strict=True))
     constants, carried, scanned = pairs[:n], pairs[n : n + m], pairs[n + m :]
     made = first.jaxpr.outvars
@@ -410,9 +410,7 @@ def _early(body: ClosedJaxpr, n: int, m: int, wanted: Sequence[bool]) -> list[bo
     return early
 
 
-def _body_sources(
-    equation: JaxprEqn, early: Sequence[bool], sources: Sequence[SplitInput]
-) -> list[SplitInput]:
+def _in_body(equation: JaxprEqn, early: Sequence[bool], sources: Sequence[SplitInput]) -> list[SplitInput]:
     """The operands as inputs of the body; bytes are those of one iteration."""
     body, length = equation.params["jaxpr"], equation.params["length"]
     n, m = scan_counts(equation)
