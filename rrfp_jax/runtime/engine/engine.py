@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import optax
 
@@ -55,8 +55,7 @@ from rrfp_jax.runtime.transport.protocol import Endpoints, OneArrayCompiler, Tra
 from rrfp_jax.trace.records import Part, RecordedStep, StepTrace, TaskRecord
 
 
-@dataclass(frozen=True, kw_only=True)
-class EngineSpec:
+class EngineSpec(NamedTuple):
     """What an engine is made of."""
 
     pipe: Pipeline

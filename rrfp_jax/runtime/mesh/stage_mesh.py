@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
@@ -23,8 +23,7 @@ Array: TypeAlias = Any
 """A `jax.Array`, or what describes one."""
 
 
-@dataclass(frozen=True)
-class WidthChanges:
+class WidthChanges(NamedTuple):
     """Whether the virtual stages before and after one are on stages with another number of devices.
 
     What goes between such stages is whole on every device, and each process is sent one copy.
@@ -38,8 +37,7 @@ Shapes: TypeAlias = tuple[tuple[tuple[int, ...], str], ...]
 """Shapes of a message's arrays, and the names of their dtypes."""
 
 
-@dataclass(frozen=True)
-class VirtualStage:
+class VirtualStage(NamedTuple):
     """Consecutive layers on one stage, which has `width` devices."""
 
     layers: range

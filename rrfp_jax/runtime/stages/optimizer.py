@@ -299,8 +299,7 @@ def _bits(mask: int, count: int) -> frozenset[int]:
     return frozenset(bits(mask & ((1 << count) - 1)))
 
 
-@dataclass(frozen=True)
-class Hyperparams:
+class Hyperparams(NamedTuple):
     """Hyperparameters of a stage's optimizer."""
 
     names: Sequence[str]
@@ -353,8 +352,7 @@ class PiecePrograms(NamedTuple):
     update: Compiled
 
 
-@dataclass(frozen=True, kw_only=True)
-class OptimizerPrograms:
+class OptimizerPrograms(NamedTuple):
     """What an optimizer does on a stage, piece by piece."""
 
     pieces: Sequence[PiecePrograms]

@@ -31,8 +31,7 @@ Read: TypeAlias = Sequence[jax.Array | None]
 """What the programs of a stage read of a microbatch: fields, then numbers; None where none reads it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepPrograms:
+class StepPrograms(NamedTuple):
     """What follows from the rules and buckets of a step alone, for all steps with the same."""
 
     phase: Phase
