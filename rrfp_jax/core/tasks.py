@@ -93,35 +93,24 @@ class KindRow(NamedTuple):
 
 KINDS = (
     KindRow(
-        *("F", "forward", "#0072b2"),
-        direction=Direction.FORWARD,
-        parts=(FORWARD,),
+        *("F", "forward", "#0072b2", Direction.FORWARD, (FORWARD,)),
         flow=1,
         charge=1,
         holds="held_after_forward_bytes",
         seconds="forward",
     ),
     KindRow(
-        *("B", "backward", "#d55e00"),
-        direction=Direction.BACKWARD,
-        parts=(INPUT, WEIGHT),
-        after=FORWARD,
-        flow=-1,
-        charge=-1,
+        "B", "backward", "#d55e00", Direction.BACKWARD, (INPUT, WEIGHT), after=FORWARD, flow=-1, charge=-1
     ),
     KindRow(
-        *("I", "input gradient", "#e69f00"),
-        direction=Direction.BACKWARD,
-        parts=(INPUT,),
+        *("I", "input gradient", "#e69f00", Direction.BACKWARD, (INPUT,)),
         after=FORWARD,
         flow=-1,
         holds="held_after_input_bytes",
         seconds="backward_input",
     ),
     KindRow(
-        *("W", "weight gradient", "#009e73"),
-        direction=Direction.WEIGHT,
-        parts=(WEIGHT,),
+        *("W", "weight gradient", "#009e73", Direction.WEIGHT, (WEIGHT,)),
         after=INPUT,
         charge=-1,
         seconds="backward_weight",
