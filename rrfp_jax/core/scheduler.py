@@ -216,12 +216,9 @@ class StageScheduler:
         if (task := view.anything()) is not None:
             reserves = self._waits and self._hint.choose(self._state, view) is None
             return Wait(WaitCause.RESERVED if reserves else WaitCause.RUNNABLE, (task,))
-        return Wait(
-            WaitCause.ROOM if CHARGES[row.tasks[0].kind] > 0 else WaitCause.TURN,
-            tuple(self.ready_tasks()) if named else (),
-            in_flight=self.in_flight,
-            by_chunk=self.rules.placement.chunks > 1,
-        )
+        cause = WaitCause.ROOM if CHARGES[row.tasks[0].kind] > 0 else WaitCause.TURN
+        tasks = tuple(self.ready_tasks()) if named else ()
+        return Wait(cause, tasks, in_flight=self.in_flight, by_chunk=self.rules.placement.chunks > 1)
 
     def handle(self, event: Event) -> Dispatch | None:
         """Take in one event; what the driver must do now, if anything.
