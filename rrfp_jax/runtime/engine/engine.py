@@ -134,10 +134,8 @@ class Engine:
         foresees = settings.dispatch == "foreseen" and not settings.delays
         self.memory = Memory(settings.budget, self.layout, self.library, foresees)
         self._inputs = Inputs(self.layout, settings.seed)
-        self.staging = Staging(
-            *(self.pipe, self.layout, self.chunks, self.library, self.executables),
-            *(spec.optimizer, settings.seed, spec.init),
-        )
+        given = spec.optimizer, settings.seed, spec.init
+        self.staging = Staging(self.pipe, self.layout, self.chunks, self.library, self.executables, *given)
         self.stages: Mapping[int, Stage] = {}  # by stage replica
         self.optimizers: Sequence[Optimizer] = ()
         self._without_optimizer: Sequence[Stage] = ()  # stages that own no parameter

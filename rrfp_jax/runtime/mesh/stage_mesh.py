@@ -102,10 +102,8 @@ class StageMesh:
 
     def spread(self, leaves: Iterable[Array], specs: Iterable[PartitionSpec]) -> list[jax.ShapeDtypeStruct]:
         """Specs of leaves, each with where it lies here."""
-        return [
-            jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=self.sharding(spec))
-            for leaf, spec in zip(leaves, specs, strict=True)
-        ]
+        pairs = zip(leaves, specs, strict=True)
+        return [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=self.sharding(spec)) for a, spec in pairs]
 
     def tracing(self) -> AbstractContextManager[Any]:
         """While it is open, layers that are traced may name the mesh's axes in sharding constraints."""

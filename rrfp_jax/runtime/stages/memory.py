@@ -52,11 +52,9 @@ class BucketLedger:
     def of(cls, bucket: Bucket, programs: Sequence[StagePrograms]) -> BucketLedger:
         """From the programs of each chunk."""
         inputs = [*specs_of(bucket).values(), IDS]
-        return cls(
-            data_bytes=nbytes([inputs[i] for i in frozenset().union(*(own.inputs for own in programs))]),
-            prepared_bytes=sum(own.prepared_bytes for own in programs),
-            chunks=[own.footprint for own in programs],
-        )
+        data = nbytes([inputs[i] for i in frozenset().union(*(own.inputs for own in programs))])
+        prepared = sum(own.prepared_bytes for own in programs)
+        return cls(data_bytes=data, prepared_bytes=prepared, chunks=[own.footprint for own in programs])
 
     @classmethod
     def of_programs(cls, programs: Mapping[Bucket, Sequence[StagePrograms]]) -> dict[str, BucketLedger]:
@@ -104,12 +102,8 @@ class StageLedger(FixedBytes):
     @classmethod
     def of(cls, chunks: Sequence[range], sum_bytes: Sequence[int], unadded: int, **known: Any) -> StageLedger:
         """From layers and sums of each chunk, and how many gradients may wait, each as wide as its sum."""
-        return cls(
-            layers=[(layers.start, layers.stop) for layers in chunks],
-            accumulator_bytes=sum(sum_bytes),
-            parked_gradient_bytes=unadded * max(sum_bytes),
-            **known,
-        )
+        layers, parked = [(own.start, own.stop) for own in chunks], unadded * max(sum_bytes)
+        return cls(layers=layers, accumulator_bytes=sum(sum_bytes), parked_gradient_bytes=parked, **known)
 
 
 Setting: TypeAlias = int | Literal["auto"] | None

@@ -83,11 +83,8 @@ class Staging:
         sums = pool.map(self._compile_sums, layout.stage_meshes)
         reductions = pool.map(self._reduction, layout.homes)
         optimizers = pool.map(self._compile_optimizer, updaters)
-        return lambda: LastingPrograms(
-            dict(zip(layout.stage_meshes, sums, strict=True)),
-            dict(zip(layout.homes, reductions, strict=True)),
-            dict(zip(updaters, optimizers, strict=True)),
-        )
+        made: list[Any] = [(layout.stage_meshes, sums), (layout.homes, reductions), (updaters, optimizers)]
+        return lambda: LastingPrograms(*(dict(zip(keys, own, strict=True)) for keys, own in made))
 
     def begin(self, pool: ThreadPoolExecutor) -> Callable[[], BuiltStages]:
         """Compile and allocate in a pool's threads; what is returned waits for that."""
