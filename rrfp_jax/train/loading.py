@@ -22,7 +22,7 @@ from rrfp_jax.runtime.run.waits import LONGEST_SLEEP_SECONDS, ForData
 from rrfp_jax.runtime.run.world import World
 
 
-class Plan(NamedTuple):
+class StepPlan(NamedTuple):
     """The checked plan of a step, and what follows from it alone."""
 
     microbatches: Sequence[Microbatch]
@@ -43,7 +43,7 @@ class Loader:
         self._thread: threading.Thread | None = None  # from the first step that is loaded ahead
         self._todo: SimpleQueue[_Ahead | None] = SimpleQueue()  # of that thread
 
-    def plan(self, data: Data, step: int) -> Plan:
+    def plan(self, data: Data, step: int) -> StepPlan:
         """The plan of a step; raises as `plan_step` and `settle` do."""
         with self._world.waits_for(self._request.awaited):
             if (ahead := self._ahead) is not None:
@@ -52,7 +52,7 @@ class Loader:
                     return ahead.plan
             return self._request.plan(data, step)
 
-    def load(self, data: Data, step: int, plan: Plan, fields: Sequence[Set[str]]) -> Sequence[Arrays]:
+    def load(self, data: Data, step: int, plan: StepPlan, fields: Sequence[Set[str]]) -> Sequence[Arrays]:
         """These fields of each microbatch of a step; raises as `load_checked` and `settle` do."""
         with self._world.waits_for(self._request.awaited):
             if (ahead := self._ahead) is not None:
@@ -67,7 +67,7 @@ class Loader:
             return found
 
     @property
-    def loaded(self) -> Plan | None:
+    def loaded(self) -> StepPlan | None:
         """The plan of the step whose data is there, loaded ahead."""
         ahead = self._ahead
         if ahead is None or ahead.plan is None or not ahead.ended.is_set():
@@ -108,11 +108,11 @@ class _Request:
     def __init__(self) -> None:
         self._what, self.since = ForData(), perf_counter()
 
-    def plan(self, data: Data, step: int) -> Plan:
+    def plan(self, data: Data, step: int) -> StepPlan:
         """See `plan_step`."""
         self._what, self.since = ForData(call="plan", step=step), perf_counter()
         found = plan_step(data, step)
-        return Plan(found, buckets_of(found), plan_hash(found))
+        return StepPlan(found, buckets_of(found), plan_hash(found))
 
     def load(self, data: Data, step: int, j: int, planned: Microbatch, names: Set[str]) -> Arrays:
         """See `load_checked`; nothing is asked for if no field is wanted."""
@@ -135,7 +135,7 @@ class _Ahead:
     reads: Callable[[Bucket, int], Set[str]]
     request: _Request
     settings: Any  # of JAX
-    plan: Plan | None = None
+    plan: StepPlan | None = None
     arrays: dict[int, Arrays] = field(default_factory=dict)
     ended: threading.Event = field(default_factory=threading.Event)
 

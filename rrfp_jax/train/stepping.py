@@ -38,7 +38,7 @@ from rrfp_jax.trace.layers import Work
 from rrfp_jax.trace.records import RecordedStep
 from rrfp_jax.train.alike import as_text, traced_programs
 from rrfp_jax.train.checks import examined, loss_trouble
-from rrfp_jax.train.loading import Loader, Plan
+from rrfp_jax.train.loading import Loader, StepPlan
 from rrfp_jax.train.report import Report
 from rrfp_jax.train.resume import CheckpointWriter, TrainingState, stored_layers
 from rrfp_jax.train.tuning import HintExchange, Rebalancing
@@ -47,12 +47,12 @@ from rrfp_jax.train.tuning import HintExchange, Rebalancing
 class StepOutcome(NamedTuple):
     """A step whose tasks have all run; `planning` is what reports say of how its order was planned."""
 
-    plan: Plan
+    plan: StepPlan
     sums: Sums
     planning: Mapping[str, float]
 
 
-NOTHING_AHEAD: tuple[Plan | None, LoadedStep | None] = (None, None)
+NOTHING_AHEAD: tuple[StepPlan | None, LoadedStep | None] = (None, None)
 """Of the next step, by its plan: it is not on the devices yet."""
 
 NOT_PLANNED: Mapping[str, float] = {}
