@@ -134,7 +134,7 @@ class Stream:
         self._iterator: Iterator[Any] = iter(elements)
         self._next: float = 0  # step that it gives next
         self._end: tuple[float, int] = math.inf, 0  # step that lacks microbatches, and how many it has
-        self._step, self._plan, self._arrays = -1, list[Microbatch](), dict[Any, Arrays]()
+        self._step, self._arrays = -1, dict[Any, Arrays]()
 
     def plan(self, step: int) -> Sequence[Microbatch]:
         """The microbatches of `step`, with their contents' hash as source."""
@@ -151,9 +151,8 @@ class Stream:
                 self._end = step, len(taken)
                 self._refuse_its_end(step)
             self._arrays = {(step, j, _digest(arrays)): arrays for j, arrays in enumerate(taken)}
-            self._plan = [Microbatch(_specs(own), source) for source, own in self._arrays.items()]
             self._next, self._step = step + 1, step
-        return self._plan
+        return [Microbatch(_specs(own), source) for source, own in self._arrays.items()]
 
     def _refuse_its_end(self, step: int) -> None:
         """UsageError for the step at which the stream was found to end, and for those after it."""

@@ -48,10 +48,6 @@ EXPERTS = Arrangement(lambda *theirs: np.stack([m.T for m in theirs]), lambda ou
 """A matrix of every expert: [O, I] each, and [E, I, O]."""
 
 
-def _pixels(theirs: Array) -> Array:
-    return theirs.transpose(2, 3, 1, 0).reshape(-1, len(theirs))
-
-
 def _convolution(ours: Array) -> Sequence[Array]:
     side = math.isqrt(len(ours) // COLOURS)
     return [ours.reshape(side, side, COLOURS, -1).transpose(3, 2, 0, 1)]
@@ -59,7 +55,7 @@ def _convolution(ours: Array) -> Sequence[Array]:
 
 COLOURS = 3
 
-PATCHES = Arrangement(_pixels, _convolution)
+PATCHES = Arrangement(lambda theirs: theirs.transpose(2, 3, 1, 0).reshape(-1, len(theirs)), _convolution)
 """Patches projected: a convolution [D, C, S, S], and a product [S * S * C, D] of rows, columns, colours."""
 
 ROWS = Arrangement(lambda theirs: theirs[0], lambda ours: [ours[None]])
@@ -89,9 +85,8 @@ class FamilyTable(NamedTuple):
         """The tensors of every parameter by its path, such as "3.attention.query.kernel"."""
         layers = [self.first, *[self.block] * blocks, self.last]
         return {
-            f"{first + i}.{path}": TensorNames(
-                tuple(prefix + of for name in own.names for of in _numbered(name, i - 1, experts)),
-                own.arrangement,
+            f"{first + i}.{path}": own._replace(
+                names=tuple(prefix + of for name in own.names for of in _numbered(name, i - 1, experts))
             )
             for i, layer in enumerate(layers)
             for path, own in layer.items()
