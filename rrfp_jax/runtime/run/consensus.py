@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from hashlib import blake2b
 from math import inf
@@ -124,8 +124,8 @@ class StoreCarrier(Carrier):
         self._failure: RuntimeError | None = None
         self._open, self._closed = threading.Event(), False
         bodies = [self._write, *(partial(self._read, partner) for partner in partners)]
-        make = partial(threading.Thread, name="rrfp-group", daemon=True)
-        self._threads = [make(target=body) for body in bodies]
+        make = partial(threading.Thread, target=_until_failure, name="rrfp-group", daemon=True)
+        self._threads = [make(args=[body]) for body in bodies]
 
     def post(self, message: Plain) -> None:
         self._outbox.put(message)
@@ -224,12 +224,17 @@ class StoreCarrier(Carrier):
                 raise TimeoutError from None
             self._failure = error
             self._ring()
-            raise SystemExit from None  # ends this thread
+            raise
         finally:
             self._overdue[who] = inf
 
     def _key(self, rank: int, number: int) -> str:
         return f"{self._name}/{rank}/{number // BLOCK}/{number}"
+
+
+def _until_failure(body: Callable[[], None]) -> None:
+    with suppress(RuntimeError):  # it has been noted
+        body()
 
 
 TASK = Struct("<Bii")  # kind, chunk, microbatch
