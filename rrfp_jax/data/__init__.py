@@ -14,6 +14,24 @@ from rrfp_jax.data.images import Patches
 from rrfp_jax.data.sources import Examples, ImageFolder, JsonLines, TextFiles, TokenFile, hugging_face
 from rrfp_jax.data.tokenizers import Bytes, SentencePiece, TokenizerFile
 
-__all__ = ["ByteText", "Bytes", "Corpus", "Costs", "Documents", "Examples", "Fit", "ImageFolder", "JsonLines"]
-__all__ += ["Patches", "Polynomial", "SentencePiece", "Stream", "Table", "TextFiles", "TokenFile"]
-__all__ += ["TokenizerFile", "hugging_face", "write_tokens"]
+__all__ = [
+    "ByteText",
+    "Bytes",
+    "Corpus",
+    "Costs",
+    "Documents",
+    "Examples",
+    "Fit",
+    "ImageFolder",
+    "JsonLines",
+    "Patches",
+    "Polynomial",
+    "SentencePiece",
+    "Stream",
+    "Table",
+    "TextFiles",
+    "TokenFile",
+    "TokenizerFile",
+    "hugging_face",
+    "write_tokens",
+]
