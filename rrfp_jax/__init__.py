@@ -26,10 +26,31 @@ if TYPE_CHECKING:
     from rrfp_jax.train.join import join
     from rrfp_jax.train.trainer import Trainer
 
-__all__ = ["Checkpointing", "EvaluationBatch", "Loss", "Max", "Mean", "Mesh", "Microbatch", "Pipeline"]
-__all__ += ["RunConfig", "Settings", "Sum", "Trainer", "TrainingError", "UsageError"]
-__all__ += ["compare", "export", "join", "layer", "simulate"]  # functions
-__all__ += ["data", "loggers", "schedules", "weights"]  # modules
+__all__ = [
+    "Checkpointing",
+    "EvaluationBatch",
+    "Loss",
+    "Max",
+    "Mean",
+    "Mesh",
+    "Microbatch",
+    "Pipeline",
+    "RunConfig",
+    "Settings",
+    "Sum",
+    "Trainer",
+    "TrainingError",
+    "UsageError",
+    "compare",
+    "data",
+    "export",
+    "join",
+    "layer",
+    "loggers",
+    "schedules",
+    "simulate",
+    "weights",
+]
 
 _MODULES = {
     "commands.simulation": ["simulate"],

@@ -11,5 +11,22 @@ from rrfp_jax.core.tasks import BACKWARD, FORWARD, INPUT, WEIGHT, Direction, Pla
 from rrfp_jax.sim.choice import Auto
 from rrfp_jax.sim.planned import Planned
 
-__all__ = ["BACKWARD", "BF", "BFW", "FORWARD", "INPUT", "WEIGHT", "Auto", "Direction", "FixedOrder"]
-__all__ += ["Hint", "HintView", "Placement", "Planned", "Ranked", "Schedule", "Task", "by_name"]
+__all__ = [
+    "BACKWARD",
+    "BF",
+    "BFW",
+    "FORWARD",
+    "INPUT",
+    "WEIGHT",
+    "Auto",
+    "Direction",
+    "FixedOrder",
+    "Hint",
+    "HintView",
+    "Placement",
+    "Planned",
+    "Ranked",
+    "Schedule",
+    "Task",
+    "by_name",
+]
