@@ -119,12 +119,11 @@ def _replicas(seconds: int | None, max_restarts: int, config: RunConfig, count: 
             f"--replace-after={seconds} with --max-restarts=0: a run goes on after the loss of a rank by a "
             f"restart; give --max-restarts=N, the number of losses that it may have"
         )
-    mesh = config.mesh
-    needs = ranks_of_replicas(mesh, count)
+    needs = ranks_of_replicas(config.mesh, count)
     if len(needs) < 2:
         raise UsageError(
-            f"--replace-after={seconds} with mesh.dp={mesh.dp} in {count} processes: no replica can be done "
-            f"without; give --config.mesh.dp=2 or more and a process for each device, or leave it out"
+            f"--replace-after={seconds} with mesh.dp={config.mesh.dp} in {count} processes: no replica can "
+            f"be done without; give --config.mesh.dp=2 or more and a process for each device, or leave it out"
         )
     checkpoints = checkpoints_of(config) if config.checkpoint.wanted else None
     with lent_folder() as folder:
