@@ -161,13 +161,9 @@ class TwoRuns:
     def settings(self) -> list[list[str]]:
         """The fields of their configs that differ; the first row is the head."""
         one, two = (run.settings for run in self.runs)
-        rows = [["setting", *self.names]]
-        if one and two:
-            for name in dict.fromkeys([*one, *two]):
-                values = [own.get(name, ABSENT) for own in (one, two)]
-                if values[0] != values[1]:
-                    rows.append([name, *values])
-        return rows
+        names = dict.fromkeys([*one, *two]) if one and two else {}
+        rows = [[name, one.get(name, ABSENT), two.get(name, ABSENT)] for name in names]
+        return [["setting", *self.names], *(row for row in rows if row[1] != row[2])]
 
 
 def _two_times(one: float, two: float) -> list[str]:
