@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, cast
 
 from rrfp_jax.errors import UsageError
 from rrfp_jax.runtime.transport.protocol import (
@@ -20,8 +20,8 @@ TransportName: TypeAlias = Literal["auto", "nixl", "socket"]
 """What carries messages between processes; "auto": NIXL if it works between all neighbours, else sockets."""
 
 TRANSPORTS = {
-    "nixl": ("rrfp_jax.nixl.transport", "NixlTransport"),
-    "socket": ("rrfp_jax.runtime.transport.socket", "SocketTransport"),
+    "nixl": "rrfp_jax.nixl.transport:NixlTransport",
+    "socket": "rrfp_jax.runtime.transport.socket:SocketTransport",
 }
 """Module and class of each, the best first; a module is loaded only where its transport may be used."""
 
@@ -61,4 +61,5 @@ def compile_ahead(
 
 def _candidates(name: TransportName) -> list[type[BetweenProcesses]]:
     names = list(TRANSPORTS) if name == "auto" else [name]
-    return [getattr(import_module(module), of) for module, of in map(TRANSPORTS.__getitem__, names)]
+    places = [TRANSPORTS[one].split(":") for one in names]
+    return [cast(type[BetweenProcesses], getattr(import_module(module), of)) for module, of in places]
