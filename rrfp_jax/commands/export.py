@@ -22,9 +22,8 @@ def main(options: argparse.Namespace) -> int:
         raise UsageError("--first= without --as=: without a family's names all parameters are written")
     check_absent(options.to, options.replace)
     run: Path = options.run
-    beside = Path(
-        f"{run if run.name not in ('', '..') else run.resolve()}.checkpoints"
-    )  # those of a run's folder
+    # A run's checkpoints lie beside its folder.
+    beside = Path(f"{run if run.name not in ('', '..') else run.resolve()}.checkpoints")
     folder = beside if beside.is_dir() else run
     checkpoint = next(readable_checkpoints("RUN", folder, options.step))
     params = Parameters(checkpoint, None if options.dtype is None else np.dtype(options.dtype))

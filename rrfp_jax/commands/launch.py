@@ -157,8 +157,6 @@ def _command(script: Sequence[str]) -> tuple[list[str], str]:
         raise UsageError(f"{script[0]}: no such file; give a Python script, or -m and a module")
     with suppress(OSError):  # Python will say it
         text = read_whole(script[0], LARGEST_SCRIPT)
-        if (
-            b"\ndef get_config(" in text and b"__main__" not in text
-        ):  # it would end at once, with nothing done
+        if b"\ndef get_config(" in text and b"__main__" not in text:  # which ends with nothing done
             raise UsageError(f"{script[0]}: has get_config() and nothing that runs; write {FLAG}={script[0]}")
     return list(script), Path(script[0]).stem
