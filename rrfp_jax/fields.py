@@ -9,7 +9,6 @@ import re
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from enum import EnumMeta
 from numbers import Integral, Real
 from pathlib import Path
 from types import MappingProxyType, NoneType, UnionType
@@ -248,8 +247,6 @@ def words_of(hint: Any) -> list[str]:
         return [word for choice in choices for word in words_of(choice)]
     if origin is typing.Literal:
         return [*map(repr, choices)]
-    if isinstance(hint, EnumMeta):
-        return [*hint.__members__]
     if origin is tuple:
         return ["several of them in brackets"]
     known = {int: "a whole number", float: "a number", str: "text", bool: "True or False", NoneType: "None"}

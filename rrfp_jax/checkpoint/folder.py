@@ -169,7 +169,7 @@ class CheckpointFolder:
         staging, final = self.staging(step), self.final(step)
         try:
             self.discard(staging)
-            for path in filter(Path.is_file, checkpoint.rglob("*")):
+            for path in [own for own in checkpoint.rglob("*") if not own.is_dir()]:  # if one goes: an error
                 copy = staging / path.relative_to(checkpoint)
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, copy)

@@ -37,7 +37,7 @@ Shards: TypeAlias = Mapping[Place, jax.Array]
 """Some parts of an array, on the devices."""
 
 Forms: TypeAlias = dict[str, str]
-"""Dtype and shape of arrays by name, such as "float32[2, 3]"."""
+"""See `forms_of`."""
 
 
 def name_of(key: Key) -> str:
@@ -46,7 +46,7 @@ def name_of(key: Key) -> str:
 
 
 def forms_of(leaves: Iterable[tuple[Key, Any]]) -> Forms:
-    """Of arrays or specs."""
+    """Dtype and shape of arrays or specs by name, such as "float32[2, 3]"."""
     return {name_of(key): f"{spec.dtype.name}{list(spec.shape)}" for key, spec in leaves}
 
 

@@ -122,7 +122,8 @@ class _Reader(flags.ArgumentParser):  # type: ignore[misc]
         kinds = _kinds(typing.get_args(self._hint) if is_union else [self._hint])
         known = [kind for kind in (*READERS, *kinds) if kind in kinds and _reader(kind)]
         readers = [*filter(None, map(_reader, known or [type(plain(self._old))]))]  # of a field of any type
-        may_be = " or ".join(words_of(self._hint))
+        words = [own for kind in kinds if isinstance(kind, EnumMeta) for own in kind.__members__]
+        may_be = " or ".join(words or words_of(self._hint))
         if not readers:
             raise ValueError(f"no text can be read as {may_be}: set it in the file")
         for read in readers:

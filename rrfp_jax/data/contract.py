@@ -134,7 +134,8 @@ class Stream:
         self._iterator: Iterator[Any] = iter(elements)
         self._next: float = 0  # step that it gives next
         self._end: tuple[float, int] = math.inf, 0  # step that lacks microbatches, and how many it has
-        self._step, self._arrays = -1, dict[Any, Arrays]()
+        self._step, self._plan = -1, list[Microbatch]()
+        self._arrays: dict[Any, Arrays] = {}  # by source
 
     def plan(self, step: int) -> Sequence[Microbatch]:
         """The microbatches of `step`, with their contents' hash as source."""
@@ -151,8 +152,9 @@ class Stream:
                 self._end = step, len(taken)
                 self._refuse_its_end(step)
             self._arrays = {(step, j, _digest(arrays)): arrays for j, arrays in enumerate(taken)}
+            self._plan = [Microbatch(_specs(own), source) for source, own in self._arrays.items()]
             self._next, self._step = step + 1, step
-        return [Microbatch(_specs(own), source) for source, own in self._arrays.items()]
+        return self._plan
 
     def _refuse_its_end(self, step: int) -> None:
         """UsageError for the step at which the stream was found to end, and for those after it."""
@@ -456,5 +458,8 @@ def _canonical(what: str, array: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[A
 
 
 def _digest(arrays: Arrays) -> str:
-    content = b"".join(name.encode() + arrays[name].tobytes() for name in sorted(arrays))
-    return hashlib.blake2b(content, digest_size=8).hexdigest()
+    digest = hashlib.blake2b(digest_size=8)
+    for name in sorted(arrays):
+        digest.update(name.encode())
+        digest.update(arrays[name].tobytes())
+    return digest.hexdigest()

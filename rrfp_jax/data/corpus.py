@@ -86,6 +86,11 @@ class TokenizedDocument:
         return np.append(self.patch[1:] == TEXT, False)[: self.places]
 
     @property
+    def following(self) -> NDArray[Any]:
+        """The token behind each place; 0 where there is none."""
+        return np.append(self.tokens[1:], 0)[: self.places]
+
+    @property
     def lengths(self) -> tuple[int, int, int]:
         """Patches, places and labels, as in `Lengths`."""
         return sum(self.counts), self.places, int(self.is_label.sum())

@@ -192,8 +192,7 @@ class Documents:
                 rows = np.concatenate([found[j][1] for j in own])
                 for j, items in zip(own, even_out(self._even[rows], len(own)), strict=True):
                     found[j] = (bucket, rows[items])
-        costs = (self.balance or self._size)(np.array(self.bucket_lengths)) * self._taken
-        return [found[j] for j in ordered([float(costs[bucket]) for bucket, _ in found], self.order)]
+        return [found[j] for j in ordered([self._costs[bucket] for bucket, _ in found], self.order)]
 
     def load(self, microbatch: Microbatch, fields: Collection[str]) -> Arrays:
         """The arrays of `fields`; no more is read and decoded than they need.
@@ -241,11 +240,11 @@ class Documents:
 
         Validation has those good ones whose index hashes lowest; training must have one.
         """
-        usable, good, source = self._usable, self.corpus.good, shown(self.corpus.source)
+        usable, good, source = self._usable, self.corpus.good, self.corpus.source
         held = max(1, round(self.validation_share * len(good)))
         if held >= len(good):
             raise UsageError(
-                f"{source}: {len(good)} usable documents cannot be split at "
+                f"{shown(source)}: {len(good)} usable documents cannot be split at "
                 f"validation_share={self.validation_share}; give more of them"
             )
         lowest = good[np.argsort(mix(good.astype(np.uint64)), kind="stable")]
@@ -253,8 +252,8 @@ class Documents:
         fitting = np.intersect1d(of_split, usable, assume_unique=True)
         if not len(fitting):
             raise UsageError(
-                f"{source}: none of {len(of_split)} documents of the {self.split} split fits a bucket: give "
-                f"longer buckets"
+                f"{shown(source)}: none of {len(of_split)} documents of the {self.split} split fits a "
+                f"bucket: give longer buckets"
             )
         return fitting
 
@@ -287,6 +286,12 @@ class Documents:
         lengths, without = self.bucket_lengths, len(self._counted) * len(self.corpus.source.names)
         taken = (self.rows,) * len(lengths) if self.rows else rows_by_limits(lengths, self._limits, without)
         return taken if self.balance is None else rows_by_cost(lengths, taken[-1], self.balance)
+
+    @functools.cached_property
+    def _costs(self) -> list[float]:
+        """The cost of a microbatch of each bucket."""
+        of_row = (self.balance or self._size)(np.array(self.bucket_lengths))
+        return (of_row * self._taken).tolist()  # type: ignore[no-any-return]
 
     @functools.cached_property
     def _rows_of_bucket(self) -> list[NDArray[np.int64]]:
@@ -401,7 +406,7 @@ def _patch_of_token(document: Any, behind: int) -> NDArray[np.int64]:
 
 _FIELDS: Mapping[str, Callable[[TokenizedDocument, int, int, int], Any]] = {
     "tokens": lambda own, segment, patch, image: own.tokens[: own.places],
-    "labels": lambda own, segment, patch, image: own.is_label * np.append(own.tokens[1:], 0)[: own.places],
+    "labels": lambda own, segment, patch, image: np.where(own.is_label, own.following, 0),
     "mask": lambda own, segment, patch, image: own.is_label,
     "segments": lambda own, segment, patch, image: segment,
     "positions": lambda own, segment, patch, image: np.arange(own.places),

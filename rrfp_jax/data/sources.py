@@ -255,9 +255,10 @@ class ImageFolder:
     @functools.cached_property
     def _files(self) -> list[tuple[str, Path]]:
         files = find_files(self.path, (*IMAGE_SUFFIXES, self.suffix.lower()))
-        images = [own for own in files if own[1].suffix.lower() in IMAGE_SUFFIXES]
+        images = [(name, path) for name, path in files if path.suffix.lower() in IMAGE_SUFFIXES]
         described = {path.with_suffix("") for _, path in images}
-        return sorted(images + [own for own in files if own[1].with_suffix("") not in described])
+        alone = [(name, path) for name, path in files if path.with_suffix("") not in described]
+        return sorted(images + alone)
 
 
 @dataclass(frozen=True)
@@ -443,7 +444,8 @@ def _text_and_images(given: Any, text: str, images: str) -> tuple[str, Sequence[
     found = given.get(text)
     if found is not None and not isinstance(found, str):
         raise BadDocument(f"with a field {text!r} that is no text")
-    many = () if given.get(images) is None else given[images]
+    if (many := given.get(images)) is None:
+        many = ()
     several = isinstance(many, (list, tuple)) or getattr(many, "ndim", 0) == 4  # stacked in an array
     return found or "", many if several else (many,)
 
@@ -470,14 +472,15 @@ def offsets_path(tokens: Path) -> Path:
 def _mapped(path: Path, dtype: DTypeLike, what: str) -> NDArray[Any]:
     try:
         with opened_binary(path):  # nothing but a file can be mapped, and a pipe must not be waited for
-            npy = path.suffix == ".npy"
-            own: NDArray[Any] = open_memmap(path, mode="r") if npy else np.memmap(path, dtype, mode="r")
+            is_npy = path.suffix == ".npy"
+            array: NDArray[Any] = open_memmap(path, mode="r") if is_npy else np.memmap(path, dtype, mode="r")
     except Exception as error:  # NumPy's reading of headers raises many kinds
         reason = getattr(error, "strerror", None) or (error.args or [error])[0]
         raise UsageError(f"{path}: no array of {what} ({reason})") from error
-    if own.ndim != 1 or own.dtype.kind not in "iu":
-        raise UsageError(f"{path}: {own.dtype}{list(own.shape)} cannot be {what}: one axis of integers can")
-    return own
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        wrong = f"{array.dtype}{list(array.shape)}"
+        raise UsageError(f"{path}: {wrong} cannot be {what}: one axis of integers can")
+    return array
 
 
 # Files under a path, by names that are the same on every machine.

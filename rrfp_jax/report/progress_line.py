@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any, TextIO, TypeAlias, cast
+from typing import Any, TextIO, cast
 
 from rich.console import Console
 from rich.status import Status
 
 from rrfp_jax import printing
 from rrfp_jax.environment import ENVIRONMENT
-from rrfp_jax.printing import Lenient, is_terminal
+from rrfp_jax.printing import Lenient, Say, is_terminal
 from rrfp_jax.progress import LIVE, MARK, Doing, Progress
-
-Say: TypeAlias = Callable[[str], None]
 
 
 @dataclass

@@ -64,7 +64,8 @@ class Display:
         """Show one step, and the validation that followed it."""
         checked = f"  validation {validation.loss:.4f}" if validation is not None else ""
         if self._live is None:
-            return self.say(f"{report}{checked}")
+            self.say(f"{report}{checked}")
+            return
         self._latest = str(report)
         self._live.update(self._task, completed=report.step + 1, description=self._latest)
         if checked:

@@ -236,7 +236,7 @@ class _Run:
             return self._stopping.say_end(report.step, saver.saved)
         steps, lost, culprit = report.step + 1, "", world.rank
         latest = trainer._stepper.saves.latest
-        if latest is not None and not saver.saved:
+        if config.checkpoint.wanted and latest is not None and not saver.saved:
             culprit, why = latest.trouble
             lost = f"the checkpoint {folder / str(steps)} could not be written by {why}"
         if troubles := "; ".join(filter(None, [lost, files.trouble])):
@@ -269,13 +269,18 @@ class _Run:
         stops = self._world.stop.agreed > StopReason.ASKED and not ends
         hands_over = stops and self._world.stop.agreed is StopReason.HANDS_OVER
         self._saver.after_step(report, ends=ends or (stops and not hands_over))
-        if hands_over and (self._is_pressed or not self._saver.keeps) and not self._saver.rescue():
-            stops = self._is_pressed  # else there is nothing to go on from. A signal may have come, too
-        elif hands_over:
-            self._trainer.finish_saving()
+        if hands_over:
+            stops = self._hands_over()
         elif self._memory is not None and self._memory.request.exists():
             self._world.stop.request(StopReason.HANDS_OVER)  # which all know at the end of the next step
         return Followed(found, ends, stops)
+
+    def _hands_over(self) -> bool:
+        """Whether it stops here: its state must be somewhere to go on from. A signal may have come, too."""
+        if (self._is_pressed or not self._saver.keeps) and not self._saver.rescue():
+            return self._is_pressed
+        self._trainer.finish_saving()
+        return True
 
     @property
     def _is_pressed(self) -> bool:

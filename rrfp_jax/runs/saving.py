@@ -119,7 +119,9 @@ class Saver:
                 mark.parent.mkdir(parents=True, exist_ok=True)
                 mark.write_text(ENVIRONMENT.get(JOB, ""), encoding="utf-8")
             except OSError as error:
-                self._say(f"{mark}: cannot be written ({error.strerror}): a requeued run would begin anew")
+                self._say(
+                    f"{mark}: cannot be written ({error.strerror}): a requeued run would begin anew again"
+                )
         self._world.gather("earlier checkpoints to be moved away", None)
 
     @property
@@ -189,7 +191,7 @@ def ranks_of_replicas(mesh: Mesh, processes: int) -> Mapping[int, int]:
     return found
 
 
-def save_latest(memory: HostMemory, checkpoints: Path | None, ended: int, say: Say) -> bool:
+def save_latest(memory: HostMemory, checkpoints: Path | None, status: int, say: Say) -> bool:
     """Copy the latest state to the run's checkpoints if it is later than all of them; whether they have it.
 
     It stays in memory, in a folder of its own, until it has been copied, also if the launcher is killed.
@@ -202,7 +204,7 @@ def save_latest(memory: HostMemory, checkpoints: Path | None, ended: int, say: S
         return True
     latest = f"the state after {steps[-1]} steps, which only the host's memory has"
     if checkpoints is None:
-        if ended != DONE:
+        if status != DONE:
             say(f"{latest}, is lost, as the run saves none: --config.checkpoint.every_steps=N has it saved")
         return False
     say(f"saves {latest}, as {checkpoints / str(steps[-1])}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields as fields_of
 from typing import Any
 
@@ -44,7 +44,9 @@ ELSEWHERE = {
     **{key: f"give it as rrfp.Pipeline(layers, loss, {key}=...)" for key in ("frozen", "tied", "sharding")},
     **dict.fromkeys(["num_microbatches", "microbatches", "n_microbatches"], _OF_DATA),
     **dict.fromkeys(["accumulate_steps", "gradient_accumulation_steps"], _OF_DATA),
-    **dict.fromkeys(["batch_size", "micro_batch_size"], "the batch size is the rows of each microbatch"),
+    **dict.fromkeys(
+        ["batch_size", "micro_batch_size"], "the batch size is the number of rows in each microbatch"
+    ),
     **dict.fromkeys(["num_stages", "stages", "devices"], "give the stages as mesh=rrfp.Mesh(pp=4)"),
     **dict.fromkeys(["lr", "learning_rate"], "give it to the optimizer: optax.adamw(3e-4)"),
     **dict.fromkeys(["steps", "num_steps", "max_steps", "epochs"], "for report in trainer.steps(100): ..."),
@@ -211,22 +213,34 @@ def _coupling(values: np.ndarray[Any, Any]) -> str:
 def rows_program(
     engine: Engine, data: Data, plan: Sequence[Microbatch], compiler: Compiler
 ) -> tuple[Compiled, Sequence[Any], Sequence[int]] | None:
-    """The program that `check_loss_is_a_sum` runs, what it takes, and where that has numbers of the carry.
-
-    None if that runs nothing. It gives total and weight of the loss for row 0, row 1, and both,
-    float32[3, 2], and takes two rows, a flat list: of the fields, one twice if there is but one, and random
-    values of the carry. Arrays without any element are left as they are.
-    """
+    """What `check_loss_is_a_sum` runs, what that takes, which of it are numbers; None if nothing runs."""
     pipe, last = engine.pipe, len(plan) - 1  # the one most likely to differ from the rest
     fields = load_repeatedly(data, 0, last, plan[last])
     carry = engine.library.examine(buckets_of(plan)[last])[-1].carry_out
-    leaves, structure = jax.tree.flatten((carry, dict(fields)))
-    filled = [leaf for leaf in leaves if math.prod(leaf.shape) and leaf.shape]
-    if not pipe.additive or not filled:
+    leaves = [leaf for leaf in jax.tree.leaves((carry, dict(fields))) if math.prod(leaf.shape) and leaf.shape]
+    if not pipe.additive or not leaves:
         return None
-    rows = Counter(leaf.shape[0] for leaf in filled).most_common(1)[0][0]  # of the first, if none prevails
-    if sum(2 * nbytes(leaf) // leaf.shape[0] for leaf in filled) > LARGEST_LOSS_CHECK:
+    rows = Counter(leaf.shape[0] for leaf in leaves).most_common(1)[0][0]  # of the first, if none prevails
+    if sum(2 * nbytes(leaf) // leaf.shape[0] for leaf in leaves) > LARGEST_LOSS_CHECK:
         return None
+    losses, pair = _losses_of_rows(pipe, carry, fields, rows)
+    try:
+        with tracing_alone():
+            jax.eval_shape(losses, pair)
+    except (TypeError, ValueError):  # such as for a carry [rows * length, ...]; it took all rows together
+        return None
+    numbers = [i for i, spec in enumerate(jax.tree.leaves(carry)) if not spec.shape]
+    return compiler(losses, pair, effort="roughly"), pair, numbers
+
+
+def _losses_of_rows(
+    pipe: Pipeline, carry: Any, fields: Mapping[str, Any], rows: int
+) -> tuple[Callable[..., Any], Sequence[Any]]:
+    """Total and weight of a loss for row 0, row 1, and both, float32[3, 2]; and two rows, a flat list.
+
+    If there is but one row, its fields twice; with random values of the carry. Arrays without any element are
+    left as they are.
+    """
     random = np.random.default_rng(0)
     chosen = [0, min(1, rows - 1)]
 
@@ -236,6 +250,10 @@ def rows_program(
         two = [size * random.standard_normal(spec.shape[1:], np.float32) for size in (1, 2)]
         return np.stack(two).astype(spec.dtype)  # of unlike size, lest a mean be the same for both
 
+    def of_field(array: Any) -> Any:
+        return np.asarray(array)[chosen] if array.shape[:1] == (rows,) else array
+
+    leaves, structure = jax.tree.flatten((carry, dict(fields)))
     has_rows = [leaf.shape[:1] == (rows,) for leaf in leaves]
 
     def loss(pair: Sequence[Any], part: slice) -> list[Any]:
@@ -248,15 +266,8 @@ def rows_program(
     def losses(pair: Sequence[Any]) -> Any:
         return jnp.array([loss(pair, part) for part in (slice(0, 1), slice(1, 2), slice(0, 2))])
 
-    two = {k: np.asarray(v)[chosen] if v.shape[:1] == (rows,) else v for k, v in fields.items()}
-    pair = [as_sent(value) for value in jax.tree.leaves((jax.tree.map(of_carry, carry), two))]
-    try:
-        with tracing_alone():
-            jax.eval_shape(losses, pair)
-    except (TypeError, ValueError):  # such as for a carry [rows * length, ...]; it took all rows together
-        return None
-    numbers = [i for i, spec in enumerate(jax.tree.leaves(carry)) if not spec.shape]
-    return compiler(losses, pair, effort="roughly"), pair, numbers
+    values = jax.tree.leaves((jax.tree.map(of_carry, carry), {k: of_field(v) for k, v in fields.items()}))
+    return losses, [as_sent(value) for value in values]
 
 
 def check_jax_settings() -> None:

@@ -128,7 +128,13 @@ def compile_ahead(
     if len(found) == layout.stages:
         buckets = buckets_of(plan)[:: layout.replicas]  # of the first
         refusal = _refusal(run, found, rules, [*map(bucket_name, buckets)])
-    return CompiledRun(found, rules, refusal, executables.compiles, perf_counter() - began)
+    return CompiledRun(
+        stages=found,
+        rules=rules,
+        refusal=refusal,
+        programs=executables.compiles,
+        seconds=perf_counter() - began,
+    )
 
 
 def _compile_rest(run: RunSpec, engine: Engine, plan: Sequence[Microbatch]) -> None:
@@ -240,8 +246,13 @@ class MadeFor:
     def of(cls, device: jax.Device, processes: int, environment: Mapping[str, str] = ENVIRONMENT) -> MadeFor:
         """Of programs that are compiled in this process for such a device."""
         flags = (flags_for(device.platform, environment.get(name)) for name in COMPILER_VARIABLES)
-        given = " ".join(filter(None, flags))
-        return cls(device.device_kind, compiler_of(device), jax.__version__, processes, given)
+        return cls(
+            device=device.device_kind,
+            compiler=compiler_of(device),
+            jax_version=jax.__version__,
+            processes=processes,
+            flags=" ".join(filter(None, flags)),
+        )
 
     def write(self, folder: Path, run: str) -> None:
         """Beside the programs of a run."""

@@ -161,7 +161,8 @@ def export(
         return source.params(modules=modules)
     if modules and pipe is None:
         raise UsageError("export(folder, modules=True): the folder has no modules; give pipe=, the model")
-    return flax_states(*_of_folder(source, pipe, step), modules)
+    layers, params = _of_folder(source, pipe, step)
+    return flax_states(layers, params, modules)
 
 
 def _of_folder(
@@ -193,7 +194,9 @@ def _of_folder(
         layers = stored.run.layers
         told = [_key_of(i, path) for i, layer in enumerate(layers) for path in layer.paths]
         if sorted(told) != sorted(arrays):
-            raise UsageError(f"{stored.folder}: its layers have other arrays than it says; give pipe=")
+            raise UsageError(
+                f"{stored.folder}: its layers have other arrays than it says; give pipe=, the model"
+            )
         return layers, {str(i): _of_stored(i, layer, arrays) for i, layer in enumerate(layers)}
     raise AssertionError("the last of them raises")
 

@@ -23,7 +23,7 @@ from rrfp_jax.runtime.model.layers import MicrobatchView, Params
 from rrfp_jax.runtime.model.metrics import sum_of
 from rrfp_jax.runtime.model.pipeline import Pipeline
 from rrfp_jax.runtime.model.roles import LeafRoles, Roles, leaf_paths
-from rrfp_jax.runtime.stages.memory import StageLedger
+from rrfp_jax.runtime.stages.memory import BucketLedger, StageLedger
 
 
 @dataclass(frozen=True)
@@ -225,21 +225,38 @@ def stage_table(stages: Sequence[StageLedger]) -> str:
     processes; "held", "for W" (between the halves of a split backward) and "sent" are per microbatch in
     flight; "temporary" is the largest program's.
     """
-    rows = [["stage", "layers", "device", "parameters", "weights", "optimizer", "gradients", "parked"]]
-    rows[0] += ["slots", "prepared", "held", "for W", "sent", "temporary", "compile"]
-    for index, stage in enumerate(stages):
-        layers = " ".join(f"{first}-{end - 1}" for first, end in stage.layers)
-        row = [str(index), layers, stage.device.partition(" of ")[0], f"{stage.parameters:,}"]
-        sizes = [stage.weight_bytes, stage.optimizer_bytes, stage.accumulator_bytes]
-        sizes += [stage.parked_gradient_bytes, stage.slot_bytes]
-        bucket, chunks = stage.largest, stage.largest.chunks
-        sizes += [bucket.prepared_bytes, bucket.held_bytes, sum(own.held_after_input_bytes for own in chunks)]
-        sizes += [max(max(own.activation_out_bytes, own.gradient_out_bytes) for own in chunks)]
-        sizes += [max(size for own in chunks for size in own.temporary_bytes.values())]
-        rows.append([*row, *map(in_units, sizes), f"{stage.compile_seconds:.1f} s"])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [[cell.rjust(w) for cell, w in zip(row, widths, strict=True)] for row in rows]
+    head = (
+        *("stage", "layers", "device", "parameters", "weights", "optimizer", "gradients", "parked", "slots"),
+        *("prepared", "held", "for W", "sent", "temporary", "compile"),
+    )
+    rows = [
+        (
+            str(index),
+            " ".join(f"{first}-{end - 1}" for first, end in s.layers),
+            s.device.partition(" of ")[0],
+            f"{s.parameters:,}",
+            *map(in_units, (s.weight_bytes, s.optimizer_bytes, s.accumulator_bytes)),
+            *map(in_units, (s.parked_gradient_bytes, s.slot_bytes)),
+            *map(in_units, _of_microbatch(s.largest)),
+            f"{s.compile_seconds:.1f} s",
+        )
+        for index, s in enumerate(stages)
+    ]
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    lines = [[cell.rjust(w) for cell, w in zip(row, widths, strict=True)] for row in (head, *rows)]
     return "\n".join(map("  ".join, lines))
+
+
+def _of_microbatch(bucket: BucketLedger) -> tuple[int, ...]:
+    """Prepared, held, for W, sent, temporary."""
+    chunks = bucket.chunks
+    return (
+        bucket.prepared_bytes,
+        bucket.held_bytes,
+        sum(chunk.held_after_input_bytes for chunk in chunks),
+        max(max(chunk.activation_out_bytes, chunk.gradient_out_bytes) for chunk in chunks),
+        max(size for chunk in chunks for size in chunk.temporary_bytes.values()),
+    )
 
 
 def in_units(size: int) -> str:
@@ -255,13 +272,18 @@ def compare(step: PlainStep, loss: float, gradient: Params, stages: Sequence[Sta
     others = [step.in_pieces(), step.nearby()]
     spreads = [leaf_errors({layer: other[layer] for layer in gradient}, expected) for _, other in others]
     leaves = dict(zip(leaf_paths(step.params), jax.tree.leaves(step.params), strict=True))
-    limit = max(LOSS_TOLERANCE, *(SPREAD * relative(value, expected_loss) for value, _ in others))
     errors = leaf_errors(gradient, expected)
-    leaf_limits = {
-        path: max(TOLERANCES.get(leaves[path].dtype.name, 0.25), *(SPREAD * of[path] for of in spreads))
-        for path in errors
-    }
-    return CheckReport(loss, relative(loss, expected_loss), limit, errors, leaf_limits, stages)
+    return CheckReport(
+        loss=loss,
+        loss_error=relative(loss, expected_loss),
+        loss_limit=max(LOSS_TOLERANCE, *(SPREAD * relative(value, expected_loss) for value, _ in others)),
+        leaf_errors=errors,
+        leaf_limits={
+            path: max(TOLERANCES.get(leaves[path].dtype.name, 0.25), *(SPREAD * of[path] for of in spreads))
+            for path in errors
+        },
+        stages=stages,
+    )
 
 
 def relative(value: float, expected: float) -> float:

@@ -166,8 +166,10 @@ class CheckpointWriter:
         engine = self._engine()
         first = engine.layout.stages  # from here on are those of other replicas
         stages = [stage for stage_replica, stage in engine.stages.items() if stage_replica < first]
-        own = [own for own in engine.optimizers if own.stage_mesh.replicas > 1 or own.stages[0].index < first]
-        return leaves_of(stages, own)
+        mine = [
+            own for own in engine.optimizers if own.stage_mesh.replicas > 1 or own.stages[0].index < first
+        ]
+        return leaves_of(stages, mine)
 
     def finish(self) -> bool:
         """Wait for the one under way; whether the latest is complete."""

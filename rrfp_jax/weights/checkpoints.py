@@ -24,7 +24,9 @@ VALUE = ".value"
 """What the names of an `nnx.State`'s arrays end in, as orbax stores it; they may be given without it."""
 
 
-def checkpoint(folder: AnyPath, names: NameMap = lambda own: own, *, step: int | None = None) -> InitFunction:
+def checkpoint(
+    folder: AnyPath, names: NameMap = lambda path: path, *, step: int | None = None
+) -> InitFunction:
     """The `init` of a `Trainer` that takes parameters from another run's checkpoint.
 
         Trainer(pipe, optax.adamw(1e-5), data=..., init=rrfp.weights.checkpoint("runs/base.checkpoints"))
@@ -55,7 +57,7 @@ def checkpoint(folder: AnyPath, names: NameMap = lambda own: own, *, step: int |
     return FromTensors(names, keys, f"{stored.folder}{left_out}", read)
 
 
-def orbax(folder: AnyPath, names: NameMap = lambda own: own) -> InitFunction:
+def orbax(folder: AnyPath, names: NameMap = lambda path: path) -> InitFunction:
     """The `init` of a `Trainer` that takes parameters from a checkpoint that was written with orbax.
 
     Orbax reads it, array by array: each process only those of its own stages.

@@ -94,7 +94,9 @@ class Family:
     def _fixed(self) -> dict[str, Any]:
         return {"parallel": False, **self.layers.fixed, **self.fixed}
 
-    def stored(self, fields: Json, first: int, prefix: str, tied: bool) -> dict[str, TensorNames]:
+    def stored(
+        self, fields: Mapping[str, Any], first: int, prefix: str, tied: bool
+    ) -> dict[str, TensorNames]:
         """The tensors of every parameter, see `FamilyTable.of_layers`; a tied head has the embedding's."""
         blocks = fields["n_layers"]
         found = self.table.of_layers(blocks, first, prefix, fields.get("n_experts", 0))

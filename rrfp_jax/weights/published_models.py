@@ -26,7 +26,6 @@ from rrfp_jax.weights.families import (
     PIXELS,
     TIED,
     Family,
-    Json,
     differences,
     family_of,
 )
@@ -248,7 +247,9 @@ class Parameters:
         return TensorSource(stored.names, nbytes, lambda: stored.arrangement.theirs(self.read(path)))
 
 
-def as_family(params: Parameters, family: Family, first: int | None, fields: Json) -> Publication:
+def as_family(
+    params: Parameters, family: Family, first: int | None, fields: Mapping[str, Any]
+) -> Publication:
     """The parameters of a published family's layers under its names, and its JSON files.
 
     The layers begin with number `first` (None if the model has no others) and have these fields of their
@@ -283,7 +284,7 @@ def as_family(params: Parameters, family: Family, first: int | None, fields: Jso
     return Publication(sources=sources, others=files, left_out=[p for p in left_out if p != head])
 
 
-def fields_at(checkpoint: CheckpointView, place: str) -> Json:
+def fields_at(checkpoint: CheckpointView, place: str) -> Mapping[str, Any]:
     """The fields of the layers' config at a place such as "model.decoder" of that kept with a checkpoint."""
     found = checkpoint.run.config
     for name in place.split("."):

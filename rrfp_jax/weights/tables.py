@@ -44,7 +44,9 @@ FUSED_KERNELS = Arrangement(
 FUSED_BIASES = Arrangement(lambda first, second: np.concatenate([first, second]), _halves)
 """Their biases: [O] twice, and [2 * O]."""
 
-EXPERTS = Arrangement(lambda *theirs: np.stack([m.T for m in theirs]), lambda ours: [m.T for m in ours])
+EXPERTS = Arrangement(
+    lambda *theirs: np.stack([matrix.T for matrix in theirs]), lambda ours: [matrix.T for matrix in ours]
+)
 """A matrix of every expert: [O, I] each, and [E, I, O]."""
 
 

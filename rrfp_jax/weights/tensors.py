@@ -198,11 +198,13 @@ def pretrained(files: AnyPath | Sequence[AnyPath], names: NameMap) -> InitFuncti
 def files_of_tensors(files: AnyPath | Sequence[AnyPath]) -> dict[str, Path]:
     """The file of each tensor, of which only the name is read; see `pretrained`, also for what is raised."""
     where: dict[str, Path] = {}
-    for own in _listed(files):
-        for name in _names(own):
+    for path in _listed(files):
+        for name in _names(path):
             if name in where:
-                raise UsageError(f"tensor {name!r} is in {where[name]} and in {own}; give files of one model")
-            where[name] = own
+                raise UsageError(
+                    f"tensor {name!r} is in {where[name]} and in {path}; give files of one model"
+                )
+            where[name] = path
     return where
 
 
@@ -229,8 +231,10 @@ def _in_folder(folder: Path) -> list[Path]:
         raise UsageError(str(error)) from None
     if odd := [name for name in named if Path(name).name != name]:
         raise UsageError(f"{index}: {odd[0]!r} is no file of its folder")
-    if lost := [name for name in named if not (folder / name).exists()]:
-        raise UsageError(f"{index}: {len(lost)} of its {len(named)} files are not there, such as {lost[0]}")
+    if absent := [name for name in named if not (folder / name).exists()]:
+        raise UsageError(
+            f"{index}: {len(absent)} of its {len(named)} files are not there, such as {absent[0]}"
+        )
     return [folder / name for name in named]
 
 

@@ -204,7 +204,7 @@ def test_streams():
     assert stream.load(plans[1][1], ["x"])["x"].tolist() == [3, 3]
     with pytest.raises(UsageError, match=r"step 3: the stream ends before it, with 0 of 2"):
         stream.plan(3)
-    assert stream.plan(0) == plans[0]
+    assert stream.plan(0) == plans[0] and stream.plan(0) is stream.plan(0), "made once a step"
     drifting = rrfp.data.Stream(Drifting(), 2)
     first = drifting.plan(0)[0]
     drifting.plan(1)

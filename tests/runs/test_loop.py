@@ -149,6 +149,18 @@ def test_fields_that_json_does_not_know_are_kept_with_checkpoints(run, tmp_path)
 
 
 @pytest.mark.slow(reason="a run that is interrupted")
+def test_what_a_config_saves_itself_is_no_checkpoint_of_the_run(run, tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr(Own, "trainer", lambda *given: made.append(ToyRun.trainer(*given)) or made[0])
+
+    def save(report):
+        made[0].save(tmp_path / "mine")
+        made[0].finish_saving()
+
+    status, *_ = run(after_step=save)
+    assert status == DONE and (tmp_path / "mine" / str(STEPS)).is_dir()
+
+
 def test_control_c_breaks_a_validation_off_but_not_the_last(run):
     press = Corpus(lambda: os.kill(os.getpid(), signal.SIGINT))
     status, _, lines, said = run(validation=press)

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rrfp_jax.checkpoint.folder import MANIFEST
+from rrfp_jax.checkpoint.folder import MANIFEST, CheckpointFolder
 from rrfp_jax.checkpoint.saving import NoneIntact
 from rrfp_jax.runs.config import Checkpointing
 from rrfp_jax.runs.saving import Saver, save_latest
@@ -107,3 +107,14 @@ def test_a_folder_of_somebody_else_is_no_later_checkpoint(tmp_path):
     (state / MANIFEST).touch()
     assert save_latest(memory, stored, 1, lambda text: None)
     assert (stored / "6" / MANIFEST).exists() and (stored / "2024").is_dir()
+
+
+def test_a_copy_of_a_checkpoint_is_whole_or_not_there(tmp_path):
+    """As if a file had been removed since the folder was looked through."""
+    (tmp_path / "memory" / "8").mkdir(parents=True)
+    (tmp_path / "memory" / "8" / MANIFEST).write_text("{}")
+    (tmp_path / "memory" / "8" / "gone").symlink_to(tmp_path / "nowhere")
+    stored = CheckpointFolder(tmp_path / "stored")
+    with pytest.raises(FileNotFoundError):
+        stored.import_checkpoint(tmp_path / "memory" / "8")
+    assert not stored.steps() and not list(stored.path.iterdir())
