@@ -68,13 +68,17 @@ def override(config: T, argv: Sequence[str]) -> T:
             raise UsageError(f"{argument}: {wrong}")
     for name, old, hint in fields_of(config):
         flags.DEFINE(_Reader(old, hint), f"config.{name}", None, "", given)
-        given[f"config.{name}"].boolean = isinstance(old, bool)  # needs no value
+        given[f"config.{name}"].boolean = isinstance(old, bool) or hint == bool | None  # needs no value
     with called(type(config).__name__, UsageError):
         try:
-            given(["rrfp", *argv])
+            given(
+                ["rrfp", *{argument.split("=")[0]: argument for argument in argv}.values()]
+            )  # the last of each
             return _rebuilt(config, given, "config.")
-        except (flags.Error, ValueError, TypeError) as error:
+        except flags.Error as error:
             raise UsageError(printable(str(error).removeprefix("flag "))) from error
+        except (ValueError, TypeError) as error:
+            raise UsageError(f"{error}") from error
 
 
 def _misnamed(argument: str, fields: Mapping[str, Any]) -> str | None:
@@ -122,6 +126,8 @@ class _Reader(flags.ArgumentParser):  # type: ignore[misc]
         kinds = _kinds(typing.get_args(self._hint) if is_union else [self._hint])
         known = [kind for kind in (*READERS, *kinds) if kind in kinds and _reader(kind)]
         readers = [*filter(None, map(_reader, known or [type(plain(self._old))]))]  # of a field of any type
+        if self._old is None and self._hint in (Any, object):
+            readers = [ast.literal_eval, str]
         words = [own for kind in kinds if isinstance(kind, EnumMeta) for own in kind.__members__]
         may_be = " or ".join(words or words_of(self._hint))
         if not readers:

@@ -97,7 +97,12 @@ bf bfw fb b-priority f-priority gpipe 1f1b interleaved-1f1b zb-h1 zb-h2 zb-v v-h
 
 STEP = grouped(
     "the step",
-    Flag("--workload", "FILE.json|RUN", "seconds of tasks and transfers; or a run, its costs.json", path_of),
+    Flag(
+        "--workload",
+        "FILE.json|RUN",
+        "seconds of every task and transfer; or what a run left: RUN, RUN/costs.json",
+        path_of,
+    ),
     Flag("--family", "NAME", "or steps drawn at random", choices=FAMILIES.split()),
     Flag("--stages", "N", "of a family's steps (default: 8)", number(int)),
     Flag("--microbatches", "N", "of a family, or with a costs.json (default: 32)", number(int)),
@@ -181,7 +186,9 @@ microbatch in flight; peak = the most on the device in the simulated order
 exit status: 0 done, whether or not the run fits; 1 failed, 2 invalid arguments, 130 interrupted""",
     usage="rrfp plan --config=FILE.py [--card=NAME] [--link=NAME] [--config.FIELD=VALUE ...]",
     flags=(
-        Flag("--card", "NAME", "every stage's device (as here; measured: by two rates)", choices=DEVICES),
+        Flag(
+            "--card", "NAME", "every stage's device (this machine's; measured: by two rates)", choices=DEVICES
+        ),
         Flag(
             "--link",
             "NAME",
@@ -280,7 +287,9 @@ examples:
         Flag("--as", "FAMILY", "whose names and config.json are written", choices=PUBLISHED.split()),
         Flag("--step", "N", "of another checkpoint than the latest", CHECKPOINT),
         Flag("--dtype", "DTYPE", "of floats (as stored)", choices=["float32", "bfloat16", "float16"]),
-        Flag("--model", "NAME", "what has the sizes of the layers in the run's config", default="model"),
+        Flag(
+            "--model", "NAME", "the object with the sizes of the layers, in the run's config", default="model"
+        ),
         Flag("--first", "N", "only a part of the model is of the family; its first layer", LAYER),
         Flag("--shard-gb", "GB", "10^9 bytes of a file at most", number(float, "a size", above=0), 5.0),
         Flag("--replace", "", "rename what is at FOLDER to FOLDER.1, or the next free number"),

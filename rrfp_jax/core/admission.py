@@ -232,6 +232,8 @@ class Accumulator:
     def __init__(self, chunks: int, mode: Accumulation, spare: int) -> None:
         if mode not in ("index", "arrival"):
             raise ValueError(f"accumulation={mode!r}: choose 'index' or 'arrival'")
+        if spare < 0:
+            raise ValueError(f"spare_gradients={spare}: must not be negative")
         self.spare, self.parked = spare, 0
         self._ordered = mode == "index"
         self._turn = [0] * chunks

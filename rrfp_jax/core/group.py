@@ -213,28 +213,17 @@ class Unanimous(Member):
         self._in_vain = False  # the latest round brought nothing, and nothing has arrived since
 
     def handle(self, event: Event | GroupMessage) -> Answer:
-        proposals = self._proposals[self._round]
-        is_pending = self.rank in proposals
         if isinstance(event, Room):
-            choice = self.scheduler.choice()
-            if is_pending or (not proposals and (choice is None or self._in_vain)):
-                return NOTHING  # nobody needs to hear that there is nothing to run, or the same again
-            proposals[self.rank] = choice
-            return Answer(message=Proposal(self._round, self.rank, choice), dispatch=self._close())
+            return self._propose()
         if isinstance(event, Proposal):
-            theirs = self._proposals[event.round]
-            if event.rank in theirs or event.rank == self.rank or not 0 <= event.rank < self.ranks:
+            proposals = self._proposals[event.round]
+            if event.rank in proposals or event.rank == self.rank or not 0 <= event.rank < self.ranks:
                 raise self.scheduler.illegal(event, "one proposal a round from each other rank")
-            theirs[event.rank] = event.task
+            proposals[event.rank] = event.task
             return Answer(self._close())
         if isinstance(event, Arrived):
-            if is_pending:  # kept for the round's end, when what this rank proposes may have been dispatched
-                if event in self._later:
-                    raise self.scheduler.illegal(event, ArrivalError.ONCE.value)
-                expected = self.scheduler.refusal(event.input, proposals[self.rank])
-                if expected is not None:
-                    raise self.scheduler.illegal(event, expected)
-                self._later.append(event)
+            if self.rank in self._proposals[self._round]:
+                self._defer(event)
             else:
                 self.scheduler.handle(event)
                 self._in_vain = False
@@ -246,6 +235,22 @@ class Unanimous(Member):
             return super().awaited(named)
         silent = sorted(set(range(self.ranks)) - set(proposals))
         return Wait(WaitCause.PROPOSALS, members=tuple(silent))
+
+    def _defer(self, event: Arrived) -> None:
+        """Keep an arrival for the end of the round, when what this rank proposes may have been dispatched."""
+        if event in self._later:
+            raise self.scheduler.illegal(event, ArrivalError.ONCE.value)
+        expected = self.scheduler.refusal(event.input, self._proposals[self._round][self.rank])
+        if expected is not None:
+            raise self.scheduler.illegal(event, expected)
+        self._later.append(event)
+
+    def _propose(self) -> Answer:
+        proposals, choice = self._proposals[self._round], self.scheduler.choice()
+        if self.rank in proposals or (not proposals and (choice is None or self._in_vain)):
+            return NOTHING  # nobody needs to hear that there is nothing to run, or the same again
+        proposals[self.rank] = choice
+        return Answer(message=Proposal(self._round, self.rank, choice), dispatch=self._close())
 
     def _close(self) -> Dispatch | None:
         """End the round if all proposals are there."""

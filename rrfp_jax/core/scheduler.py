@@ -45,6 +45,12 @@ QUOTED = 12
 """How many of the latest events a message quotes."""
 
 
+def _microbatch(event: Event, task: Task | None) -> int | None:
+    if isinstance(event, Arrived):
+        return event.input.microbatch
+    return None if task is None else task.microbatch
+
+
 def _in_words(entries: Iterable[tuple[Event, Task | None]]) -> str:
     words = (str(event) if task is None else f"dispatched {task}" for event, task in entries)
     return ", ".join(words) or "nothing yet"
@@ -183,7 +189,7 @@ class StageScheduler:
         self._forward_only = rules.forward_only
         self._to_run = [chunks] * rules.microbatches  # in a forward-only pass
         self.tasks = self._remaining = own.tasks.count
-        self.log = deque[tuple[Event, Any]](maxlen=self.kept)
+        self.log = deque[tuple[Event, Task | None]](maxlen=self.kept)
         self._note = self.log.append
 
     @property
@@ -261,9 +267,8 @@ class StageScheduler:
         about = getattr(event, "input", None) or getattr(event, "task", None)
         history = self._recently()
         if about is not None:
-            j = about.microbatch
-            own = ((event, task) for event, task in self.log if getattr(event, "input", task).microbatch == j)
-            history = f"of microbatch {j} so far: {_in_words(own)}; {history}"
+            own = (entry for entry in self.log if _microbatch(*entry) == about.microbatch)
+            history = f"of microbatch {about.microbatch} so far: {_in_words(own)}; {history}"
         return IllegalEvent(self.stage, event, expected, history)
 
     def _recently(self) -> str:

@@ -89,10 +89,12 @@ def read_csv(text: str) -> ListedOrder:
     last = _last("virtual stage", {v for row in found for _, v, _, _ in row})
     microbatches = 1 + _last("microbatch", {j for row in found for *_, j in row})
     chunks = last // stages + 1
-    odd = [_misplaced(found, Placement(stages, chunks, shape)) for shape in SHAPES]
-    if None not in odd:
-        raise ValueError(f"{odd[0]}: with {stages} rows, neither the looped nor the v placement has it there")
-    placement = Placement(stages, chunks, SHAPES[odd.index(None)])
+    wrong = [_misplaced(found, Placement(stages, chunks, shape)) for shape in SHAPES]
+    if None not in wrong:
+        raise ValueError(
+            f"{wrong[0]}: with {stages} rows, neither the looped nor the v placement has it there"
+        )
+    placement = Placement(stages, chunks, SHAPES[wrong.index(None)])
     rows = tuple(tuple(Task(kind, v // stages, j) for _, v, kind, j in row) for row in found)
     return ListedOrder(placement, microbatches, rows)
 
@@ -127,6 +129,8 @@ def _parsed(at: str, cell: str) -> tuple[int, Kind, int]:
 
 def _misplaced(rows: Sequence[Sequence[tuple[str, int, Kind, int]]], placement: Placement) -> str | None:
     """A cell that is on another row than its virtual stage's; None if there is none."""
-    cells = ((number, *cell) for number, row in enumerate(rows) for cell in row)
-    wrong = (f"{at}: {v}{kind.letter}{j}" for n, at, v, kind, j in cells if placement.place(v)[0] != n)
-    return next(wrong, None)
+    for number, row in enumerate(rows):
+        for at, v, kind, microbatch in row:
+            if placement.place(v)[0] != number:
+                return f"{at}: {v}{kind.letter}{microbatch}"
+    return None

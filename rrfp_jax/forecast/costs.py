@@ -267,19 +267,26 @@ class LayerTimes:
     ) -> TableCosts:
         """What the simulator is to know of a step."""
         durations, transfers = {}, {}
-        microbatches = {own: [j for j, of in enumerate(buckets) if of == own] for own in self.model.layers}
         for stage, own in enumerate(chunks):
             for c, (layers, kinds) in enumerate(zip(own, rules.backward_kinds(stage), strict=True)):
-                for bucket, known in self.model.layers.items():
-                    activation = known[layers.stop - 1].carry_bytes
-                    gradient = known[layers.start].footprint.gradient_out_bytes
-                    for kind in (FORWARD, *kinds):
-                        lasts = sum(self.tasks[bucket][i][kind] for i in layers)
-                        sent_for = link.seconds(activation if KINDS[kind].flow > 0 else gradient)
-                        for j in microbatches[bucket]:
-                            durations[stage, Task(kind, c, j)] = lasts
-                            transfers[stage, Task(kind, c, j)] = sent_for
+                known = {b: self._virtual_stage(b, layers, kinds, link) for b in self.model.layers}
+                for j, bucket in enumerate(buckets):
+                    for kind, lasts, sent_for in known[bucket]:
+                        durations[stage, Task(kind, c, j)] = lasts
+                        transfers[stage, Task(kind, c, j)] = sent_for
         return TableCosts(durations, transfers)
+
+    def _virtual_stage(
+        self, bucket: Bucket, layers: range, kinds: Iterable[Kind], link: Link
+    ) -> list[tuple[Kind, float, float]]:
+        """A virtual stage's F and these kinds of backward: a task's seconds, and those of what it sends."""
+        activation = self.model.layers[bucket][layers.stop - 1].carry_bytes
+        gradient = self.model.layers[bucket][layers.start].footprint.gradient_out_bytes
+        found = []
+        for kind in (FORWARD, *kinds):
+            duration = sum(self.tasks[bucket][i][kind] for i in layers)
+            found.append((kind, duration, link.seconds(activation if KINDS[kind].flow > 0 else gradient)))
+        return found
 
 
 SAME = 1.05

@@ -113,12 +113,8 @@ class Launch:
                     self.patience, self.folder, signals, self._say, len(slots), memory is not None
                 )
                 stack.callback(supervisor.close)
-                flags = self.env.get("XLA_FLAGS", "")
-                if THREADS_FLAG not in flags:  # ranks share the processor: one thread each computes
-                    flags = f"{flags} {THREADS_FLAG}=false".strip()
                 told = {
-                    **self.env,
-                    "XLA_FLAGS": flags,
+                    **_one_thread(self.env),
                     NAME: typed_command(self.env),
                     "RRFP_COORDINATOR": address,
                     "RRFP_PROCESSES": str(len(slots)),
@@ -183,6 +179,14 @@ class Launch:
             reason = error.strerror if self.folder.exists else f"{self.folder.final} was removed"
             raise TrainingError(f"{why}\nand cannot be started again: {reason}") from None
         self._say(f"{why}; see {aside}/")
+
+
+def _one_thread(environment: Mapping[str, str]) -> Mapping[str, str]:
+    """Ranks share the processor: one thread each computes, unless somebody has said something else."""
+    flags = environment.get("XLA_FLAGS", "")
+    if THREADS_FLAG in flags:
+        return environment
+    return {**environment, "XLA_FLAGS": f"{flags} {THREADS_FLAG}=false".strip()}
 
 
 def _signals_within(seconds: float, signals: Signals) -> Collection[int]:

@@ -129,14 +129,7 @@ class Supervisor:
                 rank.look()
             now = time.monotonic()
             self._heed_signals(now)
-            # Once one has ended badly, the others have some time to end by themselves.
-            if any(map(self._ended_badly, self.ranks)):
-                self._terminate_at = min(self._terminate_at, now + self._patience.grace)
-            if now >= self._terminate_at and self._kill_at > now + self._patience.terminate:
-                self._end_all(signal.SIGTERM)
-                self._kill_at = now + self._patience.terminate
-            if now >= self._kill_at:
-                self._end_all(signal.SIGKILL)
+            self._heed_ends(now)
             self._end_frozen(now)
             self.monitor.go_on()
             meanwhile()
@@ -181,6 +174,16 @@ class Supervisor:
         good += [INTERRUPTED] if self.passed_on else []
         good += [HANDED_OVER] if self._may_hand_over else []
         return rank.end.status not in good
+
+    def _heed_ends(self, now: float) -> None:
+        """Give the others some time once one has ended badly."""
+        if any(map(self._ended_badly, self.ranks)):
+            self._terminate_at = min(self._terminate_at, now + self._patience.grace)
+        if now >= self._terminate_at and self._kill_at > now + self._patience.terminate:
+            self._end_all(signal.SIGTERM)
+            self._kill_at = now + self._patience.terminate
+        if now >= self._kill_at:
+            self._end_all(signal.SIGKILL)
 
     def _end_frozen(self, now: float) -> None:
         """Kill stopped ranks that nobody else can miss, or that all others have left."""

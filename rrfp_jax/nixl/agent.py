@@ -131,7 +131,8 @@ class Agent:
         """The opposite of `register`, for each of its calls one."""
         self._known.subtract(memory)
         gone = [each for each in dict.fromkeys(memory) if not self._known[each]]
-        self._known = +self._known
+        for each in gone:
+            del self._known[each]
         if gone:
             self._call(lambda: self._agent.deregisterMem(self._list(gone), self._backends))
 
@@ -141,12 +142,14 @@ class Agent:
         ended = self._progress(self._agent.postXferReq, request)
         return lambda: ended or self._progress(self._agent.getXferStatus, request)
 
-    def write_within(self, seconds: float, rank: int, *ends: Sequence[MemoryRange]) -> float:
-        """Write from the first of two ends, and wait until all is at the other; how long that took."""
-        began, has_ended = perf_counter(), self.write(rank, *ends)
+    def write_within(
+        self, seconds: float, rank: int, here: Sequence[MemoryRange], there: Sequence[MemoryRange]
+    ) -> float:
+        """Write, and wait until all is there; how long that took."""
+        began, has_ended = perf_counter(), self.write(rank, here, there)
         while not has_ended():
             if (waited := perf_counter() - began) > seconds:
-                size = sum(each.size for each in ends[0])
+                size = sum(each.size for each in here)
                 raise WriteFailed(f"{size} bytes were not written in {seconds:.0f} s")
             sleep(pause(waited))
         return perf_counter() - began

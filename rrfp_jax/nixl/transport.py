@@ -266,9 +266,7 @@ class NixlTransport(BetweenProcesses):
             self._sources.take(memory)
             try:
                 has_ended = self._agent.write(write.rank, memory, there)
-                until = perf_counter() + LOOK_SECONDS
-                while not (ended := has_ended()) and perf_counter() < until:
-                    pass
+                ended = _ends_soon(has_ended)
             except WriteFailed:
                 self._sources.leave(memory)
                 raise
@@ -302,6 +300,13 @@ class NixlTransport(BetweenProcesses):
         self._mailbox.hear_of_losses()
         to = self._world.describe(sent.rank)
         return TrainingError(f"the write of the {sent.key} to {to} failed: {reason}")
+
+
+def _ends_soon(has_ended: HasEnded) -> bool:
+    until = perf_counter() + LOOK_SECONDS
+    while not (ended := has_ended()) and perf_counter() < until:
+        pass
+    return ended
 
 
 def _watch(new: SimpleQueue[tuple[int, HasEnded] | None], tell: Callable[[int, str], None]) -> None:

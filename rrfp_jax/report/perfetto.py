@@ -15,7 +15,9 @@ SHORTEST_GAP = 50e-6
 """Idle times below this (s) are left out of the file."""
 
 
-def write_trace(path: str | Path, steps: Mapping[str, Iterable[RecordedStep]], clock: str = "rank 0") -> None:
+def write_trace(
+    path: str | Path, groups: Mapping[str, Iterable[RecordedStep]], clock: str = "rank 0"
+) -> None:
     """Write groups of steps, of each one track per stage, in microseconds from 0 on the clock of rank 0.
 
     There are tasks, the gaps between them with what was awaited, and arrows for transfers. A task that was
@@ -26,11 +28,11 @@ def write_trace(path: str | Path, steps: Mapping[str, Iterable[RecordedStep]], c
         UsageError: the file cannot be written.
     """
     if Path(path).suffix == ".msgpack":
-        return write_steps(path, steps)
+        return write_steps(path, groups)
     events: list[dict[str, Any]] = []
     precision = 0.0
-    for pid, (name, group) in enumerate(steps.items()):
-        traces = [step.trace for step in group]
+    for pid, (name, steps) in enumerate(groups.items()):
+        traces = [step.trace for step in steps]
         events += [event | {"pid": pid} for event in _group(name, traces)]
         precision = max([precision, *(part.precision for trace in traces for part in trace.parts)])
     about = {"clock": clock, "clock_precision_us": _microseconds(precision)}

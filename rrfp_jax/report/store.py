@@ -257,7 +257,8 @@ def _read(step: StoredStep) -> RecordedStep:
     as_it_ran = ran if step.fixed_order else Ranked(ran, reserve=False)
     unnamed = {RECORDED: as_it_ran, RANKED + RECORDED: Ranked(ran)}
     schedule = unnamed.get(step.schedule) or by_name(step.schedule)
-    of_rules, same = ({name: getattr(step, name) for name in names} for names in (RULES, STEP))
+    of_rules = {name: getattr(step, name) for name in RULES}
+    same = {name: getattr(step, name) for name in STEP}
     rules = StepRules(placement=trace.placement, schedule=schedule, **of_rules)
     return RecordedStep(trace=trace, rules=rules, budgets=budgets, work=lambda: work, **same)
 

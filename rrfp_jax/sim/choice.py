@@ -62,7 +62,9 @@ class Auto:
             raise ValueError(f"candidates={self.candidates!r}: name hints, such as {', '.join(CANDIDATES)}")
         for name in self.candidates:
             if not isinstance(by_name(name), Hint):
-                raise ValueError(f"candidates: {name}, a fixed order, keeps no limit; choose ranked:{name}")
+                raise ValueError(
+                    f"candidates: {name} is a fixed order, which keeps to no limit; choose ranked:{name}"
+                )
 
     @property
     def hints(self) -> dict[str, Hint]:

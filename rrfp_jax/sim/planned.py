@@ -186,7 +186,7 @@ class _Planner:
         return None
 
 
-MOST = 1_000_000
+MOST_EVALUATIONS = 1_000_000
 """Simulations for one step: hours of them."""
 
 
@@ -215,8 +215,10 @@ class Planned:
     def __post_init__(self) -> None:
         number = self.evaluations
         whole = isinstance(number, Integral) and not isinstance(number, bool)
-        if not whole or not 0 <= number <= MOST:
-            raise ValueError(f"evaluations={number!r}: give a number of simulations, from 0 to {MOST:,}")
+        if not whole or not 0 <= number <= MOST_EVALUATIONS:
+            raise ValueError(
+                f"evaluations={number!r}: give a number of simulations, from 0 to {MOST_EVALUATIONS:,}"
+            )
         if not isinstance(self.base, (Hint, FixedOrder)):
             raise ValueError(f"base={self.base!r}: give a schedule, such as BF()")
         if not isinstance(self.costs, (CostTable, str, NoneType)):

@@ -306,9 +306,9 @@ class Balance:
         if back is not None and self._pays(back, left):
             return RebalanceDecision(FIRST, back, verdict)
         self._wait = min(2 * self._wait, MOST)
-        found = self._best(layers, steps, now.seconds)
-        move = found if isinstance(found, Move) and self._pays(found, left) else None
-        distrusted = found if isinstance(found, float) else None
+        move, distrusted = self._best(layers, steps, now.seconds)
+        if move is not None and not self._pays(move, left):
+            move = None
         return RebalanceDecision(self._wait, move, verdict, distrusted)
 
     def moved(self, move: Move, pause: float, compile_seconds: float) -> None:
@@ -363,11 +363,13 @@ class Balance:
         self._barred.add(present)
         return verdict, Move(present, move.before, now.seconds, move.seconds, back=True)
 
-    def _best(self, layers: Layers, steps: Sequence[RecordedStep], seconds: float) -> Move | float | None:
+    def _best(
+        self, layers: Layers, steps: Sequence[RecordedStep], seconds: float
+    ) -> tuple[Move | None, float | None]:
         """The best move that both halves of the steps are for; or the error for which there is none."""
         present, middle = layers.split, len(steps) // 2
         if 1.0 - layers.busiest(layers.least) / layers.busiest(present) < self._asked:
-            return None
+            return None, None
         halves = steps[:middle], steps[middle:]
         affordable = MOST_TASKS // len(steps[-1].trace.records)  # steps of that size
         each = SIMULATED if affordable > LARGE else 1
@@ -375,21 +377,21 @@ class Balance:
         sample = [one for own in shown for one in own]
         now, measured = simulated(sample, layers, present), sum(step.trace.makespan for step, _ in sample)
         if (error := abs(now / measured - 1)) > UNTRUSTED:
-            return error
+            return None, error
         others = [split for split in tried(layers) if split not in self._barred | self._refused]
         latest = {split: simulated(sample[-1:], layers, split) for split in others[: max(TRIED, affordable)]}
         fastest = sorted(latest, key=latest.__getitem__)[:TRIED]
         seconds_of = {split: simulated(sample, layers, split) for split in fastest}
         if not seconds_of:
-            return None
+            return None, None
         best = min(seconds_of, key=seconds_of.__getitem__)
         for own, some in zip(halves, shown, strict=True):
             busy = _sample(own)
             assert busy is not None, "some of these steps' stages were busy"
             fit = self._fitted(own[-1], busy)
             if simulated(some, fit, best) > (1 - self._asked) * simulated(some, fit, present):
-                return None
-        return Move(present, best, seconds, seconds * seconds_of[best] / now)
+                return None, None
+        return Move(present, best, seconds, seconds * seconds_of[best] / now), None
 
 
 def _order(step: RecordedStep) -> Hashable:

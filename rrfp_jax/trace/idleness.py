@@ -165,7 +165,10 @@ def _gap(
         (own, chosen, Cause.GROUP, last, None),
         (chosen, last.start, Cause.HOST, last, None),
     )
-    return [Idle(last.stage, a, b, cause, of.task, by and by[:2]) for a, b, cause, of, by in parts]
+    return [
+        Idle(last.stage, begin, end, cause, of.task, None if by is None else (by.stage, by.task))
+        for begin, end, cause, of, by in parts
+    ]
 
 
 def _held_back(record: TaskRecord) -> Cause:

@@ -280,12 +280,16 @@ class Declared:
     words: tuple[str, ...] = ("p", "q")
     letters: tuple[Literal["a", "b"], ...] = ("a",)
     mode: Mode | None = None
+    warm: bool | None = None
     anything: Any = 3
+    unset: Any = None
     steps: int = 2
     warmup: int | None = dataclasses.field(init=False, default=None)
 
     def __post_init__(self):
         object.__setattr__(self, "warmup", self.steps - 2 or None)
+        if self.steps == 7:
+            raise ValueError("flag steps=7 and batch:\n  take steps=6")
 
 
 @pytest.mark.parametrize(
@@ -295,6 +299,7 @@ class Declared:
         *[("words=u,v", ("u", "v")), ("words=u-1, v", ("u-1", "v")), ("words=1,2", ("1", "2"))],
         *[("words=('u,v',)", ("u,v",)), ("words=()", ()), ("words=", ())],
         *[("letters=a,b", ("a", "b")), ("mode=slow", Mode.SLOW), ("mode=None", None), ("anything=4", 4)],
+        *[("unset=4", 4), ("unset=a,b", "a,b"), ("warm", True), ("warm=false", False)],
         *[("sizes=3,4", (3, 4)), ("sizes=3", (3,)), ("widths=3,4", (3, 4)), ("widths=3", 3)],
         ("kind=b", "b"),
         *[("rate=0.5", 0.5), ("rate=auto", "auto"), ("cache=False", False)],
@@ -306,6 +311,12 @@ class Declared:
 def test_an_override_is_read_by_what_is_declared(given, made):
     found = getattr(override(Declared(), [f"--config.{given}"]), given.partition("=")[0])
     assert (found, type(found)) == (made, type(made))
+
+
+def test_what_a_config_says_itself_is_told_as_it_is_and_the_last_value_counts():
+    with pytest.raises(UsageError, match=r"^flag steps=7 and batch:\n  take steps=6$"):
+        override(Declared(), ["--config.steps=7"])
+    assert override(Declared(), ["--config.steps=x", "--config.warm", "--config.steps=5"]).steps == 5
 
 
 def test_a_field_that_follows_from_others_has_no_flag():

@@ -1,4 +1,4 @@
-"""What `rrfp doctor` checks: functions of what was found, each named by its subject."""
+"""What `rrfp doctor` checks: a table of functions of what was found, each with its subject."""
 
 from __future__ import annotations
 
@@ -359,9 +359,27 @@ def check_token(found: Surroundings) -> Answer:
 
 
 CHECKS: Mapping[str, Callable[[Surroundings], Answer]] = {
-    name.removeprefix("check_"): check for name, check in globals().items() if name.startswith("check_")
+    "place": check_place,
+    "launcher": check_launcher,
+    "versions": check_versions,
+    "nodes": check_nodes,
+    "gpus": check_gpus,
+    "memory": check_memory,
+    "binding": check_binding,
+    "address": check_address,
+    "port": check_port,
+    "exposure": check_exposure,
+    "proxy": check_proxy,
+    "peers": check_peers,
+    "clock": check_clock,
+    "groups": check_groups,
+    "files": check_files,
+    "shm": check_shm,
+    "nixl": check_nixl,
+    "folder": check_folder,
+    "token": check_token,
 }
-"""By subject, as their names end, in the order in which they are told: that in which they stand above."""
+"""By subject, in the order in which they are told."""
 
 
 def examine(found: Surroundings) -> list[CheckResult]:

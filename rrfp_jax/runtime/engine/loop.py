@@ -462,7 +462,9 @@ class StepExecution(TransferObserver):
             following = {task.input for task in self._schedulers[stage].awaited().tasks}
             return [Room(foreseen=following & coming.keys())], inf
         copies = self._driver.copies
-        expected = ((one, by, copies.get((stage, one.direction), inf)) for one, (by, _) in coming.items())
+        expected = (
+            (one, running, copies.get((stage, one.direction), inf)) for one, (running, _) in coming.items()
+        )
         others = any(self._schedulers[other].choice() for other in stages if other != stage)
         return rooms(expected, expected_end(queue, now), now, others=others)
 

@@ -197,4 +197,7 @@ def absent_gpus(target: str, processes: int, each: int) -> list[Sequence[jax.Dev
 
 def is_there(module: str) -> bool:
     """Whether a module could be imported."""
-    return all(map(find_spec, (module.partition(".")[0], module)))  # which raises for what is in no package
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False

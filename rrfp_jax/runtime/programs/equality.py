@@ -83,7 +83,7 @@ def _of(value: Any) -> Hashable:
         case np.ndarray() | np.generic() | jax.Array():
             if isinstance(value, jax.core.Tracer) or value.dtype == object or nbytes([value]) > LARGEST_BYTES:
                 return Itself(value)
-            raw = np.asarray(plain(found))
+            raw = np.asarray(plain(value))  # type: ignore[arg-type]
             found = str(value.dtype), value.shape, getattr(value, "weak_type", False), raw.tobytes()
         case tuple() | list():
             found = type(value), tuple(map(_of, value))

@@ -130,9 +130,8 @@ def user_key(environment: Mapping[str, str]) -> bytes:
         with suppress(FileNotFoundError):
             return _read_key(path)
         path.parent.mkdir(mode=0o700, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=PART) as out:  # mode 0600
+        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=PART, buffering=0) as out:  # mode 0600
             out.write(secrets.token_bytes(KEY))
-            out.flush()
             with suppress(FileExistsError):  # another process was faster, and a link replaces nothing
                 os.link(out.name, path)
         return _read_key(path)

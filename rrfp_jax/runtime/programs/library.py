@@ -85,7 +85,8 @@ class Library:
         """How parameters and carries lie on the stages of so many devices; `UsageError` if they cannot."""
         if width not in self._shardings:
             layers = {i for own in self._everywhere if own.width == width for i in own.layers}
-            self._shardings[width] = sharding_of(self._pipe, self.first[1], self.roles, layers, width)
+            _, shapes = self.first
+            self._shardings[width] = sharding_of(self._pipe, shapes, self.roles, layers, width)
         return self._shardings[width]
 
     @property
@@ -96,7 +97,8 @@ class Library:
     @property
     def params(self) -> Params:
         """Specs of all parameters, {layer index as text: nested dict}."""
-        return {str(i): layer.params for i, layer in enumerate(self.first[1])}
+        _, shapes = self.first
+        return {str(i): layer.params for i, layer in enumerate(shapes)}
 
     @property
     def updated(self) -> Params:

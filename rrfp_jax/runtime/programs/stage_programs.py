@@ -27,8 +27,8 @@ from rrfp_jax.runtime.sizes import nbytes, temporary_bytes
 
 ALONE = WidthChanges()
 
-Numbers: TypeAlias = Sequence[int]
-"""Of the values of a virtual stage; see `_Numbers`."""
+Values: TypeAlias = Sequence[int]
+"""The numbers of values of a virtual stage; see `_Numbers`."""
 
 
 class Tokens(list[jax.Array]):
@@ -138,9 +138,9 @@ class StagePrograms:
 class _Edge(NamedTuple):
     """What tasks take from one neighbour and give to the other, by values' numbers; see `TaskProgram`."""
 
-    arrives: Numbers = ()
-    scale: Numbers = ()  # the loss scale, which comes with gradients
-    sends: Numbers = ()
+    arrives: Values = ()
+    scale: Values = ()  # the loss scale, which comes with gradients
+    sends: Values = ()
     once: WidthChanges = ALONE
 
 
@@ -155,13 +155,13 @@ class _Planned(NamedTuple):
     """A program of a row, by values' numbers."""
 
     program: Any  # None if it computes nothing
-    takes: Numbers
-    gives: Numbers
-    sums: Numbers = ()  # of the stage's, which it takes first, and gives last, before a token
+    takes: Values
+    gives: Values
+    sums: Values = ()  # of the stage's, which it takes first, and gives last, before a token
 
 
 class _Numbers:
-    """Numbers the values of a virtual stage, by which the programs of its segments follow each other.
+    """Values the values of a virtual stage, by which the programs of its segments follow each other.
 
     First come those that all microbatches share: parameters, indices of layers, prepared values. Then come
     those of a microbatch, in the order in which they arise. What segments only pass on has one number.
@@ -293,13 +293,14 @@ class _Numbers:
             gradient_out_bytes=nbytes(self._specs(backward.sends)),
             **held_fields({kind: task.held_bytes for kind, task in tasks.items()}),
             temporary_bytes={
-                of.letter: task.program.temporary_bytes if task.program else 0 for of, task in tasks.items()
+                kind.letter: 0 if task.program is None else task.program.temporary_bytes
+                for kind, task in tasks.items()
             },
             dropped_bytes={kind.letter: task.dropped_bytes for kind, task in tasks.items()},
         )
 
     def read_by(self, *kinds: Kind) -> set[int]:
-        """Numbers of the values that tasks of these kinds read."""
+        """Values of the values that tasks of these kinds read."""
         return {number for kind in kinds for number in self._reads(kind)}
 
     def _calls(self, kind: Kind) -> list[_Planned]:
@@ -329,7 +330,7 @@ class _Numbers:
 
 
 def _row(
-    steps: list[_Planned], given: Numbers, gives: Numbers, sums: int, specs: Specs, statistics: Numbers = ()
+    steps: list[_Planned], given: Values, gives: Values, sums: int, specs: Specs, statistics: Values = ()
 ) -> Row | None:
     """The calls that take `sums` sums and the values `given`, and give the values `gives`, then the sums.
 

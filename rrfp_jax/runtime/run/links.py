@@ -58,7 +58,7 @@ class Signs:
         numbers = {r: " ".join(sorted([cards[rank].number, card.number])) for r, card in self._peers.items()}
         self._keys = {r: hmac.digest(token, f"signs of life{n}".encode(), sha256) for r, n in numbers.items()}
         self._latest = dict.fromkeys(self._peers, 0)
-        own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BYTES_A_PEER * len(self._peers))  # at most
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BYTES_A_PEER * len(self._peers))  # if allowed
         own.setblocking(False)
 
     def show(self) -> None:

@@ -201,12 +201,7 @@ class Membership:
         silent = tuple(rank for rank, age in ages.items() if age > self.silence / 2)
         before, self._silent = self._silent.get(self.rank, ()), {**self._silent, self.rank: silent}
         if any(age > self.silence for rank, age in ages.items() if rank not in self.gone):
-            # For a reason on which all agree that hear each other, unless somebody has judged before, or
-            # something else has come first.
-            told = next((one for one in self.gone.values() if one.how == "failed"), None)
-            culprit, sentence = (told.culprit, told.sentence) if told else self._blame(silent)
-            for rank in silent:
-                self._note(rank, Gone("lost", culprit, sentence, now))
+            self._judge(silent, now)
         # Also to those given up: one that goes on must hear who is there.
         return [*self._to_all(Beat(now)), *(self._to_all(Silent(silent)) if silent != before else ())]
 
@@ -276,6 +271,14 @@ class Membership:
     def is_cut_off(self) -> bool:
         """Whether all other processes, of several, are lost and not one said why."""
         return 1 < len(self.others) == sum(one.how == "lost" for one in self.gone.values())
+
+    def _judge(self, silent: Collection[int], now: float) -> None:
+        """Give up whoever is silent, for a reason on which all agree that hear each other."""
+        # Somebody may have judged before, or something else have come first.
+        told = next((one for one in self.gone.values() if one.how == "failed"), None)
+        culprit, sentence = (told.culprit, told.sentence) if told else self._blame(silent)
+        for rank in silent:
+            self._note(rank, Gone("lost", culprit, sentence, now))
 
     def _blame(self, silent: Collection[int]) -> tuple[int, str]:
         """Whose trouble it is that these are silent, and in words."""

@@ -170,6 +170,9 @@ def address_towards(coordinator: str) -> str:
 FIRST_PORT, PORTS = 61440, 4096
 """Coordinators listen on one of these, so that jobs on one node rarely meet (as JAX has it)."""
 
+ANOTHER_STEP = 997
+"""How far the ports of two steps of a job are apart."""
+
 RANGE = r"[0-9]{1,9}(?:-[0-9]{1,9})?"
 NODE = rf"(?:[A-Za-z0-9_.-]|\[{RANGE}(?:,{RANGE})*\])+"
 """In a list of nodes: a name, or several by numbers in brackets."""
@@ -200,7 +203,7 @@ class SlurmStep(NamedTuple):
         if (processes := _number(environment, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")) == 1:
             return None
         job, step = _number(environment, "SLURM_JOB_ID"), _number(environment, "SLURM_STEP_ID", default=0)
-        usual = FIRST_PORT + (job + 997 * step) % PORTS
+        usual = FIRST_PORT + (job + ANOTHER_STEP * step) % PORTS
         port = _number(environment, "JAX_COORDINATOR_PORT", default=usual)
         says = "the first of SLURM_STEP_NODELIST, and JAX_COORDINATOR_PORT"
         one_node = environment.get("SLURM_STEP_NUM_NODES") == "1"  # then nobody else need reach the ports

@@ -7,6 +7,7 @@ from contextlib import suppress
 from time import monotonic, sleep
 
 from msgspec import MsgspecError, Struct, json
+from msgspec.structs import replace
 
 from rrfp_jax.runtime.run.alike import enumerated
 from rrfp_jax.runtime.run.coordinator import retry_often
@@ -57,7 +58,7 @@ class RollCall:
         while (left := deadline - monotonic()) > 0:
             # Nobody may serve yet, or still another run, for the seconds by which it outlives its rank 0.
             with suppress(OSError, MsgspecError, RecursionError):
-                self.news.missing = []
+                self.news = replace(self.news, missing=[])
                 with socket.create_connection(self._where, min(left, CALL_SECONDS)) as line:
                     if self._heard(line, deadline):
                         return True

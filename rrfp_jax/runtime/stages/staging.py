@@ -83,8 +83,11 @@ class Staging:
         sums = pool.map(self._compile_sums, layout.stage_meshes)
         reductions = pool.map(self._reduction, layout.homes)
         optimizers = pool.map(self._compile_optimizer, updaters)
-        made: list[Any] = [(layout.stage_meshes, sums), (layout.homes, reductions), (updaters, optimizers)]
-        return lambda: LastingPrograms(*(dict(zip(keys, own, strict=True)) for keys, own in made))
+        return lambda: LastingPrograms(
+            dict(zip(layout.stage_meshes, sums, strict=True)),
+            dict(zip(layout.homes, reductions, strict=True)),
+            dict(zip(updaters, optimizers, strict=True)),
+        )
 
     def begin(self, pool: ThreadPoolExecutor) -> Callable[[], BuiltStages]:
         """Compile and allocate in a pool's threads; what is returned waits for that."""
@@ -225,4 +228,5 @@ class Staging:
         return [as_key(spec, array) for spec, array in zip(programs.state, arrays, strict=True)]
 
     def _of_state(self, k: int) -> Leaf:
-        return Leaf(self.optimizer_parts[0].layer_of(k), True, k)
+        whole, _ = self.optimizer_parts
+        return Leaf(whole.layer_of(k), True, k)

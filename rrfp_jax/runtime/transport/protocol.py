@@ -143,8 +143,11 @@ class Transport(Protocol):
 
 def soonest_poll(transports: Iterable[Transport]) -> float:
     """How long one may sleep (s) before `poll` of any is worth calling, at most `LONGEST_SLEEP_SECONDS`."""
-    seconds = [transport.seconds_until_poll() for transport in transports]
-    return min([LONGEST_SLEEP_SECONDS, *(one for one in seconds if one is not None)])
+    soonest = LONGEST_SLEEP_SECONDS
+    for transport in transports:
+        if (seconds := transport.seconds_until_poll()) is not None:
+            soonest = min(soonest, seconds)
+    return soonest
 
 
 @contextmanager

@@ -129,13 +129,7 @@ class SocketTransport(BetweenProcesses):
         arrived = []
         for key, (pull, ended, _) in [*self._moving.items()]:
             if all(array.is_ready() for array in pull.arrays):  # type: ignore[attr-defined]
-                try:  # a transfer that failed is ready, too, and raises only when read
-                    for array in pull.arrays:
-                        array.block_until_ready()
-                except Exception as error:
-                    self._mailbox.hear_of_losses()
-                    of = f"the input of {key.input} from {self._world.describe(pull.rank)}"
-                    raise TrainingError(f"the transfer of {of} failed: {error}") from None
+                self._verify(key, pull)
                 del self._moving[key]
                 self._mailbox.post(pull.rank, Delivered(pull.uuid), self._number)
                 arrived.append(Arrival(key, pull.arrays, ended))
@@ -184,6 +178,16 @@ class SocketTransport(BetweenProcesses):
 
     def _on_delivered(self, rank: int, delivered: Delivered) -> None:
         self._offers.delivered(self._held.pop(delivered.uuid))
+
+    def _verify(self, key: Key, pull: _Pull) -> None:
+        """A transfer that failed is ready, too, and raises only when read."""
+        try:
+            for array in pull.arrays:
+                array.block_until_ready()
+        except Exception as error:
+            self._mailbox.hear_of_losses()
+            of = f"the input of {key.input} from {self._world.describe(pull.rank)}"
+            raise TrainingError(f"the transfer of {of} failed: {error}") from None
 
 
 @lru_cache(maxsize=128)
