@@ -133,8 +133,9 @@ def scan_like(
         layout = {"num_consts": len(constants), "num_carry": len(carried)}
     else:
         stacked = len(outputs) - len(carried)
-        pack, parts = flattree.pack, [flattree.nones(len(part)) for part in (constants, carried, scanned)]
-        layout = {"ft_in": pack(tuple(parts)), "ft_out": pack((parts[1], flattree.nones(stacked)))}
+        parts = [flattree.nones(len(part)) for part in (constants, carried, scanned)]
+        out = parts[1], flattree.nones(stacked)
+        layout = {"ft_in": flattree.pack(tuple(parts)), "ft_out": flattree.pack(out)}
     params = {**equation.params, "jaxpr": body, **layout}
     read = [*constants, *carried, *scanned]
     return equation.replace(invars=read, outvars=list(outputs), params=params)  # type: ignore[no-any-return]

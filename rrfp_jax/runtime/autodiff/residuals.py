@@ -184,7 +184,8 @@ def _compared(jaxpr: Any, weights: Collection[Var], of_weights: set[Any]) -> lis
 
     Not what has the same bits in all.
     """
-    exact, found = made_of([*jaxpr.constvars, *weights], filter(is_exact, jaxpr.eqns)), set[Any]()
+    exact = made_of([*jaxpr.constvars, *weights], filter(is_exact, jaxpr.eqns))
+    found = set[Any]()
     for equation in reversed(jaxpr.eqns):
         if jumps(equation) or (is_exact(equation) and not found.isdisjoint(equation.outvars)):
             own = equation.outvars if of_weights.issuperset(equation.outvars) else equation.invars

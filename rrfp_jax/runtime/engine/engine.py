@@ -286,20 +286,21 @@ class Engine:
         Raises:
             TrainingError: see `Driver.run`.
         """
-        step, known, inputs, phase = loaded.step, loaded.known, loaded.inputs, loaded.known.phase
+        step, known, inputs = loaded.step, loaded.known, loaded.inputs
+        phase, stages, memory = known.phase, self.stages.items(), known.memory
         for stage in self.stages.values():
             stage.scale_loss(loss_scale)
-        stages, final = self.stages.items(), phase == "train" and not (self._reductions or self._ties)
+        final = phase == "train" and not (self._reductions or self._ties)
         parts = {s: ModelStep(stage, phase, known.stages[s], inputs[s], final) for s, stage in stages}
         params = {s: [*chain.from_iterable(stage.leaves)] for s, stage in stages}
         if phase == "train":
             if self._has_gradients:  # of a step that was broken off, or not applied
                 self.reset_gradients()
             self._has_gradients = True
-        rules, memory, updated = known.rules, known.memory, self._updated
         if errands := [*meanwhile]:
             errands.append(partial(_if_room, parts, inputs, errands.pop()))
-        records = self.driver.run(rules, step, parts, memory.budgets, updated, params, memory.early, errands)
+        update = self._updated, params
+        records = self.driver.run(known.rules, step, parts, memory.budgets, *update, memory.early, errands)
         if phase == "train":
             if self._reductions:
                 if self.driver.remote is not None and self.layout.crossed:

@@ -97,7 +97,8 @@ class LeafRoles:
 
     def tree(self, places: Sequence[int], leaves: Sequence[Any]) -> Params:
         """A tree with leaves at some places only: plain dicts lose the other keys, others have None."""
-        own, count = dict(zip(places, leaves, strict=True)), self.structure.num_leaves
+        own = dict(zip(places, leaves, strict=True))
+        count = self.structure.num_leaves
         tree = jax.tree.unflatten(self.structure, [own.get(place) for place in range(count)])
         return tree if len(own) == count else _without_gaps(tree) or {}
 

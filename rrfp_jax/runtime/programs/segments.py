@@ -289,25 +289,43 @@ class Segment:
         outputs = [specs[passed[i]] if i in passed else next(results) for i in range(count)]
         cotangents = [sent[i] for i in traced.moving_out]
         specs += [*outputs, *cotangents, *scale]
-        # What B or I gives besides sums: gradients of the carry, statistics if it is joined, and I's for W.
-        vector = traced.backward.outputs[len(traced.moving_in) :][: traced.gives_statistics(-1)]
-        made = [*(carry[i] for i in traced.moving_in), *by.spread(vector, [WHOLE] * len(vector))]
-        both, first = len(made), where(made[:])
         sums = [wide(spec) for spec, own in zip(params, shape.trained, strict=True) if own]
-        for kind in sorted({*kinds, *lowered} - {FORWARD}):  # W takes what I gives
-            program, row = getattr(traced, kind.name.lower()), KINDS[kind]
-            if kind not in lowered:
-                at_hand = [*specs, *made]
-                given = [at_hand[i] for i in program.reads]
-                added = sums if row.charge < 0 else ()
-                lowered[kind] = by.lower(program, given, first if row.flow else (), added)
-            if row.holds is not None:
-                made[both:] = by.outputs(program, lowered[kind])[both:]
-        own = iter(params)
-        layers = [([*islice(own, of.structure.num_leaves)], len(of.trained)) for of in shape.leaves]
-        lie = SegmentSpecs(params, layers, prepared, carry, inputs, outputs, cotangents, scale, made)
-        return cls(traced, forward, passed, list(shape.metrics), prepare, lowered, lie)
+        made = _lower_backwards(traced, kinds, by, specs, carry, sums, lowered)
+        leaves = iter(params)
+        layers = [([*islice(leaves, of.structure.num_leaves)], len(of.trained)) for of in shape.leaves]
+        own = SegmentSpecs(params, layers, prepared, carry, inputs, outputs, cotangents, scale, made)
+        return cls(traced, forward, passed, list(shape.metrics), prepare, lowered, own)
 
     def program(self, kind: Kind) -> Program:
         """What is lowered for a kind of task, after which the traced program is called."""
         return self.forward if KINDS[kind].flow > 0 else getattr(self.traced, kind.name.lower())
+
+
+def _lower_backwards(
+    traced: Differentiated,
+    kinds: Collection[Kind],
+    by: Lowering,
+    specs: Sequence[Any],
+    carry: Specs,
+    sums: Specs,
+    lowered: dict[Kind, Any],
+) -> Specs:
+    """Add to `lowered` what is not there; specs of what B or I gives besides sums.
+
+    `specs` are of the whole argument list, `carry` of what arrives from the segment before.
+    """
+    moving = len(traced.moving_in)
+    vector = traced.backward.outputs[moving : moving + traced.gives_statistics(-1)]
+    made = [*(carry[i] for i in traced.moving_in), *by.spread(vector, [WHOLE] * len(vector))]
+    both, first = len(made), where(made[:])
+    for kind in sorted({*kinds, *lowered} - {FORWARD}):  # W takes what I gives
+        program, row = getattr(traced, kind.name.lower()), KINDS[kind]
+        if kind not in lowered:
+            at_hand = [*specs, *made]
+            given = [at_hand[i] for i in program.reads]
+            lowered[kind] = by.lower(
+                program, given, first if row.flow else (), sums if row.charge < 0 else ()
+            )
+        if row.holds is not None:
+            made[both:] = by.outputs(program, lowered[kind])[both:]
+    return made

@@ -336,7 +336,8 @@ class StopsAfterStep(SignalAnswer):
     def heed(self, number: int) -> None:
         stop = self._world.stop
         why = StopReason.CTRL_C if number == signal.SIGINT else StopReason.SIGTERM
-        asked, first = stop.requested >= StopReason.SIGTERM, (self._deadline or 0.0) - self._limit
+        asked = stop.requested >= StopReason.SIGTERM
+        first = (self._deadline or 0.0) - self._limit
         # A launcher sends on what this process has got, too: some end whole groups of processes.
         if asked and self._world.folder is not None and monotonic() < first + ECHO_SECONDS:
             return

@@ -102,7 +102,8 @@ class StageLedger(FixedBytes):
     @classmethod
     def of(cls, chunks: Sequence[range], sum_bytes: Sequence[int], unadded: int, **known: Any) -> StageLedger:
         """From layers and sums of each chunk, and how many gradients may wait, each as wide as its sum."""
-        layers, parked = [(own.start, own.stop) for own in chunks], unadded * max(sum_bytes)
+        layers = [(own.start, own.stop) for own in chunks]
+        parked = unadded * max(sum_bytes)
         return cls(layers=layers, accumulator_bytes=sum(sum_bytes), parked_gradient_bytes=parked, **known)
 
 
