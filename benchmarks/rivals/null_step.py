@@ -20,7 +20,13 @@ from benchmarks.rivals import common
 from rrfp_jax.runtime.run.join import join
 from rrfp_jax.runtime.transport.choice import TransportName
 
-OURS = {"ours, sockets": "socket", "ours, nixl": "nixl"}
+OURS: Mapping[str, tuple[TransportName, int]] = {
+    "ours, sockets": ("socket", 1),
+    "ours, nixl": ("nixl", 1),
+    "ours, together": ("socket", common.LAYERS // common.RANKS),
+}
+"""Transport, and layers a program: with as many as a stage has, one program a task, as narrow layers want."""
+
 THEIRS = {"torch 1f1b": "1f1b", "torch zb-v": "zb-v", "torch dualpipe-v": "dualpipe-v"}
 RUN_SECONDS = 300.0
 
@@ -35,14 +41,15 @@ Round = Mapping[str, Mapping[str, float]]
 )
 def null_step(rounds: int = 5, schedule: str = "bf") -> Found:
     """2 processes, 8 microbatches of 4 x 64 numbers, 4 layers; forwards, backwards and SGD. Ours goes by
-    sockets and by NIXL, PyTorch's by gloo, in three of its schedules. Everybody runs once a round, 200 steps
-    after a warm-up; aims compare what ran in the same round."""
+    sockets and by NIXL with a program a layer, as usual, and with one a stage; PyTorch's by gloo, in three of
+    its schedules. Everybody runs once a round, 200 steps after a warm-up; aims compare what ran in the same
+    round."""
     common.require_torch()
     found: list[Round] = []
     for number in range(rounds):
         own: dict[str, Any] = {
-            name: on_ranks(common.RANKS, null_steps, schedule, transport, seconds=RUN_SECONDS)
-            for name, transport in OURS.items()
+            name: on_ranks(common.RANKS, null_steps, schedule, *how, seconds=RUN_SECONDS)
+            for name, how in OURS.items()
         }
         theirs = common.torch_finds("null_step", list(THEIRS.values()))
         found.append(own | {name: theirs[of] for name, of in THEIRS.items()})
@@ -89,7 +96,7 @@ def pipeline() -> rrfp.Pipeline:
     return rrfp.Pipeline([rrfp.layer(layer, init=init, repeat=common.LAYERS)], loss)
 
 
-def null_steps(schedule: str, transport: TransportName) -> dict[str, float]:
+def null_steps(schedule: str, transport: TransportName, layers: int = 1) -> dict[str, float]:
     random = np.random.default_rng(0)
     shape = common.ROWS, common.WIDTH
     trainer = rrfp.Trainer(
@@ -98,7 +105,7 @@ def null_steps(schedule: str, transport: TransportName) -> dict[str, float]:
         data=[{"x": random.standard_normal(shape, np.float32)} for _ in range(common.MICROBATCHES)],
         mesh=rrfp.Mesh(pp=common.RANKS),
         schedule=schedule,
-        settings=rrfp.Settings(transport=transport),
+        settings=rrfp.Settings(transport=transport, layers_per_program=layers),
     )
     for _ in trainer.steps(common.WARM_UP):
         pass

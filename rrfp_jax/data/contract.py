@@ -18,6 +18,7 @@ import math
 import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from numbers import Integral
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -78,10 +79,11 @@ class InMemory:
     def __init__(self, microbatches: Sequence[Arrays] | Callable[[int], Iterable[Arrays]]) -> None:
         self._source = microbatches if callable(microbatches) else None
         self._step: int | None = None
-        self._current: list[Arrays] = []
+        self._current = list[Arrays]()
         if not callable(microbatches):
             once = not isinstance(microbatches, Sequence)  # a generator may fill its buffers again
             self._current = _arrays_of_all("microbatches is", microbatches, copied=once)
+        self._fields = [*map(_specs, self._current)]
 
     def plan(self, step: int) -> Sequence[Microbatch]:
         """See `Data.plan`; the source is the position in the step."""
@@ -89,7 +91,8 @@ class InMemory:
             # Each is copied before the next is asked for, which may be in the same buffers.
             made = self._source(step)
             self._current, self._step = _arrays_of_all(f"data({step}) returned", made, copied=True), step
-        return [Microbatch(_specs(arrays), source=(step, j)) for j, arrays in enumerate(self._current)]
+            self._fields = [*map(_specs, self._current)]
+        return [Microbatch(fields, source=(step, j)) for j, fields in enumerate(self._fields)]
 
     def load(self, microbatch: Microbatch, fields: Collection[str]) -> Arrays:
         """See `Data.load`."""
@@ -323,9 +326,14 @@ def buckets_of(plan: Sequence[Microbatch]) -> list[Bucket]:
 def bucket_of(fields: Fields) -> Bucket:
     """The bucket that these fields are, with the dtypes that JAX computes with."""
     return tuple(
-        (name, tuple(spec.shape), jax.dtypes.canonicalize_dtype(spec.dtype).name)
+        (name, tuple(spec.shape), _name(jax.dtypes.canonicalize_dtype(spec.dtype)))
         for name, spec in sorted(fields.items())
     )
+
+
+@lru_cache(maxsize=128)
+def _name(dtype: np.dtype[Any]) -> str:
+    return dtype.name  # NumPy puts it together at every look
 
 
 def load_checked(data: Data, step: int, j: int, planned: Microbatch, fields: Collection[str]) -> Arrays:
@@ -350,8 +358,8 @@ def load_checked(data: Data, step: int, j: int, planned: Microbatch, fields: Col
             found = ", ".join(sorted(map(str, arrays))) or "nothing"
             raise UsageError(f"{where}: field {name!r} was planned but not loaded; load() gave {found}")
         given, spec = arrays[name], planned.fields[name]
-        got = np.asarray(given)
-        if (got.shape, got.dtype.name) != (tuple(spec.shape), np.dtype(spec.dtype).name):  # of any byte order
+        got, dtype = np.asarray(given), np.dtype(spec.dtype)
+        if (got.shape, _name(got.dtype)) != (tuple(spec.shape), _name(dtype)):  # of any byte order
             raise UsageError(
                 f"{where}: field {name!r} is {got.dtype}{list(got.shape)}, "
                 f"planned as {spec.dtype}{list(spec.shape)}"
@@ -445,8 +453,7 @@ def _array(who: str, name: str, value: Any) -> np.ndarray[Any, np.dtype[Any]]:
 def _canonical(what: str, array: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[Any]]:
     """The array in the machine's order of bytes, 64-bit numbers as the 32-bit ones that JAX computes with."""
     dtype = array.dtype
-    known = dtype.kind == "b" or jax.numpy.issubdtype(dtype, np.number)
-    if not known or dtype.type in (np.longdouble, np.clongdouble, np.timedelta64):
+    if not _is_of_numbers(dtype):
         raise UsageError(f"{what} has dtype {dtype}: give arrays of numbers that JAX has, such as float32")
     found = array.astype(jax.dtypes.canonicalize_dtype(dtype.newbyteorder("=")), copy=False)
     if found is not array and found.dtype.kind in "iu" and (changed := array[found != array]).size:
@@ -455,6 +462,13 @@ def _canonical(what: str, array: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[A
             f"give smaller numbers, or set jax_enable_x64"
         )
     return found
+
+
+@lru_cache(maxsize=128)
+def _is_of_numbers(dtype: np.dtype[Any]) -> bool:
+    """Whether JAX computes with such numbers, or truth values."""
+    known = dtype.kind == "b" or jax.numpy.issubdtype(dtype, np.number)
+    return known and dtype.type not in (np.longdouble, np.clongdouble, np.timedelta64)
 
 
 def _digest(arrays: Arrays) -> str:

@@ -208,7 +208,6 @@ class ModelStep:
         """See `StageStep.finish`."""
         if self._sums_are_final:
             self.norms = self.stage.norms()
-            self.norms.copy_to_host_async()
 
     def _bind(self, bucket: int, chunk: int, virtual_stage: StagePrograms) -> None:
         """Choose the parameters, and what follows from them alone, that each program takes in this step."""
