@@ -267,25 +267,36 @@ class HostCopier:
         self._known: dict[Any, Any] = {}  # what JAX makes of arrays of a shape and dtype
 
     def __call__(self, values: Sequence[Any]) -> Sequence[jax.Array]:
-        """Begin the copies. The first of a kind, and what is no NumPy array, goes the usual way, as sent."""
-        put, copies = xla_client.batched_device_put, []
+        """Begin the copies."""
         with config.explicit_device_put_scope():  # as it tells guards against transfers that nobody meant
-            for value in values:
-                kind = (value.shape, value.dtype) if type(value) is np.ndarray else None
-                if (known := self._known.get(kind)) is not None:
-                    copies.append(put(known, self._sharding, [value], [self._device]))
-                    continue
-                copies.append(there := jax.device_put(self._as_sent(value), self._sharding))
-                if kind is not None and there.dtype == value.dtype:
-                    self._known[kind] = there.aval
-        return copies
+            return [*map(self.one, values)]
+
+    def one(self, value: Any) -> jax.Array:
+        """Begin one, where no guard is against it.
+
+        The first of a kind, and what is no NumPy array, goes the usual way, as sent.
+        """
+        kind = (value.shape, value.dtype) if type(value) is np.ndarray else None
+        if (known := self._known.get(kind)) is not None:
+            there: jax.Array = xla_client.batched_device_put(known, self._sharding, [value], [self._device])
+            return there
+        there = jax.device_put(self._as_sent(value), self._sharding)
+        if kind is not None and there.dtype == value.dtype:
+            self._known[kind] = there.aval
+        return there
+
+
+def fetch(array: jax.Array) -> None:
+    """Begin to copy an array to the host. One on CPU is there: JAX would copy it all the same."""
+    if next(iter(array.devices())).platform != "cpu":
+        array.copy_to_host_async()
 
 
 def on_host(tree: Any) -> Any:
     """`jax.device_get` of arrays, at a fifth of its cost on the host; likewise no guard is against it."""
     with jax.transfer_guard_device_to_host("allow"):
         for leaf in jax.tree.leaves(tree):
-            leaf.copy_to_host_async()
+            fetch(leaf)
         return jax.tree.map(np.asarray, tree)
 
 

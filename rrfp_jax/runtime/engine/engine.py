@@ -10,13 +10,13 @@ from itertools import chain
 from time import perf_counter
 from typing import Any, NamedTuple
 
-import numpy as np
 import optax
 
 from rrfp_jax.core.group import GroupProtocol
 from rrfp_jax.core.step_rules import Bucket, StepRules, bucket_name
 from rrfp_jax.core.tasks import Placement
 from rrfp_jax.printing import say
+from rrfp_jax.runtime._jax import on_host
 from rrfp_jax.runtime.engine.device import LEAD_SECONDS
 from rrfp_jax.runtime.engine.loop import Driver
 from rrfp_jax.runtime.engine.settings import Settings
@@ -51,7 +51,7 @@ from rrfp_jax.runtime.stages.step import (
 )
 from rrfp_jax.runtime.transport.choice import TransportName, between_processes
 from rrfp_jax.runtime.transport.mailed import MailedTransport
-from rrfp_jax.runtime.transport.protocol import Endpoints, OneArrayCompiler, Transport, by_jit, copies_allowed
+from rrfp_jax.runtime.transport.protocol import Endpoints, OneArrayCompiler, Transport, by_jit
 from rrfp_jax.trace.records import Part, RecordedStep, StepTrace, TaskRecord
 
 
@@ -344,11 +344,11 @@ class Engine:
         }
 
     def _read(self, step: int, rows: Sequence[list[Any]]) -> None:
-        """Fetch the last column of these rows from the devices, most of whose copies have begun."""
-        self.world.await_ready(f"the results of step {step}", [row[-1] for row in rows])
-        with copies_allowed():
-            for row in rows:
-                row[-1] = np.asarray(row[-1]).tolist()
+        """Fetch the last column of these rows from the devices."""
+        arrays = [row[-1] for row in rows]
+        self.world.await_ready(f"the results of step {step}", arrays)
+        for row, array in zip(rows, on_host(arrays), strict=True):
+            row[-1] = array.tolist()
 
     def _by_replica(self, records: Sequence[TaskRecord]) -> list[tuple[int, Part]]:
         """This process's records by replica."""

@@ -14,6 +14,7 @@ import numpy as np
 from rrfp_jax.core.footprint import Chunks
 from rrfp_jax.core.step_rules import Bucket, StepRules
 from rrfp_jax.core.tasks import KINDS, Input, Kind, Output, Task
+from rrfp_jax.runtime._jax import fetch
 from rrfp_jax.runtime.mesh.topology import Layout
 from rrfp_jax.runtime.model.metrics import Kind as MetricKind
 from rrfp_jax.runtime.model.pipeline import IDS
@@ -187,7 +188,7 @@ class ModelStep:
         given = how.sends
         if how.statistics is not None:
             self.statistics[task] = statistics = outputs[given]
-            statistics.copy_to_host_async()  # so that the step's end waits for the last ones only
+            fetch(statistics)  # so that the step's end waits for the last ones only
             given += 1
         if ends:
             added = outputs[given:]
@@ -208,6 +209,7 @@ class ModelStep:
         """See `StageStep.finish`."""
         if self._sums_are_final:
             self.norms = self.stage.norms()
+            fetch(self.norms)
 
     def _bind(self, bucket: int, chunk: int, virtual_stage: StagePrograms) -> None:
         """Choose the parameters, and what follows from them alone, that each program takes in this step."""
