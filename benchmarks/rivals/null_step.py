@@ -25,7 +25,7 @@ OURS: Mapping[str, tuple[TransportName, int]] = {
     "ours, nixl": ("nixl", 1),
     "ours, together": ("socket", common.LAYERS // common.RANKS),
 }
-"""Transport, and layers a program: with as many as a stage has, one program a task, as narrow layers want."""
+"""By row, the transport, and the layers of a program: one, as usual, or a stage's, as narrow layers want."""
 
 THEIRS = {"torch 1f1b": "1f1b", "torch zb-v": "zb-v", "torch dualpipe-v": "dualpipe-v"}
 RUN_SECONDS = 300.0

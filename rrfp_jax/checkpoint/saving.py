@@ -46,7 +46,7 @@ from rrfp_jax.checkpoint.leaves import (
     shards_to_write,
 )
 from rrfp_jax.errors import TrainingError, UsageError, caused_by
-from rrfp_jax.runtime._jax import on_host
+from rrfp_jax.runtime._jax import fetch, is_on_host, on_host
 from rrfp_jax.runtime.run.waits import LONGEST_SLEEP_SECONDS, ForOther
 from rrfp_jax.runtime.run.world import START_SECONDS, World
 
@@ -164,7 +164,7 @@ class Checkpoints:
         with jax.transfer_guard_device_to_host("allow"):
             for _, _, shards in own:
                 for shard in shards.values():
-                    shard.copy_to_host_async()
+                    fetch(shard)
         self._saving = _Saving(run, self._thread.submit(self._write, run.step, own, hashes))
         _UNDER_WAY[self._folder.path] = self
 
@@ -379,7 +379,7 @@ def _state(job: Future[Any]) -> str:
 
 def _host_copy(leaf: jax.Array, shards: Shards) -> Parts:
     """The values in memory of the host's own; on CPU NumPy would share the device's, which is donated."""
-    shared = next(iter(leaf.devices())).platform == "cpu"
+    shared = is_on_host(leaf)
     copies = {place: np.array(own, copy=shared) for place, own in on_host(shards).items()}
     return Parts(leaf.shape, np.dtype(leaf.dtype), leaf.sharding.shard_shape(leaf.shape), copies)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TypeAlias
+from functools import cached_property, lru_cache
+from typing import Any, TypeAlias
 
 from rrfp_jax.core.admission import SPARE_GRADIENTS, Accumulation, most_parked
 from rrfp_jax.core.hints import Hint
@@ -172,6 +172,12 @@ def charges_of(rules: StepRules, budget: Budget | None) -> list[Charges]:
 
 Bucket: TypeAlias = tuple[tuple[str, tuple[int, ...], str], ...]
 """The shapes of a microbatch: (name, shape, dtype) of every field, sorted by name."""
+
+
+@lru_cache(maxsize=128)
+def dtype_name(dtype: Any) -> str:
+    """The name of one of NumPy's dtypes, which put it together at every look."""
+    return str(dtype.name)
 
 
 def bucket_name(bucket: Bucket) -> str:

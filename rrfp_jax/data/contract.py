@@ -20,12 +20,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from functools import lru_cache
 from numbers import Integral
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
 
 import jax
 import numpy as np
 
-from rrfp_jax.core.step_rules import Bucket
+from rrfp_jax.core.step_rules import Bucket, dtype_name
 from rrfp_jax.errors import TrainingError, UsageError
 from rrfp_jax.fields import shown, without_addresses
 from rrfp_jax.user_code import called
@@ -79,11 +79,10 @@ class InMemory:
     def __init__(self, microbatches: Sequence[Arrays] | Callable[[int], Iterable[Arrays]]) -> None:
         self._source = microbatches if callable(microbatches) else None
         self._step: int | None = None
-        self._current = list[Arrays]()
+        self._current: list[Arrays] = []
         if not callable(microbatches):
             once = not isinstance(microbatches, Sequence)  # a generator may fill its buffers again
             self._current = _arrays_of_all("microbatches is", microbatches, copied=once)
-        self._fields = [*map(_specs, self._current)]
 
     def plan(self, step: int) -> Sequence[Microbatch]:
         """See `Data.plan`; the source is the position in the step."""
@@ -91,8 +90,7 @@ class InMemory:
             # Each is copied before the next is asked for, which may be in the same buffers.
             made = self._source(step)
             self._current, self._step = _arrays_of_all(f"data({step}) returned", made, copied=True), step
-            self._fields = [*map(_specs, self._current)]
-        return [Microbatch(fields, source=(step, j)) for j, fields in enumerate(self._fields)]
+        return [Microbatch(_specs(arrays), source=(step, j)) for j, arrays in enumerate(self._current)]
 
     def load(self, microbatch: Microbatch, fields: Collection[str]) -> Arrays:
         """See `Data.load`."""
@@ -326,14 +324,9 @@ def buckets_of(plan: Sequence[Microbatch]) -> list[Bucket]:
 def bucket_of(fields: Fields) -> Bucket:
     """The bucket that these fields are, with the dtypes that JAX computes with."""
     return tuple(
-        (name, tuple(spec.shape), _name(jax.dtypes.canonicalize_dtype(spec.dtype)))
+        (name, tuple(spec.shape), dtype_name(jax.dtypes.canonicalize_dtype(spec.dtype)))
         for name, spec in sorted(fields.items())
     )
-
-
-@lru_cache(maxsize=128)
-def _name(dtype: np.dtype[Any]) -> str:
-    return dtype.name  # NumPy puts it together at every look
 
 
 def load_checked(data: Data, step: int, j: int, planned: Microbatch, fields: Collection[str]) -> Arrays:
@@ -358,8 +351,8 @@ def load_checked(data: Data, step: int, j: int, planned: Microbatch, fields: Col
             found = ", ".join(sorted(map(str, arrays))) or "nothing"
             raise UsageError(f"{where}: field {name!r} was planned but not loaded; load() gave {found}")
         given, spec = arrays[name], planned.fields[name]
-        got, dtype = np.asarray(given), np.dtype(spec.dtype)
-        if (got.shape, _name(got.dtype)) != (tuple(spec.shape), _name(dtype)):  # of any byte order
+        got = np.asarray(given)
+        if got.shape != tuple(spec.shape) or not _alike(got.dtype, np.dtype(spec.dtype)):
             raise UsageError(
                 f"{where}: field {name!r} is {got.dtype}{list(got.shape)}, "
                 f"planned as {spec.dtype}{list(spec.shape)}"
@@ -367,6 +360,11 @@ def load_checked(data: Data, step: int, j: int, planned: Microbatch, fields: Col
         got = _canonical(f"{where}: field {name!r}", got)
         loaded[name] = given if isinstance(given, jax.Array) else _kept(got)  # JAX's cannot be written to
     return loaded
+
+
+def _alike(dtype: np.dtype[Any], other: np.dtype[Any]) -> bool:
+    """Whether they are equal but for the order of bytes."""
+    return dtype == other or dtype.name == other.name
 
 
 def load_step(data: Data, step: int) -> list[dict[str, Any]]:
@@ -452,8 +450,8 @@ def _array(who: str, name: str, value: Any) -> np.ndarray[Any, np.dtype[Any]]:
 
 def _canonical(what: str, array: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[Any]]:
     """The array in the machine's order of bytes, 64-bit numbers as the 32-bit ones that JAX computes with."""
-    dtype = array.dtype
-    if not _is_of_numbers(dtype):
+    dtype, scalar = array.dtype, cast(Any, array.dtype.type)
+    if not _is_number(scalar):
         raise UsageError(f"{what} has dtype {dtype}: give arrays of numbers that JAX has, such as float32")
     found = array.astype(jax.dtypes.canonicalize_dtype(dtype.newbyteorder("=")), copy=False)
     if found is not array and found.dtype.kind in "iu" and (changed := array[found != array]).size:
@@ -465,10 +463,10 @@ def _canonical(what: str, array: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[A
 
 
 @lru_cache(maxsize=128)
-def _is_of_numbers(dtype: np.dtype[Any]) -> bool:
-    """Whether JAX computes with such numbers, or truth values."""
-    known = dtype.kind == "b" or jax.numpy.issubdtype(dtype, np.number)
-    return known and dtype.type not in (np.longdouble, np.clongdouble, np.timedelta64)
+def _is_number(scalar: type) -> bool:
+    """Whether JAX has such scalars: numbers, or truth values."""
+    known = issubclass(scalar, np.bool_) or jax.numpy.issubdtype(scalar, np.number)
+    return known and scalar not in (np.longdouble, np.clongdouble, np.timedelta64)
 
 
 def _digest(arrays: Arrays) -> str:

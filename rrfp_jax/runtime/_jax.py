@@ -267,28 +267,28 @@ class HostCopier:
         self._known: dict[Any, Any] = {}  # what JAX makes of arrays of a shape and dtype
 
     def __call__(self, values: Sequence[Any]) -> Sequence[jax.Array]:
-        """Begin the copies."""
+        """Begin the copies. The first of a kind, and what is no NumPy array, goes the usual way, as sent."""
+        put, copies = xla_client.batched_device_put, []
         with config.explicit_device_put_scope():  # as it tells guards against transfers that nobody meant
-            return [*map(self.one, values)]
+            for value in values:
+                kind = (value.shape, value.dtype) if type(value) is np.ndarray else None
+                if (known := self._known.get(kind)) is not None:
+                    copies.append(put(known, self._sharding, [value], [self._device]))
+                    continue
+                copies.append(there := jax.device_put(self._as_sent(value), self._sharding))
+                if kind is not None and there.dtype == value.dtype:
+                    self._known[kind] = there.aval
+        return copies
 
-    def one(self, value: Any) -> jax.Array:
-        """Begin one, where no guard is against it.
 
-        The first of a kind, and what is no NumPy array, goes the usual way, as sent.
-        """
-        kind = (value.shape, value.dtype) if type(value) is np.ndarray else None
-        if (known := self._known.get(kind)) is not None:
-            there: jax.Array = xla_client.batched_device_put(known, self._sharding, [value], [self._device])
-            return there
-        there = jax.device_put(self._as_sent(value), self._sharding)
-        if kind is not None and there.dtype == value.dtype:
-            self._known[kind] = there.aval
-        return there
+def is_on_host(array: jax.Array) -> bool:
+    """Whether NumPy can read an array where it is."""
+    return bool(next(iter(array.devices())).platform == "cpu")
 
 
 def fetch(array: jax.Array) -> None:
-    """Begin to copy an array to the host. One on CPU is there: JAX would copy it all the same."""
-    if next(iter(array.devices())).platform != "cpu":
+    """Begin to copy an array to the host, if it is not there: JAX would copy it all the same, for nobody."""
+    if not is_on_host(array):
         array.copy_to_host_async()
 
 

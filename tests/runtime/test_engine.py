@@ -295,7 +295,7 @@ def test_threads_live_as_long_as_the_trainer():
     queues = trainer._engine.driver._queues
     found = []
     while sum(map(bool, found)) < 3:  # what ends within a look is not watched
-        assert len(found) < 100
+        assert len(found) < 100, "no device is ever watched"
         trainer.step(toy.microbatches(8))
         found.append({queue._thread for queue in queues} - {None})
     started = set().union(*found)

@@ -1,4 +1,6 @@
-"""Arrays of the host on their way to one device, by a shorter way than `jax.device_put`."""
+"""Arrays on their way to a device, by a shorter way than `jax.device_put`, and back."""
+
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from rrfp_jax.runtime._jax import HostCopier
+from rrfp_jax.runtime._jax import HostCopier, fetch
 
 VALUES = {
     "float32": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -43,3 +45,11 @@ def test_it_is_meant_so_no_guard_stops_it():
 def test_what_is_not_there_for_jax_is_refused():
     with pytest.raises(TypeError):
         HostCopier(jax.devices()[0])([np.array(["a"])])
+
+
+@pytest.mark.parametrize(("platform", "copies"), [("gpu", 1), ("cpu", 0)])
+def test_only_what_is_not_on_the_host_is_copied_there(platform, copies):
+    begun = []
+    devices = [SimpleNamespace(platform=platform)] * 2
+    fetch(SimpleNamespace(devices=lambda: devices, copy_to_host_async=lambda: begun.append(platform)))
+    assert len(begun) == copies

@@ -18,11 +18,13 @@ import optax
 import pytest
 
 import rrfp_jax as rrfp
+from rrfp_jax.checkpoint import saving
 from rrfp_jax.checkpoint.saving import _host_copy
 from rrfp_jax.core.events import ROOM, Arrived, ScheduleError
 from rrfp_jax.core.orders import GPipe
 from rrfp_jax.core.scheduler import StageScheduler
 from rrfp_jax.core.step_rules import StepRules
+from rrfp_jax.runtime import _jax
 from rrfp_jax.runtime._jax import on_host
 from rrfp_jax.runtime.engine.loop import Driver
 from rrfp_jax.runtime.stages.stage import Stage, _is_finite
@@ -347,15 +349,15 @@ def test_transfers_that_nobody_asked_for_may_be_disallowed(case, tmp_path):
 
 def test_what_is_kept_and_restored_is_read_back_whatever_guard_there_is(tmp_path, monkeypatch):
     """In threads, too. On a CPU it is there already, and JAX enforces nothing."""
-    array, guards = type(jnp.ones(1)), set()
+    guards = set()
 
     def noted(inner, own):
         guards.add(jax.config.jax_transfer_guard_device_to_host)
         return inner(own)
 
-    for name in ("copy_to_host_async", "tolist"):
-        inner = getattr(array, name)
-        monkeypatch.setattr(array, name, lambda own, inner=inner: noted(inner, own))
+    for owner, name in ((_jax, "fetch"), (saving, "fetch"), (type(jnp.ones(1)), "tolist")):
+        inner = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda own, inner=inner: noted(inner, own))
     optimizer = optax.inject_hyperparams(optax.adam)(0.01)
     trainer = toy.trainer(2, optimizer=optimizer, data=toy.microbatches(4))
     list(trainer.steps(1))

@@ -109,5 +109,5 @@ class MailedTransport(Transport):
         copiers = itertools.cycle(self._copiers[mail.key.stage])
         sent = zip(mail.arrays, mail.specs, strict=True)
         values = (np.frombuffer(data, np.dtype(dtype)).reshape(shape) for data, (shape, dtype) in sent)
-        arrays = [copier.one(value) for copier, value in zip(copiers, values, strict=False)]
+        arrays = [copy([value])[0] for copy, value in zip(copiers, values, strict=False)]
         self._arrived.append(Arrival(mail.key, arrays, mail.ended - self._world.clock[0]))

@@ -11,15 +11,15 @@ is the simplest one, between the devices of one process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from functools import cache, lru_cache
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import jax
-import numpy as np
 
+from rrfp_jax.core.step_rules import dtype_name
 from rrfp_jax.core.tasks import Input
 from rrfp_jax.runtime._jax import DeviceCopier
 from rrfp_jax.runtime.run.waits import LONGEST_SLEEP_SECONDS, SHORTEST_PAUSE, pause
@@ -65,12 +65,7 @@ class Key(NamedTuple):
 
 def specs_of(arrays: Sequence[jax.Array]) -> Specs:
     """Shapes and dtypes of arrays to be sent."""
-    return tuple((tuple(array.shape), _name(array.dtype)) for array in arrays)
-
-
-@lru_cache(maxsize=128)
-def _name(dtype: np.dtype[Any]) -> str:
-    return dtype.name  # NumPy puts it together at every look
+    return tuple((tuple(array.shape), dtype_name(array.dtype)) for array in arrays)
 
 
 class Arrival(NamedTuple):
@@ -150,9 +145,11 @@ def soonest_poll(transports: Iterable[Transport]) -> float:
     return soonest
 
 
-def copies_allowed() -> AbstractContextManager[None]:
-    """Inside, a user's guards let through what is meant: copies between stages, and the host."""
-    return jax.transfer_guard("allow")
+@contextmanager
+def copies_allowed() -> Iterator[None]:
+    """Inside, a user's guards let through what is meant: copies between stages, and to the host."""
+    with jax.transfer_guard_device_to_device("allow"), jax.transfer_guard_device_to_host("allow"):
+        yield
 
 
 def by_jit(device: jax.Device, function: Callable[..., Any], spec: jax.ShapeDtypeStruct) -> Program:
