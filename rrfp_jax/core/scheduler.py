@@ -308,7 +308,7 @@ class StageScheduler:
         )
 
     def _foresee(self, room: Room) -> tuple[Task, Any] | None:
-        """As `_choose` with foreseen inputs as arrived; after it only that of the choice is."""
+        """As `_choose` with foreseen inputs as arrived, else without; after it only that of the choice is."""
         there, choice = list[Input](), None
         try:
             for foreseen in room.foreseen:
@@ -321,6 +321,8 @@ class StageScheduler:
             for foreseen in there:
                 if choice is None or self.task_for(*foreseen) != choice[0]:
                     self._progress.recall(foreseen)
+        if choice is None and self._waits:  # one that is held back holds back those behind it
+            choice = self._choose(room.late)
         return choice
 
     def _dispatch(self, task: Task, event: Event) -> Dispatch:

@@ -6,9 +6,10 @@ from hypothesis import strategies as st
 
 from rrfp_jax.core.admission import Accumulator
 from rrfp_jax.core.events import ROOM, Arrived, IllegalEvent, Room, ScheduleError, WaitCause
-from rrfp_jax.core.hints import BF, Hint
+from rrfp_jax.core.hints import BF, Hint, Ranked
 from rrfp_jax.core.orders import FixedOrder, GPipe, OneFOneB
 from rrfp_jax.core.scheduler import StageScheduler
+from rrfp_jax.core.step_rules import Budget
 from rrfp_jax.core.tasks import Direction, Placement
 from tests.support.interleave import World, check_invariants
 from tests.support.small_step import B, Dispatch, F, rules
@@ -240,6 +241,14 @@ class TestForesight:
         key = key_of(scheduler)
         assert scheduler.handle(Room(foreseen=[F(1).input])) is None and key_of(scheduler) == key
         assert scheduler.handle(Room(foreseen=[F(1).input, F(0).input])).task == F(0)
+
+    def test_what_is_foreseen_and_held_back_holds_back_nothing_that_is_here(self):
+        """F1 leaves no room for the warm-up. F2 costs nothing, and is behind it only once it is there."""
+        ranking = rules(stages=3, microbatches=4, schedule=Ranked(OneFOneB()))
+        scheduler = StageScheduler(1, ranking, Budget([[0, 1, 0, 1]], 1))
+        scheduler.handle(Arrived(F(2).input))
+        assert scheduler.handle(Room(foreseen=[F(1).input])).task == F(2)
+        assert scheduler.handle(Arrived(F(1).input)) is None, "it is yet to come"
 
     @pytest.mark.parametrize("wrong", [B(0).input, F(3).input, F(1).input])
     def test_what_cannot_come_cannot_be_foreseen(self, scheduler, wrong):

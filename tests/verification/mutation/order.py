@@ -76,6 +76,19 @@ def waits_for_its_turn(original: Any) -> Any:
     return choose
 
 
+@changes("core.scheduler:StageScheduler._foresee")
+def what_is_foreseen_holds_back(original: Any) -> Any:
+    def foresee(self: Any, room: Any) -> Any:
+        left = [self._choose]
+        self._choose = lambda late: left.pop()(late) if left else None  # once, and not without it
+        try:
+            return original(self, room)
+        finally:
+            del self._choose
+
+    return foresee
+
+
 @changes("core.group:Follower._obey")
 def decisions_out_of_order(original: Any) -> Any:
     def obey(self: Any) -> Any:
